@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make run` trains the digits, `make test` runs the whole suite.
+PYTHON ?= $(or $(shell command -v python3.11),python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# Seconds that a fresh Prefect home may take to start beside a busy TensorFlow.
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
+
+.PHONY: install run test test-fast lint lock clean
+.DEFAULT_GOAL := run
+
+install: $(VENV)/installed
+
+# The stamp is written last: an interrupted installation is done again.
+$(VENV)/installed: requirements.lock pyproject.toml
+	@echo "Setting up $(VENV) (about two minutes) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: install
+	@$(BIN)/baton run deploy/runs/digits/run.yaml
+
+test: install
+	$(BIN)/python -m pytest
+
+test-fast: install
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Needs uv. Plain pins, without the addresses of any index.
+lock:
+	uv pip compile --quiet --python-version 3.11 --extra cpu --extra digits --extra dev \
+		--no-header --no-annotate --no-emit-index-url --output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,1 @@
+"""How stages are chained: flows, launching, and the `baton` command."""

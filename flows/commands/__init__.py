@@ -1,0 +1,1 @@
+"""The `baton` command, one file a verb."""

@@ -1,0 +1,1 @@
+"""Stage: staged checkpoint -> verified and committed; older ones retired."""

@@ -1,0 +1,1 @@
+"""Stage: committed checkpoint -> metrics in the log, and the report."""

@@ -1,0 +1,1 @@
+"""What the rooms stand on. Nothing here knows Prefect."""

@@ -1,0 +1,63 @@
+"""A checkpoint: its files, what they hold, and how it is pointed at."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.foundation.contracts.base import Contract
+
+
+class FileRecord(Contract):
+    """One file of a checkpoint."""
+
+    name: str
+    size: int = Field(ge=0, description="bytes")
+    crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
+
+
+class VariableRecord(Contract):
+    """One variable of the train state."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    per_replica: bool = Field(description="saved once for each replica, below <path>/replica_<i>")
+
+
+class CheckpointManifest(Contract):
+    """Written after the files it lists; its existence means that they are complete."""
+
+    schema_version: Literal[1] = 1
+    step: int = Field(ge=0)
+    base: int = Field(ge=0, description="number of the log entry that the work started from")
+    attempt: str
+    replicas: int = Field(ge=1)
+    state_digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of the train state")
+    signature: tuple[VariableRecord, ...]
+    files: tuple[FileRecord, ...]
+
+
+class CheckpointRef(Contract):
+    """Points at a checkpoint below a run's home, by a path that no other attempt can take."""
+
+    schema_version: Literal[1] = 1
+    path: str = Field(description="checkpoints/<step>-<base>-<attempt>, relative to the run's home")
+    step: int = Field(ge=0)
+    base: int = Field(ge=0)
+    attempt: str
+    state_digest: str
+    manifest_digest: str = Field(description="sha256 of manifest.json as it was written")
+    size: int = Field(ge=0, description="bytes of all files")
+
+
+def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
+    """Folder of a checkpoint; the base in the name decides whether it is garbage."""
+    return f"checkpoints/{step:08d}-{base:08d}-{attempt}"
+
+
+def base_in_folder_name(folder: str) -> int | None:
+    """The base in a checkpoint folder's name; None for a folder that is not Baton's."""
+    parts = folder.rsplit("/", 1)[-1].split("-")
+    if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal() and parts[2].isalnum()):  # noqa: PLR2004
+        return None
+    return int(parts[1])

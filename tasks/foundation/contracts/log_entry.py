@@ -1,0 +1,119 @@
+"""Entries of the run log. Each carries the folded state, so that the newest one says everything."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.segment import ExitReason, MetricRow
+
+
+class Environment(Contract):
+    """What else the bits depend on; recorded with the run, thread counts are set again on every attempt."""
+
+    accelerator: str
+    replicas: int = Field(ge=1)
+    intra_op_threads: int = Field(ge=1)
+    inter_op_threads: int = Field(ge=1)
+    versions: dict[str, str]
+
+
+class Origin(Contract):
+    """First entry: what makes this run this run."""
+
+    kind: Literal["origin"] = "origin"
+    identity: dict[str, Any] = Field(description="identity keys of the run, see contracts/identity.py")
+    environment: Environment
+
+
+class Commit(Contract):
+    """A checkpoint became the tip."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    checkpoint: CheckpointRef
+    parent: str | None = Field(description="path of the checkpoint that training started from")
+    exit_reason: ExitReason | Literal["initialized"]
+    history: tuple[MetricRow, ...] = ()
+    examples: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+
+
+class Quarantine(Contract):
+    """The tip proved damaged; the one before is the tip again."""
+
+    kind: Literal["quarantine"] = "quarantine"
+    path: str
+    reason: str
+
+
+class Retire(Contract):
+    """Checkpoints are no longer needed (`paths`), or their files are gone (`deleted`)."""
+
+    kind: Literal["retire"] = "retire"
+    paths: tuple[str, ...]
+    deleted: tuple[str, ...]
+
+
+class Evaluation(Contract):
+    """Validation metrics of a committed checkpoint."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    checkpoint: CheckpointRef
+    metrics: dict[str, float]
+    examples: int
+    seconds: float
+
+
+class Change(Contract):
+    """The environment of the run changed."""
+
+    kind: Literal["change"] = "change"
+    environment: Environment
+
+
+Body = Annotated[Origin | Commit | Quarantine | Retire | Evaluation | Change, Field(discriminator="kind")]
+
+
+class Retired(Contract):
+    """A checkpoint whose files are deleted two commits after it was retired."""
+
+    path: str
+    at_commit: int
+
+
+class Best(Contract):
+    """The best evaluation so far, by the metric and mode of the run file of that time."""
+
+    checkpoint: CheckpointRef
+    metric: str
+    mode: Literal["max", "min"]
+    value: float
+
+
+class Head(Contract):
+    """The folded state of the newest entry."""
+
+    number: int = Field(ge=0, description="number of the entry that this state was folded into")
+    base: int = Field(ge=0, description="number of the entry that last moved the tip")
+    commits: int = Field(ge=0, description="checkpoints committed so far")
+    tip: CheckpointRef | None
+    retained: tuple[CheckpointRef, ...] = Field(description="restorable, ordered by commit; the last is the tip")
+    retired: tuple[Retired, ...]
+    quarantined: tuple[CheckpointRef, ...]
+    best: Best | None
+    evaluated: str | None = Field(description="path of the checkpoint evaluated last")
+    skipped_batches: int = Field(ge=0)
+    identity: dict[str, Any]
+    environment: Environment
+
+
+class Entry(Contract):
+    """One file of the log."""
+
+    schema_version: Literal[1] = 1
+    number: int = Field(ge=0)
+    time: str = Field(description="UTC, ISO 8601; for people, never for decisions")
+    attempt: str = Field(description="who wrote it: a uuid4 made in the writing process")
+    body: Body
+    head: Head

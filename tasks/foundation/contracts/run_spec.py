@@ -1,0 +1,166 @@
+"""The run file's content. The descriptions double as remedies in error messages and as documentation."""
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from tasks.foundation.contracts.base import Contract
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RESERVED_RUN_NAMES = {"datasets"}
+
+
+def _check_run_name(name: str) -> str:
+    if not _RUN_NAME.fullmatch(name):
+        raise ValueError("use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    if name in _RESERVED_RUN_NAMES:
+        raise ValueError("this name is the folder that datasets are kept in; take another")
+    return name
+
+
+def _check_code_reference(reference: str) -> str:
+    """`file.py:name`, relative to the run file, or `package.module:name`."""
+    module, separator, name = reference.partition(":")
+    if not separator or not module or not name.isidentifier():
+        raise ValueError("name a function as file.py:function or package.module:function")
+    if module.endswith(".py") and PurePosixPath(module).is_absolute():
+        raise ValueError("name the file relative to the run file's folder")
+    return reference
+
+
+class DataSpec(Contract):
+    """Where the examples come from and how they are laid out."""
+
+    source: str = Field(description="a built-in source (digits, text, csv, npz) or a generator function, data.py:load")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"
+    )
+    version: str | int = Field(
+        default=0, description="change it when what data.py:load reads has changed though its code has not"
+    )
+    validation_fraction: float = Field(
+        default=0.1, ge=0, lt=1, description="share of the examples that is held out, at least 0 and below 1"
+    )
+    classes: int | None = Field(default=None, ge=1, description="number of classes; labels y must lie in [0, classes)")
+    allow_nan: bool = Field(default=False, description="true lets NaN and infinity into the dataset")
+    shard_examples: int | None = Field(
+        default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
+    )
+    window_shards: int = Field(
+        default=8, ge=1, description="shards that are read and shuffled together, in memory; at least 1"
+    )
+
+    @model_validator(mode="after")
+    def _source_is_a_name_or_a_function(self) -> Self:
+        if ":" in self.source:
+            _check_code_reference(self.source)
+        return self
+
+
+class ModelSpec(Contract):
+    """The function that returns the compiled model."""
+
+    build: Annotated[str, AfterValidator(_check_code_reference)] = Field(
+        description="a function that returns a compiled keras.Model, as model.py:build_model"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+
+
+def _model_from_string(value: object) -> object:
+    return {"build": value} if isinstance(value, str) else value
+
+
+class TrainSpec(Contract):
+    """How far and in which pieces."""
+
+    steps: int = Field(ge=1, description="the step to train to, counted from initialization; at least 1")
+    segment_steps: int | None = Field(
+        default=None, ge=1, description="a segment ends at each multiple of so many steps; at least 1"
+    )
+    segment_seconds: float | None = Field(
+        default=None, gt=0, description="a segment ends after so many seconds; more than 0"
+    )
+    global_batch_size: int = Field(ge=1, description="examples in a step, over all replicas; at least 1")
+    log_every_steps: int = Field(
+        default=50, ge=1, description="metrics are read, logged and reset at each multiple of so many steps"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> Self:
+        if self.segment_steps is not None and self.segment_seconds is not None:
+            raise ValueError("segment_steps and segment_seconds exclude each other; keep one of them")
+        return self
+
+
+class AcceleratorSpec(Contract):
+    """The devices to train on."""
+
+    kind: Literal["auto", "tpu", "gpu", "cpu", "multi_worker"] = Field(
+        default="auto", description="auto, tpu, gpu, cpu or multi_worker"
+    )
+    replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
+    intra_op_threads: int | None = Field(
+        default=None, ge=1, description="threads within an operation; left out: the number of CPUs at the first start"
+    )
+    inter_op_threads: int | None = Field(
+        default=None, ge=1, description="operations at a time; left out: the number of CPUs at the first start"
+    )
+
+    @model_validator(mode="after")
+    def _replicas_are_for_cpus(self) -> Self:
+        if self.replicas > 1 and self.kind != "cpu":
+            raise ValueError(f"replicas: {self.replicas} needs kind: cpu; other kinds use the devices they find")
+        return self
+
+
+class KeepBest(Contract):
+    """Which checkpoint counts as the best."""
+
+    metric: str = Field(min_length=1, description="name of an evaluation metric, such as accuracy or loss")
+    mode: Literal["max", "min"] = Field(description="max or min")
+
+
+class CheckpointSpec(Contract):
+    """Which checkpoints stay."""
+
+    keep_last: int = Field(default=3, ge=1, description="how many of the newest checkpoints stay; at least 1")
+    keep_every_steps: int | None = Field(
+        default=None, ge=1, description="checkpoints at multiples of so many steps stay for good; at least 1"
+    )
+    keep_best: KeepBest | None = Field(default=None, description="a metric and a mode, {metric: accuracy, mode: max}")
+
+
+class EvaluateSpec(Contract):
+    """When the validation examples are looked at, besides at the end."""
+
+    every_steps: int | None = Field(
+        default=None, ge=1, description="evaluate at each multiple of so many steps; left out: only at the end"
+    )
+
+
+class RunSpec(Contract):
+    """A run file."""
+
+    run: Annotated[str, AfterValidator(_check_run_name)] = Field(
+        description="the run's name; its home is <storage>/<run>/"
+    )
+    storage: str = Field(min_length=1, description="a folder, relative to the run file, or gs://bucket/prefix")
+    data: DataSpec = Field(description="the examples: source, options, validation_fraction")
+    model: Annotated[ModelSpec, BeforeValidator(_model_from_string)] = Field(
+        description="a function that returns a compiled keras.Model, as model.py:build_model"
+    )
+    train: TrainSpec = Field(description="steps, segment_steps, global_batch_size, log_every_steps, seed")
+    accelerator: AcceleratorSpec = Field(default_factory=AcceleratorSpec, description="{kind: auto}")
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, description="keep_last, keep_best")
+    evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps")
+
+    @model_validator(mode="after")
+    def _best_needs_evaluation(self) -> Self:
+        if self.checkpoint.keep_best is not None and self.data.validation_fraction == 0:
+            raise ValueError(
+                "checkpoint.keep_best needs validation examples; set data.validation_fraction above 0 or drop it"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The shard format and the data order."""

@@ -1,0 +1,122 @@
+"""Every error that Baton raises on purpose.
+
+    BatonError                      exit  retry can help
+    ├── InvalidInput                   2  no    refused before anything is written
+    │   ├── RunFileError                        a key of the run file
+    │   ├── SourceError                         a record of the data
+    │   ├── ModelError                          the user's model or its code
+    │   ├── AcceleratorError                    devices, replicas, batch arithmetic
+    │   ├── IdentityChanged                     the run on disk is another one
+    │   └── NoSuchRun                           nothing is at that address
+    ├── StorageError                   1  yes   the store refused or failed
+    │   ├── FileMissing
+    │   └── FileAlreadyThere                    a create-only write came second
+    ├── RunLogError                    4  no    an entry cannot be read
+    │   └── StaleWriter                1  no    another writer moved the tip first
+    ├── DamagedCheckpoint              4  yes   bytes differ from the manifest
+    │   └── NothingToRestore           4  no    every retained checkpoint is damaged
+    ├── DamagedDataset                 4  no    a shard differs from the manifest
+    ├── StateMismatch                  2  no    the checkpoint is of another model
+    └── NonFinite                      1  no    a loss or a weight is NaN or infinite
+
+Each says the name, the value and the remedy. The command turns them into its exit code; retries ask
+`retryable`.
+"""
+
+from typing import ClassVar
+
+
+class BatonError(Exception):
+    """Root of the tree."""
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+
+class InvalidInput(BatonError):
+    """Input that is refused before anything is rented, written or lost."""
+
+    exit_code = 2
+
+
+class RunFileError(InvalidInput):
+    """A run file, or an override of it, cannot be used."""
+
+
+class SourceError(InvalidInput):
+    """The data source is missing, empty or holds an unusable record."""
+
+
+class ModelError(InvalidInput):
+    """The user's model or the code that builds it cannot be used."""
+
+
+class AcceleratorError(InvalidInput):
+    """The devices asked for are not there, or do not fit the batch."""
+
+
+class IdentityChanged(InvalidInput):
+    """The run file differs from the run that it would continue."""
+
+
+class NoSuchRun(InvalidInput):
+    """No run's home is at the address given."""
+
+
+class StorageError(BatonError):
+    """The store refused or failed."""
+
+    retryable = True
+
+
+class FileMissing(StorageError):
+    """A file that was asked for is not there."""
+
+    retryable = False
+
+
+class FileAlreadyThere(StorageError):
+    """A create-only write found the file there."""
+
+    retryable = False
+
+
+class RunLogError(BatonError):
+    """The run log cannot be read."""
+
+    exit_code = 4
+
+
+class StaleWriter(RunLogError):
+    """The tip moved since this work started; its result is not committed."""
+
+    exit_code = 1
+
+
+class DamagedCheckpoint(BatonError):
+    """A committed checkpoint's bytes differ from its manifest."""
+
+    exit_code = 4
+    retryable = True
+
+
+class NothingToRestore(DamagedCheckpoint):
+    """Every checkpoint that the run retained is damaged."""
+
+    retryable = False
+
+
+class DamagedDataset(BatonError):
+    """A prepared shard's bytes differ from the dataset's manifest."""
+
+    exit_code = 4
+
+
+class StateMismatch(BatonError):
+    """A checkpoint belongs to another model, or lacks part of this one's state."""
+
+    exit_code = 2
+
+
+class NonFinite(BatonError):
+    """A loss or a weight is NaN or infinite; nothing of it is committed."""

@@ -1,0 +1,1 @@
+"""The user's model: load, build, and every variable it has."""

@@ -1,0 +1,1 @@
+"""The train state as a named tree: write, read, signature, digest."""

@@ -1,0 +1,74 @@
+"""The interface to a store. Small on purpose: what it cannot do, no protocol may rely on."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import Field
+
+from tasks.foundation.contracts.base import Contract
+
+
+class Stored(Contract):
+    """What the store says about a file."""
+
+    size: int = Field(ge=0, description="bytes")
+    crc32c: str
+
+
+class Storage(Protocol):
+    """Files below one root. Paths are relative to it, with forward slashes.
+
+    There is no rename and no append, and a listing may be late: nothing but garbage collection depends on it.
+    """
+
+    @property
+    def uri(self) -> str:
+        """Address of the root, without a trailing slash."""
+
+    def at(self, folder: str) -> "Storage":
+        """The same store, rooted at a folder below this root."""
+
+    def read(self, path: str) -> bytes:
+        """The whole file.
+
+        Raises:
+            FileMissing: it is not there.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file (not a folder) at `path`."""
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that must not be there yet, all or nothing, durable on return.
+
+        Raises:
+            FileAlreadyThere: somebody, perhaps this process in an earlier try, wrote it before.
+        """
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write or replace a file. Readers see the old bytes or the new ones."""
+
+    def upload(self, source: Path, path: str) -> Stored:
+        """Copy a local file to `path`, replacing what is there; says what was read from `source`."""
+
+    def stat(self, path: str) -> Stored:
+        """Size and checksum as the store has them.
+
+        Raises:
+            FileMissing: it is not there.
+        """
+
+    def local_file(self, path: str) -> AbstractContextManager[Path]:
+        """A local file with the content of `path`, for readers that need one. Do not write to it.
+
+        Raises:
+            FileMissing: it is not there.
+        """
+
+    def files(self, folder: str) -> Iterator[str]:
+        """Paths of all files below `folder`, in no particular order; none if it is not there."""
+
+    def delete(self, folder: str) -> None:
+        """Delete a file, or a folder with all that is below it; nothing happens if it is not there."""

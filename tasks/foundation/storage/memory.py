@@ -1,0 +1,88 @@
+"""memory://: a store within this process, through fsspec. For tests and trials."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tasks.foundation.errors import FileAlreadyThere, FileMissing
+from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.checksum import checksum_bytes
+
+# fsspec's memory file system is one for the process, and its create-only mode looks before it writes.
+_LOCK = threading.Lock()
+
+
+class MemoryStorage:
+    """Files below a folder of fsspec's memory file system."""
+
+    def __init__(self, root: str) -> None:
+        self.root = "/" + root.strip("/")
+        self._files = MemoryFileSystem()
+
+    @property
+    def uri(self) -> str:
+        """Address, beginning with memory://."""
+        return f"memory:/{self.root}"
+
+    def at(self, folder: str) -> "MemoryStorage":
+        """The same, one folder down."""
+        return MemoryStorage(f"{self.root}/{folder}")
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        try:
+            return bytes(self._files.cat_file(self._full(path)))
+        except (FileNotFoundError, IsADirectoryError) as fault:
+            raise FileMissing(f"{self.uri}/{path} is not there") from fault
+
+    def exists(self, path: str) -> bool:
+        """See `Storage.exists`."""
+        return bool(self._files.isfile(self._full(path)))
+
+    def create(self, path: str, data: bytes) -> None:
+        """See `Storage.create`."""
+        with _LOCK:
+            if self.exists(path):
+                raise FileAlreadyThere(f"{self.uri}/{path} exists already")
+            self._files.pipe_file(self._full(path), data)
+
+    def write(self, path: str, data: bytes) -> None:
+        """See `Storage.write`."""
+        with _LOCK:
+            self._files.pipe_file(self._full(path), data)
+
+    def upload(self, source: Path, path: str) -> Stored:
+        """See `Storage.upload`."""
+        data = source.read_bytes()
+        self.write(path, data)
+        return checksum_bytes(data)
+
+    def stat(self, path: str) -> Stored:
+        """See `Storage.stat`."""
+        return checksum_bytes(self.read(path))
+
+    @contextmanager
+    def local_file(self, path: str) -> Iterator[Path]:
+        """A temporary copy."""
+        data = self.read(path)
+        with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+            copy = Path(folder) / Path(path).name
+            copy.write_bytes(data)
+            yield copy
+
+    def files(self, folder: str) -> Iterator[str]:
+        """See `Storage.files`."""
+        for path in list(self._files.find(self._full(folder))):
+            yield path.removeprefix(f"{self.root}/")
+
+    def delete(self, folder: str) -> None:
+        """See `Storage.delete`."""
+        with _LOCK, suppress(FileNotFoundError):
+            self._files.rm(self._full(folder), recursive=True)
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{path}".rstrip("/")

@@ -1,0 +1,96 @@
+"""The user's own functions, `model.py:build_model` or `package.module:build`.
+
+A file's folder is loaded as a package under a private name, so that sibling modules import each other
+relatively (`from .layers import Block`) and a user's own `tasks.py` cannot shadow Baton's packages.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tasks.foundation.errors import ModelError
+
+
+def load_function(reference: str, folder: Path) -> Callable[..., Any]:
+    """The function that a run file names.
+
+    Args:
+        reference: `file.py:name`, relative to `folder`, or `package.module:name`.
+        folder: the run file's folder.
+
+    Raises:
+        ModelError: the file or the name is not there, or importing it raises.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = (
+            _load_file(folder / module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+        )
+    except ModelError:
+        raise
+    except Exception as fault:
+        raise ModelError(f"{reference}: importing it raised {describe(fault)}") from fault
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ModelError(f"{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}")
+    return function  # type: ignore[no-any-return]
+
+
+def source_digest(reference: str, folder: Path) -> str:
+    """sha256 over the code behind a reference: every .py file of its folder, or the module's own file.
+
+    Raises:
+        ModelError: there is no such file.
+    """
+    module_name, _, name = reference.partition(":")
+    digest = hashlib.sha256(name.encode())
+    if module_name.endswith(".py"):
+        file = folder / module_name
+        if not file.is_file():
+            raise ModelError(_missing_file(file))
+        files = sorted(file.parent.glob("*.py"))
+    else:
+        spec = importlib.util.find_spec(module_name)
+        if spec is None or spec.origin is None:
+            raise ModelError(f"{reference}: no module {module_name} is installed here")
+        files = [Path(spec.origin)]
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def describe(fault: BaseException) -> str:
+    """An exception of user code in one line: type, text, and where it was raised."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    if isinstance(fault, SyntaxError):
+        place = f"{Path(fault.filename or '?').name}, line {fault.lineno}"
+    elif frames:
+        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+    else:
+        place = "unknown place"
+    return f"{type(fault).__name__}: {fault} ({place})"
+
+
+def _missing_file(file: Path) -> str:
+    here = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+    return f"{file} is not there; beside it: {', '.join(here) or 'no Python files'}"
+
+
+def _load_file(file: Path) -> ModuleType:
+    file = file.resolve()
+    if not file.is_file():
+        raise ModelError(_missing_file(file))
+    package = f"_baton_user_{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}"
+    if package not in sys.modules:
+        spec = ModuleSpec(package, loader=None, is_package=True)
+        spec.submodule_search_locations = [str(file.parent)]
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{package}.{file.stem}")

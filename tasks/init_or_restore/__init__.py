@@ -1,0 +1,1 @@
+"""Stage: nothing, or the tip of the log -> the committed checkpoint to start from."""

@@ -1,0 +1,1 @@
+"""Stage: source -> TFRecord shards and a dataset manifest."""

@@ -1,0 +1,1 @@
+"""Stage: committed checkpoint -> staged checkpoint, by training one segment."""
