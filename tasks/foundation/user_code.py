@@ -4,6 +4,7 @@ A file's folder is loaded as a package under a private name, so that sibling mod
 relatively (`from .layers import Block`) and a user's own `tasks.py` cannot shadow Baton's packages.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -16,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from tasks.foundation.errors import ModelError
+
+USER_PACKAGE_PREFIX = "_baton_user_"
 
 
 def load_function(reference: str, folder: Path) -> Callable[..., Any]:
@@ -42,6 +45,31 @@ def load_function(reference: str, folder: Path) -> Callable[..., Any]:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ModelError(f"{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}")
     return function  # type: ignore[no-any-return]
+
+
+def require_function(reference: str, folder: Path) -> None:
+    """Look, without importing, whether a file is there, is Python and may define the name.
+
+    Importing a model imports TensorFlow; a typing error should not have to wait for that.
+
+    Raises:
+        ModelError: it is plain that `load_function` would fail.
+    """
+    module_name, _, name = reference.partition(":")
+    if not module_name.endswith(".py"):
+        return
+    file = folder / module_name
+    if not file.is_file():
+        raise ModelError(f"{reference}: {_missing_file(file)}")
+    try:
+        body = ast.parse(file.read_bytes(), filename=str(file)).body
+    except (SyntaxError, ValueError) as fault:
+        raise ModelError(f"{reference}: {describe(fault)}") from fault
+    simple = all(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.Assign | ast.Expr) for node in body)
+    known = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    # Only where every top-level name is in sight is its absence certain.
+    if simple and name not in known and f"{name} =" not in file.read_text(encoding="utf-8"):
+        raise ModelError(f"{reference}: {module_name} defines no function {name}; it has: {', '.join(known) or 'none'}")
 
 
 def source_digest(reference: str, folder: Path) -> str:
@@ -88,7 +116,7 @@ def _load_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ModelError(_missing_file(file))
-    package = f"_baton_user_{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}"
+    package = f"{USER_PACKAGE_PREFIX}{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}"
     if package not in sys.modules:
         spec = ModuleSpec(package, loader=None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]

@@ -10,7 +10,7 @@ from tasks.foundation.errors import BatonError
 class Contract(BaseModel):
     """A frozen value; unknown keys are refused and nothing is coerced."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
     def to_json(self) -> bytes:
         """UTF-8 JSON, indented: these files are read by people too."""

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import ExitReason, MetricRow
 
 
@@ -63,6 +64,7 @@ class Evaluation(Contract):
     metrics: dict[str, float]
     examples: int
     seconds: float
+    keep_best: KeepBest | None = Field(description="what counted as best when this was measured")
 
 
 class Change(Contract):

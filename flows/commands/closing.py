@@ -1,0 +1,72 @@
+"""How `baton run` ends: what was reached, where it is, and how to go on."""
+
+from rich.table import Table
+from rich.text import Text
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.runlog.history import History
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.wording import number_words
+
+NOTHING_TO_DO = "nothing_to_do"
+
+
+def print_closing(
+    console: Console,
+    *,
+    home: Storage,
+    history: History,
+    spec: RunSpec,
+    exit_reason: str,
+    report_path: str | None,
+    continue_command: str,
+) -> None:
+    """A table of the run as it stands, and the addresses to go on with.
+
+    Args:
+        console: where to; its bar should be stopped by now.
+        home: the run's home.
+        history: the whole log.
+        spec: the run file.
+        exit_reason: why the command ended; `NOTHING_TO_DO` if it found the run at its target.
+        report_path: address of the report, if there is one.
+        continue_command: what to type to train on.
+    """
+    tip = None if history.head is None else history.head.tip
+    step = 0 if tip is None else tip.step
+    target = spec.train.steps
+    console.show("")
+    if exit_reason == NOTHING_TO_DO:
+        console.show(Text(f"Nothing to do: {spec.run} is at step {step} of {target}.", "bold"))
+    elif step >= target:
+        console.show(Text(f"Done: {spec.run} is at step {step} of {target}.", "bold green"))
+    else:
+        why = exit_reason.replace("_", " ")
+        console.show(Text(f"Stopped ({why}): {spec.run} is at step {step} of {target}.", "bold yellow"))
+    console.show(_table(history, step=step, target=target))
+    for label, value in (
+        ("checkpoint", "none yet" if tip is None else f"{home.uri}/{tip.path}"),
+        ("report", report_path),
+        ("continue", continue_command),
+    ):
+        if value is not None:
+            console.show(Text.assemble((f"{label:<12}", "dim"), value))
+
+
+def _table(history: History, *, step: int, target: int) -> Table:
+    training = history.rows[-1] if history.rows else None
+    validation = history.evaluations[-1] if history.evaluations else None
+    names = list(dict.fromkeys([*(training.metrics if training else ()), *(validation.metrics if validation else ())]))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=True)
+    for heading in ("", "segments", "step", *names):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    table.add_row("run", str(history.segments), f"{step}/{target}", *("" for _ in names))
+    for label, at_step, metrics in (
+        ("training", training.step if training else 0, training.metrics if training else None),
+        ("validation", validation.checkpoint.step if validation else 0, validation.metrics if validation else None),
+    ):
+        if metrics is not None:
+            values = (number_words(metrics[name]) if name in metrics else "" for name in names)
+            table.add_row(label, "", str(at_step), *values)
+    return table

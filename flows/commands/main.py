@@ -1,0 +1,105 @@
+"""The `baton` command: its verbs, and how an error becomes a sentence and an exit code.
+
+Nothing here imports TensorFlow, Prefect or matplotlib: `baton --help` answers at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands import list_runs, log, report, run, status, verify
+from flows.commands.output import say, say_json
+from tasks.foundation.errors import BatonError
+
+_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_UNEXPECTED = 1
+
+app = typer.Typer(
+    name="baton",
+    help="Train TensorFlow/Keras models as a relay of resumable segments.",
+    epilog=(
+        "Exit codes: 0 success, 2 input refused, 3 stopped with work left that can be resumed, 4 damage found, "
+        "1 anything else."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("run")(run.run)
+app.command("status")(status.status)
+app.command("list")(list_runs.list_runs)
+app.command("log")(log.log)
+app.command("verify")(verify.verify)
+app.command("report")(report.report)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"baton {version('baton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Train TensorFlow/Keras models as a relay of resumable segments."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what follows `baton`; left out: the process's own.
+
+    Returns:
+        The exit code.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without "…" must not end a run
+    as_json = "--json" in arguments
+    try:
+        # Not standalone: typer would print a usage error itself, and leave the others to Python's traceback.
+        result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
+    except BatonError as fault:
+        return _fail(fault, str(fault), fault.exit_code, as_json=as_json)
+    except typer.TyperException as fault:
+        return _fail(fault, _usage(fault), fault.exit_code, as_json=as_json)
+    except Exception as fault:  # noqa: BLE001 - the last place where a traceback can become a sentence
+        text = f"{type(fault).__name__}: {fault}\nThis is unexpected; set BATON_DEBUG=1 to see where it happened."
+        return _fail(fault, text, _UNEXPECTED, as_json=as_json)
+    if result == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        return _fail(
+            KeyboardInterrupt(), "interrupted; run the same command to continue", _INTERRUPTED, as_json=as_json
+        )
+    return result if isinstance(result, int) else 0
+
+
+def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> int:
+    if os.environ.get("BATON_DEBUG"):
+        traceback.print_exception(fault)
+    typer.echo(f"error: {text}", err=True)
+    if as_json:
+        say_json({"error": type(fault).__name__, "message": text, "exit_code": exit_code})
+    return exit_code
+
+
+def _usage(fault: typer.TyperException) -> str:
+    context: Any = getattr(fault, "ctx", None)
+    command = context.command_path if context is not None else "baton"
+    return f"{fault.format_message().rstrip('.')}. See: {command} --help"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

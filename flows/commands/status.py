@@ -1,0 +1,94 @@
+"""`baton status`: where a run stands, from its log."""
+
+from typing import Any
+
+from flows.commands.address import Address, OpenedRun, Overrides, open_run
+from flows.commands.output import AsJson, aligned, say, say_json
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Best, Evaluation, Head
+from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
+
+
+def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Say where a run stands."""
+    opened = open_run(address, overrides)
+    history = history_of(opened.log.entries())
+    facts = _facts(opened, history, history.head or opened.head())
+    if as_json:
+        say_json(facts)
+    else:
+        for line in aligned([(label, text) for label, text in _words(facts) if text]):
+            say(line)
+
+
+def _facts(opened: OpenedRun, history: History, head: Head) -> dict[str, Any]:
+    tip = head.tip
+    evaluation = history.evaluations[-1] if history.evaluations else None
+    return {
+        "run": opened.name,
+        "home": opened.home.uri,
+        "step": tip.step if tip else 0,
+        "target": opened.run_file.spec.train.steps if opened.run_file else None,
+        "segments": history.segments,
+        "entry": head.number,
+        "base": head.base,
+        "checkpoint": f"{opened.home.uri}/{tip.path}" if tip else None,
+        "state_digest": tip.state_digest if tip else None,
+        "metrics": history.rows[-1].metrics if history.rows else {},
+        "evaluation": None if evaluation is None else _evaluation_facts(evaluation),
+        "best": None if head.best is None else _best_facts(head.best),
+        "retained": [_checkpoint_facts(ref) for ref in head.retained],
+        "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
+        "skipped_batches": head.skipped_batches,
+        "seconds": history.seconds,
+        "environment": head.environment.model_dump(),
+    }
+
+
+def _checkpoint_facts(ref: CheckpointRef) -> dict[str, Any]:
+    return {"path": ref.path, "step": ref.step, "size": ref.size, "state_digest": ref.state_digest}
+
+
+def _evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "step": evaluation.checkpoint.step,
+        "path": evaluation.checkpoint.path,
+        "metrics": evaluation.metrics,
+        "examples": evaluation.examples,
+    }
+
+
+def _best_facts(best: Best) -> dict[str, Any]:
+    return {
+        "step": best.checkpoint.step,
+        "path": best.checkpoint.path,
+        "metric": best.metric,
+        "mode": best.mode,
+        "value": best.value,
+    }
+
+
+def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    best, evaluation = facts["best"], facts["evaluation"]
+    of_target = "" if facts["target"] is None else f" of {facts['target']}"
+    lines = [
+        ("run", facts["run"]),
+        ("home", facts["home"]),
+        ("step", f"{facts['step']}{of_target}, in {facts['segments']} segments"),
+        ("log", f"entry {facts['entry']}, base {facts['base']}"),
+        ("tip", facts["checkpoint"] or "no checkpoint to continue from"),
+        ("digest", facts["state_digest"] or ""),
+        ("training", metric_words(facts["metrics"])),
+    ]
+    if evaluation is not None:
+        words = f"{metric_words(evaluation['metrics'])}  ({evaluation['examples']} examples, step {evaluation['step']})"
+        lines.append(("validation", words))
+    if best is not None:
+        words = f"{best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})  {best['path']}"
+        lines.append(("best", words))
+    for label in ("retained", "quarantined"):
+        lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
+    causes = sorted(facts["seconds"].items(), key=lambda item: -item[1])
+    lines.append(("time", ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in causes)))
+    return lines

@@ -1,0 +1,43 @@
+"""`baton verify`: every committed byte against its manifest and the log. Reports only."""
+
+from dataclasses import asdict
+
+import typer
+
+from flows.commands.address import Address, OpenedRun, Overrides, open_run
+from flows.commands.examining import Findings, examine
+from flows.commands.output import AsJson, say, say_json
+from tasks.foundation.errors import DamagedCheckpoint
+from tasks.foundation.telemetry.wording import size_words
+
+
+def verify(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Read every committed byte again; writes nothing.
+
+    Exits 4 on damage and names each damaged file.
+    """
+    opened = open_run(address, overrides)
+    findings = examine(opened)
+    if as_json:
+        say_json({"run": opened.name, "home": opened.home.uri, "ok": not findings.damages, **asdict(findings)})
+    else:
+        _say(opened, findings)
+    if findings.damages:
+        raise typer.Exit(DamagedCheckpoint.exit_code)
+
+
+def _say(opened: OpenedRun, findings: Findings) -> None:
+    for damage in findings.damages:
+        say(f"damaged: {damage.what}")
+    dataset = f", and {findings.dataset}" if findings.dataset else ""
+    earlier = f"; {findings.quarantined} quarantined earlier, not read" if findings.quarantined else ""
+    say(
+        f"{opened.home.uri}: read {findings.entries} log entries, {findings.checkpoints} checkpoints{dataset}: "
+        f"{findings.files} files, {size_words(findings.bytes)}{earlier}"
+    )
+    if not findings.damages:
+        say("all bytes agree with their manifests and the log")
+        return
+    checkpoints = any(damage.file.startswith("checkpoints/") for damage in findings.damages)
+    remedy = "; `baton run` quarantines a damaged tip and goes back to the checkpoint before" if checkpoints else ""
+    say(f"{len(findings.damages)} damaged{remedy}")

@@ -1,0 +1,53 @@
+"""The stage checkpoint-to-GCS: staged checkpoint -> verified and committed; older ones retired.
+
+The room bears its full name from the start; on a home that is a local folder it does the same.
+"""
+
+from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.contracts.run_spec import CheckpointSpec
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.runlog.committing import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.retention import clear_away, policies_of
+from tasks.foundation.runlog.verifying import check
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Committed, Sink
+
+
+def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink) -> Entry:
+    """Verify what was staged against its manifest, commit it, and clear away what is no longer needed.
+
+    Returns:
+        The entry as it stands in the log; the same one if this commit was made before.
+
+    Raises:
+        StaleWriter: another writer moved the tip first.
+        DamagedCheckpoint: the store has other bytes than the manifest says; nothing is committed.
+    """
+    home = storage.at(request.spec.run)
+    body = Commit(
+        checkpoint=result.staged,
+        parent=request.start.path,
+        exit_reason=result.exit_reason,
+        history=result.history,
+        examples=result.examples,
+        seconds=result.seconds,
+    )
+    return commit_verified(home, body, policy=request.spec.checkpoint, telemetry=telemetry)
+
+
+def commit_verified(home: Storage, body: Commit, *, policy: CheckpointSpec, telemetry: Sink) -> Entry:
+    """The one way by which a checkpoint enters the log."""
+    check(home, body.checkpoint)
+    log = RunLog(home)
+    entry = commit(log, body)
+    telemetry.emit(
+        Committed(
+            step=body.checkpoint.step,
+            path=body.checkpoint.path,
+            size=body.checkpoint.size,
+            metrics=body.history[-1].metrics if body.history else {},
+        )
+    )
+    clear_away(log, policies_of(policy), attempt=body.checkpoint.attempt)
+    return entry

@@ -1,0 +1,67 @@
+"""Validation on any replica count: each example exactly once.
+
+Full batches run distributed. The remainder runs unpadded on replica 0 alone, because metrics given as `metrics=[…]`
+ignore sample weights, so padding would count.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.model.metrics import take_metrics
+
+
+class Evaluator:
+    """The compiled validation loops of one model."""
+
+    def __init__(self, model: keras.Model, strategy: Any) -> None:
+        self._model = model
+        self._strategy = strategy
+
+        @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
+        def run_batches(iterator: Any, n: Any) -> None:
+            for _ in tf.range(n):
+                strategy.run(model.test_step, args=(next(iterator),))
+
+        @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
+        def run_remainder(batch: Any) -> None:
+            strategy.run(_on_first_replica, args=(model.test_step, batch))
+
+        self._run_batches = run_batches
+        self._run_remainder = run_remainder
+
+    def evaluate(
+        self, *, full: tf.data.Dataset, full_batches: int, remainder: tf.data.Dataset | None
+    ) -> dict[str, float]:
+        """Metrics over all examples.
+
+        Args:
+            full: per-replica batches of static size, `full_batches` times the replica count of them.
+            full_batches: global batches in `full`.
+            remainder: one batch of what is left, or None.
+        """
+        with self._strategy.scope(), reading_failures():
+            self._model.reset_metrics()
+            if full_batches:
+                iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
+                self._run_batches(iterator, tf.constant(full_batches, tf.int64))
+            for batch in remainder or ():
+                self._run_remainder(batch)
+        return take_metrics(self._model, self._strategy)
+
+
+def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:
+    """The replica id is a Python number under MirroredStrategy and a tensor on TPU; `tf.cond` takes both."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        test_step(batch)
+        return
+
+    def run() -> Any:
+        test_step(batch)
+        return tf.constant(0)
+
+    tf.cond(tf.equal(context.replica_id_in_sync_group, 0), run, lambda: tf.constant(0))

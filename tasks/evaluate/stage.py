@@ -1,0 +1,99 @@
+"""The stage evaluate: committed checkpoint -> metrics in the log."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.evaluate.loop import Evaluator
+from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.strategy import Accelerator, acquire
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Environment, Evaluation
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.reader import load_manifest, validation_dataset, validation_remainder, zero_batch
+from tasks.foundation.errors import ModelError
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Evaluated, Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    spec: RunSpec
+    dataset: DatasetRef
+    code_folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Warm:
+    recipe: _Recipe
+    state: TrainState
+    evaluator: Evaluator
+
+
+# The model of this process's earlier evaluations; its own, so that training's stays as it is.
+_warm: list[_Warm] = []
+
+
+def evaluate(
+    spec: RunSpec,
+    dataset: DatasetRef,
+    checkpoint: CheckpointRef,
+    *,
+    code_folder: Path,
+    storage: Storage,
+    recorded: Environment,
+    telemetry: Sink,
+    clock: Callable[[], float] = time.monotonic,
+) -> Evaluation:
+    """Meet every validation example once with the weights of a committed checkpoint; log what came out.
+
+    With `use_ema` the averaged weights are used, as Keras does at the end of `fit`.
+
+    Raises:
+        ModelError: `checkpoint.keep_best` names a metric that the model does not have.
+        DamagedCheckpoint: the checkpoint is not what the log says.
+    """
+    began = clock()
+    accelerator = acquire(spec.accelerator, recorded)
+    batch_size = spec.train.global_batch_size
+    per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
+    warm = _take_warm(_Recipe(spec, dataset, code_folder), storage, accelerator, per_replica)
+    state = warm.state
+    home = storage.at(spec.run)
+    state.restore(home, checkpoint)
+    if getattr(state.model.optimizer, "use_ema", False):
+        state.model.optimizer.finalize_variable_values(state.model.trainable_variables)
+    examples = dataset.validation_examples
+    full_batches = examples // batch_size
+    full = validation_dataset(storage, dataset, batch_size=per_replica)
+    metrics = warm.evaluator.evaluate(
+        full=full,
+        full_batches=full_batches,
+        remainder=validation_remainder(storage, dataset, batch_size=batch_size),
+    )
+    rule = spec.checkpoint.keep_best
+    if rule is not None and rule.metric not in metrics:
+        raise ModelError(
+            f"checkpoint.keep_best.metric = {rule.metric!r} is no metric of the model; it has: {', '.join(metrics)}"
+        )
+    body = Evaluation(
+        checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=clock() - began, keep_best=rule
+    )
+    RunLog(home).append(lambda _: body, attempt=uuid.uuid4().hex)
+    telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
+    return body
+
+
+def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_replica: int) -> _Warm:
+    if _warm and _warm[0].recipe == recipe:
+        return _warm[0]
+    _warm.clear()
+    batch = zero_batch(load_manifest(storage, recipe.dataset), per_replica)
+    state = build_train_state(recipe.spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch)
+    _warm.append(_Warm(recipe, state, Evaluator(state.model, accelerator.strategy)))
+    return _warm[0]

@@ -1,0 +1,9 @@
+"""The stage as a Prefect task."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.evaluate.stage import evaluate
+
+# Never cached: what is done already is known from the run's log, and only from there.
+evaluate_task = task(name="evaluate", cache_policy=NO_CACHE)(evaluate)

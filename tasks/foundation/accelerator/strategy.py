@@ -1,0 +1,107 @@
+"""The one strategy of a process.
+
+TensorFlow fixes devices and threads at first use, and a second MirroredStrategy in one process dies; so the first
+caller decides, and who asks for something else is told to start another process.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.accelerator.environment import installed_versions, thread_counts
+from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.errors import AcceleratorError
+
+_TPU_DEVICE_FILES = ("/dev/accel0", "/dev/vfio/0")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A strategy and what it runs on."""
+
+    strategy: Any
+    environment: Environment
+
+    @property
+    def replicas(self) -> int:
+        """Number of model copies."""
+        return self.environment.replicas
+
+
+def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
+    """The process's accelerator; made by the first call.
+
+    Args:
+        spec: what the run file asks for.
+        recorded: the environment that the run began with, whose thread counts are kept.
+
+    Raises:
+        AcceleratorError: the devices are not there, or the process has another accelerator already.
+    """
+    kind = "cpu" if spec.kind == "auto" else spec.kind
+    if spec.kind == "auto":
+        found = _other_devices()
+        if found:
+            raise AcceleratorError(
+                f"accelerator.kind = auto found {found}, which this version cannot train on; say kind: cpu to train "
+                "on the CPU all the same"
+            )
+    if kind != "cpu":
+        raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use cpu or auto")
+    intra, inter = thread_counts(spec, recorded)
+    first = _first_settings(kind, spec.replicas, intra, inter)
+    if first != (kind, spec.replicas, intra, inter):
+        raise AcceleratorError(
+            f"this process runs with accelerator, replicas and threads {first}; "
+            f"{(kind, spec.replicas, intra, inter)} needs a process of its own"
+        )
+    return _make(*first)
+
+
+# One value for every argument: the first call's.
+_settings: list[tuple[str, int, int, int]] = []
+
+
+def _first_settings(*settings: Any) -> tuple[str, int, int, int]:
+    if not _settings:
+        _settings.append(settings)
+    return _settings[0]
+
+
+@cache
+def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+        tf.config.threading.set_inter_op_parallelism_threads(inter)
+        if replicas > 1:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            logical = [tf.config.LogicalDeviceConfiguration()] * replicas
+            tf.config.set_logical_device_configuration(cpu, logical)
+    except RuntimeError as fault:
+        raise AcceleratorError(
+            f"TensorFlow was in use before the accelerator was set up ({fault}); model.py and data.py must not create "
+            "tensors when they are imported, only within their functions"
+        ) from fault
+    if replicas == 1:
+        strategy = tf.distribute.get_strategy()
+    else:
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    environment = Environment(
+        accelerator=kind,
+        replicas=replicas,
+        intra_op_threads=intra,
+        inter_op_threads=inter,
+        versions=installed_versions(),
+    )
+    return Accelerator(strategy=strategy, environment=environment)
+
+
+def _other_devices() -> str:
+    """A TPU or GPU of this machine; looks at device files first, so that nothing waits on a network name."""
+    if any(Path(file).exists() for file in _TPU_DEVICE_FILES):
+        return "a TPU"
+    return "a GPU" if tf.config.list_physical_devices("GPU") else ""

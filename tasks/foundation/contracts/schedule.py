@@ -1,0 +1,21 @@
+"""At which absolute steps something happens. Arithmetic over the run file; the same wherever a run was cut."""
+
+from tasks.foundation.contracts.run_spec import RunSpec
+
+DEFAULT_SEGMENT_STEPS = 1000
+
+
+def next_border(spec: RunSpec, step: int, until_step: int) -> int:
+    """The step at which the segment that begins at `step` ends.
+
+    Besides the segment length, steps that are evaluated or kept for good are borders: a checkpoint must exist there.
+    """
+    grids = [spec.evaluate.every_steps, spec.checkpoint.keep_every_steps]
+    if spec.train.segment_seconds is None:
+        grids.append(spec.train.segment_steps or DEFAULT_SEGMENT_STEPS)
+    return min(until_step, *(next_multiple(grid, step) for grid in grids if grid is not None), until_step)
+
+
+def next_multiple(grid: int, step: int) -> int:
+    """The first multiple of `grid` after `step`."""
+    return (step // grid + 1) * grid

@@ -1,0 +1,82 @@
+"""A dataset's manifest: where it is, what binds it to its shards, and how it is read."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from tasks.foundation.dataset.features import Array, unflatten
+from tasks.foundation.errors import DamagedDataset, FileMissing
+from tasks.foundation.storage.base import Storage
+
+REMEDY = "delete that folder and run again: it is prepared anew from the source"
+
+
+def dataset_folder(digest: str) -> str:
+    """The dataset's folder, relative to the storage root."""
+    return f"datasets/{digest}"
+
+
+def manifest_path(folder: str) -> str:
+    """The manifest's path, relative to the storage root."""
+    return f"{folder}/manifest.json"
+
+
+def content_digest(features: Sequence[Feature], train: Sequence[ShardRecord], validation: Sequence[ShardRecord]) -> str:
+    """sha256 over what the examples look like and over every shard's name, count, size and checksum, in order."""
+    digest = hashlib.sha256()
+    for part in (features, train, validation):
+        for record in part:
+            digest.update(record.model_dump_json().encode() + b"\n")
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
+    """The manifest that `ref` points at.
+
+    Args:
+        storage: the root that `ref.folder` is relative to.
+        ref: a prepared dataset.
+
+    Raises:
+        DamagedDataset: it is not there, not readable, disagrees with itself, or is another than the one referred to.
+    """
+    manifest = read_manifest(storage, ref.folder)
+    if manifest.content_digest != ref.content_digest:
+        raise DamagedDataset(
+            f"{storage.uri}/{ref.folder}: holds the dataset {manifest.content_digest[:12]}, the run was begun on "
+            f"{ref.content_digest[:12]}; put the one from before back, or begin a new run"
+        )
+    return manifest
+
+
+def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
+    """The manifest in a dataset's folder, whatever dataset it is.
+
+    Raises:
+        DamagedDataset: it is not there, not readable or disagrees with itself.
+    """
+    where = f"{storage.uri}/{manifest_path(folder)}"
+    try:
+        data = storage.read(manifest_path(folder))
+    except FileMissing as fault:
+        raise DamagedDataset(f"{where} is not there: no dataset was prepared, or it was deleted; run again") from fault
+    manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
+    if content_digest(manifest.features, manifest.train, manifest.validation) != manifest.content_digest:
+        raise DamagedDataset(f"{where}: its content_digest is not that of the shards it lists; {REMEDY}")
+    return manifest
+
+
+def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, Array], ...]:
+    """A batch of zeros as `train_step` takes it, to make a model's variables exist.
+
+    Args:
+        manifest: of the dataset.
+        size: examples in the batch.
+
+    Returns:
+        (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts of them.
+    """
+    return unflatten({feature.name: np.zeros((size, *feature.shape), feature.dtype) for feature in manifest.features})

@@ -1,0 +1,231 @@
+"""Prepared datasets as `tf.data` pipelines: for training without end, for validation exactly once.
+
+Python only plans: which shards, in which order, from which example on; one element a window. TensorFlow reads,
+permutes, cuts into batches and parses. Pull elements under `failures.reading_failures` to get Baton's errors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from tasks.foundation.dataset import order
+from tasks.foundation.dataset.failures import kept_failures
+from tasks.foundation.dataset.features import unflatten
+from tasks.foundation.dataset.manifest import REMEDY, load_manifest, zero_batch
+from tasks.foundation.dataset.shards import parse
+from tasks.foundation.dataset.verified import verify
+from tasks.foundation.errors import AcceleratorError, DamagedDataset, FileMissing
+from tasks.foundation.storage.base import Storage
+
+__all__ = ["load_manifest", "training_dataset", "validation_dataset", "validation_remainder", "zero_batch"]
+
+_READ_BYTES = 8 << 20
+_PARSE_EXAMPLES = 4096
+_PARSE_BYTES = 8 << 20
+
+
+def training_dataset(
+    storage: Storage,
+    ref: DatasetRef,
+    *,
+    seed: int,
+    global_batch_size: int,
+    window_shards: int,
+    first_batch: int,
+    host: int = 0,
+    hosts: int = 1,
+    local_replicas: int = 1,
+) -> Any:
+    """Per-replica batches from global batch `first_batch` on, without end.
+
+    Global batch first_batch + k is the elements [k * local_replicas, (k + 1) * local_replicas) of every host: hosts
+    in order, replicas in order. Which examples it holds depends on neither count.
+
+    Args:
+        storage: the root that `ref.folder` is relative to.
+        ref: the prepared dataset.
+        seed: of the run.
+        global_batch_size: examples a step, over all replicas.
+        window_shards: shards that are read and permuted together, in memory; up to three windows are held.
+        first_batch: index of the first global batch, from 0: step + skipped batches.
+        host: this machine's number, from 0.
+        hosts: machines that feed accelerators.
+        local_replicas: replicas on each of them.
+
+    Returns:
+        A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
+        [global_batch_size / (hosts * local_replicas), *feature.shape] with a static shape.
+
+    Raises:
+        AcceleratorError: the batch cannot be divided among the replicas.
+        DamagedDataset: the manifest is not the one referred to; later, while reading: a shard differs from it.
+    """
+    replicas = hosts * local_replicas
+    if global_batch_size % replicas or not 0 <= host < hosts:
+        near = [size for size in (global_batch_size // replicas * replicas,) if size] + [
+            (global_batch_size // replicas + 1) * replicas
+        ]
+        raise AcceleratorError(
+            f"train.global_batch_size={global_batch_size} is not divisible by {replicas} replicas "
+            f"({hosts} hosts of {local_replicas}, this is host {host}); try {' or '.join(map(str, near))}"
+        )
+    manifest = load_manifest(storage, ref)
+    at = storage.at(ref.folder)
+
+    def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
+        counts = [shard.examples for shard in manifest.train]
+        first_example = first_batch * global_batch_size
+        with _Shards(at) as shards:
+            for window in order.windows(counts, seed=seed, window_shards=window_shards, first_example=first_example):
+                paths = shards.open([manifest.train[shard] for shard in window.shards])
+                yield paths, window.examples, window.seed, window.skip
+
+    def read(paths: Any, examples: Any, window_seed: Any, skip: Any) -> Any:
+        chosen = order.shuffled_indices(examples, window_seed)[skip:]
+        return _records(paths).batch(examples).map(lambda records: tf.gather(records, chosen))
+
+    per_host = global_batch_size // hosts
+    # Several batches are parsed at once: small ones would spend their time on starting operations.
+    batches = max(1, min(_PARSE_EXAMPLES, _PARSE_BYTES // _record_bytes(manifest)) // global_batch_size)
+
+    def slices_of_host(records: Any) -> Any:
+        return tf.reshape(
+            tf.reshape(records, [batches, hosts, per_host])[:, host],
+            [batches * per_host],
+        )
+
+    dataset = _planned(plans).flat_map(read).prefetch(1).rebatch(batches * global_batch_size, drop_remainder=True)
+    dataset = _parsed(dataset.map(slices_of_host), manifest, batches * per_host)
+    return _finished(dataset.rebatch(per_host // local_replicas, drop_remainder=True))
+
+
+def validation_dataset(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any:
+    """Full batches of the validation examples, in the order of the manifest, each example once.
+
+    The last `validation_examples % batch_size` examples are left to `validation_remainder`.
+
+    Args:
+        storage: the root that `ref.folder` is relative to.
+        ref: the prepared dataset.
+        batch_size: examples in a batch.
+
+    Returns:
+        A finite tf.data.Dataset of tuples as `training_dataset` gives them, shapes static.
+
+    Raises:
+        ValueError: batch_size is below 1.
+        DamagedDataset: as `training_dataset`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    manifest = load_manifest(storage, ref)
+    return _validation(storage.at(ref.folder), manifest, skip=0, batch_size=batch_size)
+
+
+def validation_remainder(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any | None:
+    """One batch of the last `validation_examples % batch_size` examples; None if there are none.
+
+    Args and errors: see `validation_dataset`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    manifest = load_manifest(storage, ref)
+    examples = manifest.validation_examples
+    remainder = examples % batch_size
+    if not remainder:
+        return None
+    return _validation(storage.at(ref.folder), manifest, skip=examples - remainder, batch_size=remainder)
+
+
+def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch_size: int) -> Any:
+    def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
+        begin = 0
+        with _Shards(storage) as shards:
+            for shard in manifest.validation:
+                skip_here = max(skip - begin, 0)
+                begin += shard.examples
+                if skip_here < shard.examples:
+                    yield shards.open([shard]), shard.examples, (0, 0), skip_here
+
+    def read(paths: Any, examples: Any, _seed: Any, skip_here: Any) -> Any:
+        return _records(paths).skip(skip_here).batch(examples)
+
+    dataset = _planned(plans).flat_map(read).rebatch(batch_size, drop_remainder=True)
+    return _finished(_parsed(dataset, manifest, batch_size))
+
+
+def _planned(plans: Callable[[], Iterator[Any]]) -> Any:
+    signature = (
+        tf.TensorSpec([None], tf.string),
+        tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([2], tf.int64),
+        tf.TensorSpec([], tf.int64),
+    )
+    return tf.data.Dataset.from_generator(plans, output_signature=signature)
+
+
+def _records(paths: Any) -> Any:
+    return tf.data.TFRecordDataset(paths, buffer_size=_READ_BYTES)
+
+
+def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
+    def batch(records: Any) -> tuple[Any, ...]:
+        return unflatten(parse(tf.ensure_shape(records, [batch_size]), manifest.features))
+
+    # Plain Python, which AutoGraph would only get wrong.
+    batch = tf.autograph.experimental.do_not_convert(batch)
+    return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _record_bytes(manifest: DatasetManifest) -> int:
+    """Size of the largest record, about."""
+    return max(shard.size // shard.examples for shard in manifest.train)
+
+
+def _finished(dataset: Any) -> Any:
+    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.deterministic = True
+    # Slicing by host is done here; a strategy must not slice again.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)
+
+
+class _Shards:
+    """Opens verified shards, and keeps those of the last two plans on this machine.
+
+    TensorFlow asks for the next plan only when it has read the one before, so two are enough.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> "_Shards":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._keep(0)
+
+    def open(self, records: Sequence[ShardRecord]) -> list[str]:
+        """Local paths of shards, once they agree with the manifest."""
+        self._keep(1)
+        stack = ExitStack()
+        self._open.append(stack)
+        paths = []
+        with kept_failures():
+            for record in records:
+                try:
+                    file = stack.enter_context(self._storage.local_file(record.path))
+                except FileMissing as fault:
+                    raise DamagedDataset(f"{self._storage.uri}/{record.path} is not there; {REMEDY}") from fault
+                verify(file, record, where=f"{self._storage.uri}/{record.path}")
+                paths.append(str(file))
+        return paths
+
+    def _keep(self, plans: int) -> None:
+        while len(self._open) > plans:
+            self._open.pop(0).close()

@@ -1,0 +1,22 @@
+"""A model's metrics as plain numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+
+def take_metrics(model: keras.Model, strategy: Any) -> dict[str, float]:
+    """Read all metrics by name, nested ones as `outer/inner`, and reset them."""
+    with strategy.scope():
+        metrics = dict(_flat("", model.get_metrics_result()))
+        model.reset_metrics()
+    return metrics
+
+
+def _flat(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _flat(f"{prefix}/{key}" if prefix else key, value)
+    else:
+        yield prefix, float(values)

@@ -1,0 +1,100 @@
+"""The appends that move the tip: commit and quarantine."""
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import NothingToRestore, StaleWriter
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.verifying import damage
+from tasks.foundation.telemetry.events import Note, Sink
+
+
+def commit(log: RunLog, body: Commit) -> Entry:
+    """Make a staged checkpoint the tip, if nothing moved the tip since the work on it began.
+
+    Saying it twice is harmless: a commit that is in the log already is returned as it stands there.
+
+    Raises:
+        StaleWriter: another writer moved the tip first.
+    """
+    staged = body.checkpoint
+
+    def decide(head: Head | None) -> Body:
+        if head is None or head.base != staged.base:
+            raise StaleWriter(
+                f"{log.home.uri}: step {staged.step} was trained on top of log entry {staged.base}, but the tip has "
+                f"moved since{_by_whom(log, head)}; this work is not committed. Another process trains the same run: "
+                "stop one of them, or run again to continue from the newest commit"
+            )
+        return body
+
+    head = log.head()
+    earlier = _own_earlier_commit(log, head, staged)
+    if earlier is not None:
+        return earlier
+    entry = log.append(decide, attempt=staged.attempt)
+    if entry is None:
+        raise AssertionError("a commit always has something to say")
+    return entry
+
+
+def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink) -> Head | None:
+    """The head, once its tip has been read whole; damaged tips are quarantined on the way.
+
+    Raises:
+        NothingToRestore: every retained checkpoint is damaged, and training had gone beyond step 0.
+    """
+    while True:
+        head = log.head()
+        if head is None or head.tip is None:
+            if head is not None and any(ref.step > 0 for ref in head.quarantined):
+                raise NothingToRestore(
+                    f"{log.home.uri}: every retained checkpoint is damaged: "
+                    f"{', '.join(ref.path for ref in head.quarantined)}. Restore their files from a backup, or start "
+                    "a run of another name"
+                )
+            return head
+        reason = damage(log.home, head.tip)
+        if reason is None:
+            return head
+        telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))
+        quarantine(log, head.tip, reason, attempt=attempt)
+
+
+def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) -> None:
+    """Take a damaged tip out of use; nothing happens if it is the tip no longer."""
+
+    def decide(head: Head | None) -> Body | None:
+        if head is None or head.tip != tip:
+            return None
+        return Quarantine(path=tip.path, reason=reason)
+
+    log.append(decide, attempt=attempt)
+
+
+def evaluation_due(head: Head, spec: RunSpec) -> bool:
+    """Whether the tip is to be evaluated: at absolute steps and at the end, once."""
+    tip = head.tip
+    if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or head.evaluated == tip.path:
+        return False
+    every = spec.evaluate.every_steps
+    return tip.step == spec.train.steps or (every is not None and tip.step % every == 0)
+
+
+def _own_earlier_commit(log: RunLog, head: Head | None, staged: CheckpointRef) -> Entry | None:
+    """Our own commit from an earlier try whose answer got lost: same attempt, base, path and manifest digest."""
+    newest = -1 if head is None else head.number
+    for number in range(staged.base + 1, newest + 1):
+        entry = log.entry(number)
+        if isinstance(entry.body, Commit) and entry.body.checkpoint == staged:
+            return entry
+        if entry.head.base == number:
+            break  # somebody else moved the tip away from our base; ours cannot come later
+    return None
+
+
+def _by_whom(log: RunLog, head: Head | None) -> str:
+    if head is None or head.base == 0:
+        return ""
+    mover = log.entry(head.base)
+    return f" (entry {mover.number}, {mover.body.kind}, attempt {mover.attempt[:8]}, {mover.time})"

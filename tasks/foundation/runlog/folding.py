@@ -1,0 +1,115 @@
+"""What an entry makes of the state before it. Pure; the whole meaning of the log is here."""
+
+import math
+
+from tasks.foundation.contracts.log_entry import (
+    Best,
+    Body,
+    Change,
+    Commit,
+    Evaluation,
+    Head,
+    Origin,
+    Quarantine,
+    Retire,
+    Retired,
+)
+from tasks.foundation.errors import RunLogError
+
+
+def fold(head: Head | None, body: Body) -> Head:
+    """The state after `body`, which becomes entry `head.number + 1` (or 0).
+
+    Raises:
+        RunLogError: the log would begin with something else than an origin, or hold two of them.
+    """
+    if isinstance(body, Origin):
+        if head is not None:
+            raise RunLogError("a run has one origin; this log has one already")
+        return Head(
+            number=0,
+            base=0,
+            commits=0,
+            tip=None,
+            retained=(),
+            retired=(),
+            quarantined=(),
+            best=None,
+            evaluated=None,
+            skipped_batches=0,
+            identity=body.identity,
+            environment=body.environment,
+        )
+    if head is None:
+        raise RunLogError(f"a run's log begins with its origin, not with {body.kind}")
+    head = head.model_copy(update={"number": head.number + 1})
+    match body:
+        case Commit():
+            return _commit(head, body)
+        case Quarantine():
+            return _quarantine(head, body)
+        case Retire():
+            return _retire(head, body)
+        case Evaluation():
+            return _evaluation(head, body)
+        case Change():
+            return head.model_copy(update={"environment": body.environment})
+
+
+def _commit(head: Head, body: Commit) -> Head:
+    return head.model_copy(
+        update={
+            "base": head.number,
+            "commits": head.commits + 1,
+            "tip": body.checkpoint,
+            "retained": (*head.retained, body.checkpoint),
+        }
+    )
+
+
+def _quarantine(head: Head, body: Quarantine) -> Head:
+    damaged = tuple(kept for kept in head.retained if kept.path == body.path)
+    retained = tuple(kept for kept in head.retained if kept.path != body.path)
+    best = None if head.best is not None and head.best.checkpoint.path == body.path else head.best
+    return head.model_copy(
+        update={
+            "base": head.number,
+            "tip": retained[-1] if retained else None,
+            "retained": retained,
+            "quarantined": (*head.quarantined, *damaged),
+            "best": best,
+        }
+    )
+
+
+def _retire(head: Head, body: Retire) -> Head:
+    retired = tuple(old for old in head.retired if old.path not in body.deleted)
+    new = tuple(Retired(path=path, at_commit=head.commits) for path in body.paths)
+    return head.model_copy(
+        update={
+            "retained": tuple(kept for kept in head.retained if kept.path not in body.paths),
+            "retired": (*retired, *new),
+        }
+    )
+
+
+def _evaluation(head: Head, body: Evaluation) -> Head:
+    best = _better(head, body)
+    return head.model_copy(update={"evaluated": body.checkpoint.path, "best": best})
+
+
+def _better(head: Head, body: Evaluation) -> Best | None:
+    """The best after an evaluation. A tie stays with the earlier checkpoint; NaN never wins."""
+    rule = body.keep_best
+    if rule is None:
+        return head.best
+    value = body.metrics.get(rule.metric, math.nan)
+    # A checkpoint that was retired or quarantined meanwhile cannot be kept any more.
+    if math.isnan(value) or body.checkpoint not in head.retained:
+        return head.best
+    before = head.best
+    if before is not None and (before.metric, before.mode) == (rule.metric, rule.mode):
+        better = value > before.value if rule.mode == "max" else value < before.value
+        if not better:
+            return before
+    return Best(checkpoint=body.checkpoint, metric=rule.metric, mode=rule.mode, value=value)

@@ -1,0 +1,65 @@
+"""What the whole log tells: the curve of a run along the lineage of its tip, without duplicates."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
+from tasks.foundation.contracts.segment import MetricRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A run as a function of its log. Work that was not built upon is left out."""
+
+    commits: tuple[Entry, ...] = ()
+    rows: tuple[MetricRow, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    head: Head | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> int:
+        """Number of committed segments on the way to the tip."""
+        return sum(1 for entry in self.commits if commit_of(entry).checkpoint.step > 0)
+
+
+def commit_of(entry: Entry) -> Commit:
+    """The body of an entry that is known to be a commit."""
+    if not isinstance(entry.body, Commit):
+        raise TypeError(f"entry {entry.number} is a {entry.body.kind}, not a checkpoint")
+    return entry.body
+
+
+def history_of(entries: Iterable[Entry]) -> History:
+    """Fold all entries of a log into the story of its tip."""
+    commits: dict[str, Entry] = {}
+    evaluations: dict[str, Evaluation] = {}
+    head: Head | None = None
+    for entry in entries:
+        head = entry.head
+        if isinstance(entry.body, Commit):
+            commits[entry.body.checkpoint.path] = entry
+        elif isinstance(entry.body, Evaluation):
+            evaluations[entry.body.checkpoint.path] = entry.body
+    lineage: list[Entry] = []
+    path = head.tip.path if head is not None and head.tip is not None else None
+    while path is not None:
+        entry = commits[path]
+        lineage.append(entry)
+        path = commit_of(entry).parent
+    lineage.reverse()
+    seconds: dict[str, float] = {}
+    for entry in lineage:
+        for cause, amount in commit_of(entry).seconds.items():
+            seconds[cause] = seconds.get(cause, 0.0) + amount
+    return History(
+        commits=tuple(lineage),
+        rows=tuple(row for entry in lineage for row in commit_of(entry).history),
+        evaluations=tuple(
+            evaluations[commit_of(entry).checkpoint.path]
+            for entry in lineage
+            if commit_of(entry).checkpoint.path in evaluations
+        ),
+        head=head,
+        seconds=seconds,
+    )

@@ -1,0 +1,18 @@
+"""One number for a train state: sha256 over the sorted (path, dtype, shape, bytes) of its keys."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> str:
+    """The digest; values are asked for one at a time, so memory holds one variable."""
+    digest = hashlib.sha256()
+    for key in sorted(keys):
+        value = np.asarray(value_of(key))
+        digest.update(f"{key}\0{value.dtype.name}\0{list(value.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,84 @@
+"""How the train state lies in a checkpoint: keys, the tree of plain dicts, and the signature."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tasks.foundation.contracts.checkpoint import VariableRecord
+from tasks.foundation.errors import ModelError, StateMismatch
+from tasks.foundation.model.variables import Leaf
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_DIFFERENCES_SHOWN = 8
+
+
+def slots(leaf: Leaf) -> dict[str, Any]:
+    """Key to what is saved under it: the variable once, or each replica's component."""
+    if leaf.per_replica:
+        return {f"{leaf.path}/replica_{index}": part for index, part in enumerate(leaf.components)}
+    # A seed's components differ by derivation only, so the first one says all.
+    return {leaf.path: leaf.components[0] if leaf.seed else leaf.variable}
+
+
+def tree_of(leaves: Iterable[Leaf]) -> dict[str, Any]:
+    """Nested dicts of variables, for `tf.train.Checkpoint(**tree)`.
+
+    Raises:
+        ModelError: a variable is named like a group of variables.
+    """
+    tree: dict[str, Any] = {}
+    for leaf in leaves:
+        for key, variable in slots(leaf).items():
+            *parents, name = key.split("/")
+            folder = tree
+            for parent in parents:
+                folder = folder.setdefault(parent, {})
+                if not isinstance(folder, dict):
+                    break
+            if not isinstance(folder, dict) or name in folder:
+                raise ModelError(f"variable {key} is named like a group of variables; rename its layer")
+            folder[name] = variable
+    return tree
+
+
+def stored_name(key: str) -> str:
+    """The name under which `tf.train.load_checkpoint` knows a key; TensorFlow doubles dots in names."""
+    return key.replace(".", "..") + _SUFFIX
+
+
+def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
+    """Paths, dtypes and shapes, in order."""
+    return tuple(
+        VariableRecord(
+            path=leaf.path,
+            dtype=leaf.components[0].dtype.name,
+            shape=tuple(leaf.components[0].shape),
+            per_replica=leaf.per_replica,
+        )
+        for leaf in sorted(leaves, key=lambda leaf: leaf.path)
+    )
+
+
+def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[VariableRecord, ...], *, where: str) -> None:
+    """Refuse a checkpoint of another model, with a difference that can be read.
+
+    Raises:
+        StateMismatch: listing variables that are missing, unknown, or of another shape or dtype.
+    """
+    if stored == mine:
+        return
+    before: Mapping[str, VariableRecord] = {record.path: record for record in stored}
+    now: Mapping[str, VariableRecord] = {record.path: record for record in mine}
+    lines = [f"only in the checkpoint: {_text(before[path])}" for path in before if path not in now]
+    lines += [f"only in the model: {_text(now[path])}" for path in now if path not in before]
+    lines += [
+        f"checkpoint has {_text(before[path])}, model has {_text(now[path])}"
+        for path in before
+        if path in now and before[path] != now[path]
+    ]
+    shown = "; ".join(lines[:_DIFFERENCES_SHOWN])
+    more = f"; and {len(lines) - _DIFFERENCES_SHOWN} more" if len(lines) > _DIFFERENCES_SHOWN else ""
+    raise StateMismatch(f"{where} belongs to another model: {shown}{more}")
+
+
+def _text(record: VariableRecord) -> str:
+    return f"{record.path} {record.dtype}{list(record.shape)}{' per replica' if record.per_replica else ''}"

@@ -1,0 +1,159 @@
+"""Events on a terminal, with one progress bar below the lines; or as plain lines where no terminal is."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Training
+from tasks.foundation.telemetry.wording import metric_words, number_words, short_path, size_words
+
+_LOGGER = logging.getLogger(__name__)
+_REFRESHES_PER_SECOND = 4  # drawing takes the interpreter from the thread that feeds the accelerator
+_BAR_COLUMNS = 30
+_PIPE_COLUMNS = 1000  # a pipe has no width; lines there are never wrapped
+
+
+class Console:
+    """A `Sink` for people. Use it as a context manager: the bar is gone at the end, the lines stay."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Nothing is written before the first event.
+
+        Args:
+            stream: where to write; left out: stdout. Take stderr where stdout belongs to a machine (`--json`).
+        """
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._rich = RichConsole(
+            file=self._stream, highlight=False, soft_wrap=True, width=None if self._terminal else _PIPE_COLUMNS
+        )
+        self._lock = threading.RLock()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._loss = ""
+        self._told_metrics: Mapping[str, float] = {}
+        self._told_examples = 0
+        self._broken = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Bring up the bar, on a terminal; it shows with the first event that moves it."""
+        with self._lock:
+            if not self._terminal or self._progress is not None:
+                return
+            self._progress = Progress(
+                TextColumn("{task.description}", style="bold"),
+                BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=_BAR_COLUMNS)),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left", style="dim"),
+                console=self._rich,
+                expand=False,
+                transient=True,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+                # What others print to the terminal goes above the bar; a stream that is not ours is left alone.
+                redirect_stdout=self._stream is sys.stdout,
+                redirect_stderr=sys.stderr.isatty(),
+            )
+            self._guarded(self._progress.start)
+
+    def stop(self) -> None:
+        """Take the bar away. Later events still get their lines."""
+        with self._lock:
+            if self._progress is not None:
+                self._guarded(self._progress.stop)
+                self._progress, self._task = None, None
+
+    def emit(self, event: Event) -> None:
+        """Show one event. Any thread; cheap; raises nothing, since training waits for it."""
+        with self._lock:
+            self._guarded(lambda: self._show(event))
+
+    def show(self, what: RenderableType) -> None:
+        """Anything that rich can render, above the bar."""
+        with self._lock:
+            self._guarded(lambda: self._rich.print(what))
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        # rich answers a closed pipe with SystemExit. Neither that nor a lost terminal may end a training run.
+        except (Exception, SystemExit) as fault:  # noqa: BLE001
+            self._broken = True
+            _LOGGER.warning("nothing more is shown here, writing to the console failed: %r", fault)
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case Note():
+                self._line(("warning: " if event.warning else "") + event.text, "bold yellow" if event.warning else "")
+            case Preparing():
+                self._preparing(event)
+            case Training():
+                self._training(event)
+            case Committed():
+                path = short_path(event.path) if self._terminal else event.path
+                self._line(
+                    f"step {event.step}  committed  {path}  {metric_words(event.metrics)}  {size_words(event.size)}",
+                    "green",
+                )
+            case Evaluated():
+                self._line(
+                    f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({event.examples} examples)", "cyan"
+                )
+
+    def _preparing(self, event: Preparing) -> None:
+        if self._progress is not None:
+            self._bar("preparing", None, None, f"{event.examples:,} examples")
+        elif event.examples >= 2 * self._told_examples:
+            self._told_examples = event.examples
+            self._line(f"preparing  {event.examples} examples")
+
+    def _training(self, event: Training) -> None:
+        if "loss" in event.metrics:
+            self._loss = f"loss {number_words(event.metrics['loss'])}  "
+        rate = f"{event.examples_per_second:,.0f} examples/s"
+        if self._progress is not None:
+            facts = f"{event.step}/{event.target}  {self._loss}{rate}"
+            self._bar("training", event.step, event.target, facts)
+        elif event.metrics != self._told_metrics and event.metrics:  # they change at log steps only
+            self._told_metrics = event.metrics
+            self._line(f"step {event.step}/{event.target}  {metric_words(event.metrics)}  {rate}")
+
+    def _bar(self, description: str, completed: int | None, total: int | None, facts: str) -> None:
+        progress = self._progress
+        if progress is None:
+            return
+        if self._task is not None and progress.tasks[0].description != description:
+            progress.remove_task(self._task)
+            self._task = None
+        if self._task is None:
+            # It begins where the run stands: steps of earlier processes say nothing about this one's speed.
+            self._task = progress.add_task(description, total=total, completed=completed or 0, facts=facts)
+        else:
+            progress.update(self._task, total=total, completed=completed, facts=facts)
+
+    def _line(self, text: str, style: str = "") -> None:
+        if self._terminal:
+            self._rich.print(Text(text, style))
+        else:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()

@@ -1,0 +1,48 @@
+"""Numbers as people read them, the same on the console, in the commands and in the report."""
+
+import math
+from collections.abc import Mapping
+
+_THOUSAND = 1000
+_MINUTE, _HOUR = 60, 3600
+_TENTHS_BELOW_SECONDS = 10
+
+
+def metric_words(metrics: Mapping[str, float]) -> str:
+    """`loss 0.1234  accuracy 0.98`: four significant digits each."""
+    return "  ".join(f"{name} {number_words(value)}" for name, value in metrics.items())
+
+
+def number_words(value: float) -> str:
+    """Four significant digits; whole numbers whole."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004 - beyond it a float is not exact
+
+
+def size_words(size: float) -> str:
+    """Bytes in decimal units, as stores bill them: `1.2 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < _THOUSAND:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= _THOUSAND
+    return f"{size:.1f} TB"
+
+
+def duration_words(seconds: float) -> str:
+    """`0.4 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < _TENTHS_BELOW_SECONDS:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
+
+
+def short_path(path: str) -> str:
+    """A checkpoint's path with its attempt cut to eight characters: enough to tell it from its neighbours."""
+    name, _, attempt = path.rpartition("-")
+    return f"{name}-{attempt[:8]}" if name else path

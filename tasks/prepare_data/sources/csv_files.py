@@ -1,0 +1,147 @@
+"""`csv`: tables of numbers with a header."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from tasks.foundation.errors import RunFileError, SourceError
+from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.files import find_files, fingerprint, watched
+
+
+class CsvOptions(Options):
+    """`data.options` of `csv`."""
+
+    path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv")
+    label: str = Field(min_length=1, description="the column that is y")
+    features: list[str] | None = Field(
+        default=None, min_length=1, description="a list of the columns that are x; left out: all but the label"
+    )
+    delimiter: str = Field(default=",", min_length=1, max_length=1, description="one character")
+
+
+def csv_files(options: Mapping[str, Any], folder: Path) -> Source:
+    """x: float32 [features]; y: int64 [] where the first label is an integer, else float32 [].
+
+    Raises:
+        RunFileError: an option cannot be used, or names a column that is not there.
+        SourceError: there are no files, or one has no usable header.
+    """
+    chosen = parse_options(CsvOptions, options, source="csv")
+    files = find_files(chosen.path, folder, suffix=".csv")
+    features = _features(files[0], chosen)
+    for file in files[1:]:
+        _columns(file, chosen, features)
+    found = fingerprint(files)
+    return Source(
+        content=found.content,
+        settings={"label": chosen.label, "features": features, "delimiter": chosen.delimiter},
+        origin=found.origin,
+        length=None,
+        read=lambda: watched(files, _read(files, chosen, features)),
+    )
+
+
+def _features(file: Path, options: CsvOptions) -> list[str]:
+    header = _header(file, options)
+    if options.features is not None:
+        if options.label in options.features:
+            raise RunFileError(
+                f"data.options.features: it holds the label {options.label!r}; take it out, or choose another label"
+            )
+        features = options.features
+    else:
+        features = [name for name in header if name != options.label]
+    if not features:
+        raise SourceError(f"{file}, line 1: besides the label there is no column; x needs at least one")
+    _columns(file, options, features)
+    return features
+
+
+def _columns(file: Path, options: CsvOptions, features: Sequence[str]) -> tuple[int, list[int]]:
+    """Positions of the label and of the features."""
+    header = _header(file, options)
+    for key, name in [("label", options.label), *(("features", name) for name in features)]:
+        if name not in header:
+            raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, header)}")
+    return header.index(options.label), [header.index(name) for name in features]
+
+
+def _header(file: Path, options: CsvOptions) -> list[str]:
+    header = next((cells for _, cells in _rows(file, options)), None)
+    if header is None:
+        raise SourceError(f"{file}: is empty; it needs a header and rows")
+    for name in header:
+        if header.count(name) > 1:
+            raise SourceError(f"{file}, line 1: the column {name!r} is there twice; rename one")
+        if _is_number(name):
+            raise SourceError(
+                f"{file}, line 1: {name!r} is a number where the header should be; put a line of column names first"
+            )
+    return header
+
+
+def _read(files: Sequence[Path], options: CsvOptions, features: Sequence[str]) -> Iterator[Located]:
+    whole: bool | None = None
+    for file in files:
+        label_column, columns = _columns(file, options, features)
+        rows = _rows(file, options)
+        _, header = next(rows)
+        for line, cells in rows:
+            where = f"{file}, line {line}"
+            if len(cells) != len(header):
+                raise SourceError(f"{where}: has {len(cells)} cells, the header has {len(header)}; complete the line")
+            x = [_number(cells[column], where, header[column]) for column in columns]
+            label = cells[label_column]
+            if whole is None:
+                whole = _is_whole(label)
+            elif whole and not _is_whole(label) and _is_number(label):
+                raise SourceError(
+                    f"{where}: the label {options.label!r} is {label}, those before were integers; write all of them "
+                    "with a decimal point, or all without"
+                )
+            y = _number(label, where, options.label)
+            with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
+                yield where, (np.asarray(x, np.float32), np.int64(int(label)) if whole else np.float32(y))
+
+
+def _rows(file: Path, options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells), blank lines left out."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.reader(opened, delimiter=options.delimiter, strict=True)
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, [cell.strip() for cell in cells]
+    except OSError as fault:
+        raise SourceError(
+            f"{file}: cannot be read: {fault.strerror}; see that it is there and who may read it"
+        ) from fault
+    except (csv.Error, UnicodeDecodeError) as fault:
+        raise SourceError(f"{file}: after line {reader.line_num}: {fault}; save it as UTF-8 CSV") from fault
+
+
+def _number(cell: str, where: str, column: str) -> float:
+    try:
+        return float(cell)
+    except ValueError as fault:
+        raise SourceError(
+            f"{where}: {column!r} is {cell!r}, which is no number; correct it, or leave the column out with "
+            "data.options.features"
+        ) from fault
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_whole(cell: str) -> bool:
+    return cell.lstrip("+-").isdecimal()

@@ -1,0 +1,38 @@
+"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.foundation.errors import SourceError
+from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
+
+_EXAMPLES = 1797
+_BRIGHTEST = 16
+
+
+def digits(options: Mapping[str, Any], _folder: Path) -> Source:
+    """x: float32 [8, 8, 1] in [0, 1]; y: int64 [], 0 to 9.
+
+    Raises:
+        RunFileError: there are options.
+    """
+    parse_options(Options, options, source="digits")
+    # The set is fixed, so its name is its content, and a prepared one needs no scikit-learn.
+    name = "scikit-learn digits"
+    return Source(content=name, settings={}, origin={"package": name}, length=_EXAMPLES, read=_read)
+
+
+def _read() -> Iterator[Located]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as fault:
+        raise SourceError(
+            f"data.source: digits: scikit-learn cannot be imported ({fault}); pip install scikit-learn"
+        ) from fault
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 8, 8, 1) / _BRIGHTEST).astype(np.float32)
+    for index, (image, label) in enumerate(zip(images, labels.astype(np.int64), strict=True)):
+        yield f"digits, example {index}", (image, label)

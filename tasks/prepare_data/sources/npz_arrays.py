@@ -1,0 +1,132 @@
+"""`npz`: arrays of a .npz file, read row by row; it is never in memory as a whole."""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from pydantic import Field
+
+from tasks.foundation.dataset.features import Array
+from tasks.foundation.errors import RunFileError, SourceError
+from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.files import fingerprint, locate, watched
+
+_CHUNK_BYTES = 1 << 20
+
+
+class NpzOptions(Options):
+    """`data.options` of `npz`."""
+
+    path: str = Field(min_length=1, description="a .npz file, relative to the run file")
+    x: str = Field(default="x", min_length=1, description="the name of the array that is x")
+    y: str | None = Field(default=None, min_length=1, description="the name of the array that is y")
+    sample_weight: str | None = Field(default=None, min_length=1, description="the name of the array of weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran_order: bool
+
+
+def npz(options: Mapping[str, Any], folder: Path) -> Source:
+    """x, y and sample_weight: rows of the arrays named, dtypes as saved.
+
+    Raises:
+        RunFileError: an option cannot be used, or names an array that is not there.
+        SourceError: the file is missing, or its arrays are empty, of different lengths, or of objects.
+    """
+    chosen = parse_options(NpzOptions, options, source="npz")
+    if chosen.sample_weight is not None and chosen.y is None:
+        raise RunFileError(
+            f"data.options.sample_weight: {chosen.sample_weight!r}: weights need labels; set data.options.y too"
+        )
+    file = locate(chosen.path, folder)
+    if not file.is_file():
+        raise SourceError(f"data.options.path: {chosen.path!r}: {file} is no file; name a .npz file")
+    found = fingerprint([file])
+    names = {key: name for key, name in chosen.model_dump(exclude={"path"}).items() if name is not None}
+    return Source(
+        content=found.content,
+        settings=names,
+        origin=found.origin,
+        length=_length(file, names),
+        read=lambda: watched([file], _read(file, names)),
+    )
+
+
+def _length(file: Path, names: Mapping[str, str]) -> int:
+    lengths = {}
+    with _archive(file) as archive:
+        for key, name in names.items():
+            with _member(archive, file, key, name) as (_, header):
+                if not header.shape or not header.shape[0]:
+                    raise SourceError(f"{file}: {name} has shape {header.shape}, which holds no example")
+                lengths[name] = header.shape[0]
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise SourceError(f"{file}: arrays of different lengths: {told}; save as many labels as examples")
+    return next(iter(lengths.values()))
+
+
+def _read(file: Path, names: Mapping[str, str]) -> Iterator[Located]:
+    with ExitStack() as stack:
+        archive = stack.enter_context(_archive(file))
+        columns = [
+            _rows(file, name, *stack.enter_context(_member(archive, file, key, name))) for key, name in names.items()
+        ]
+        for index, row in enumerate(zip(*columns, strict=True)):
+            yield f"{file}, example {index}", row
+
+
+@contextmanager
+def _archive(file: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as fault:
+        raise SourceError(f"{file}: is no sound .npz file ({fault}); write it with numpy.savez") from fault
+    except OSError as fault:
+        raise SourceError(f"{file}: cannot be read: {fault.strerror}; see who may read it") from fault
+
+
+@contextmanager
+def _member(archive: zipfile.ZipFile, file: Path, key: str, name: str) -> Iterator[tuple[IO[bytes], _Header]]:
+    known = [member.removesuffix(".npy") for member in archive.namelist()]
+    if name not in known:
+        raise RunFileError(f"data.options.{key}: {name!r}: {file} has no such array; {suggestion(name, known)}")
+    with archive.open(f"{name}.npy") as member:
+        try:
+            version = npy.read_magic(member)  # type: ignore[no-untyped-call]
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran_order, dtype = read_header(member)  # type: ignore[no-untyped-call]
+        except ValueError as fault:
+            raise SourceError(f"{file}: {name} cannot be read ({fault}); write it with numpy.savez") from fault
+        if dtype.hasobject:
+            raise SourceError(f"{file}: {name} has dtype object; save numbers of a fixed width, such as float32")
+        yield member, _Header(shape=shape, dtype=dtype, fortran_order=fortran_order)
+
+
+def _rows(file: Path, name: str, member: IO[bytes], header: _Header) -> Iterator[Array]:
+    if header.fortran_order:
+        # The rows lie across such an array: there is no reading it row by row.
+        values = np.frombuffer(member.read(), header.dtype)
+        yield from values.reshape(header.shape, order="F")
+        return
+    row_shape = header.shape[1:]
+    row_bytes = header.dtype.itemsize * math.prod(row_shape)
+    chunk_rows = max(1, _CHUNK_BYTES // max(1, row_bytes))
+    for begin in range(0, header.shape[0], chunk_rows):
+        rows = min(chunk_rows, header.shape[0] - begin)
+        data = member.read(rows * row_bytes)
+        if len(data) != rows * row_bytes:
+            raise SourceError(f"{file}: {name} ends before example {begin + rows}; the file is cut off, write it again")
+        yield from np.frombuffer(data, header.dtype).reshape(rows, *row_shape)

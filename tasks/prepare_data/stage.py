@@ -1,0 +1,173 @@
+"""Prepare a dataset: source -> shards -> manifest, under a name made from content and settings."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.manifest import (
+    content_digest,
+    dataset_folder,
+    manifest_path,
+    read_manifest,
+)
+from tasks.foundation.errors import FileAlreadyThere, SourceError, StorageError
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Preparing, Sink
+from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.sources.base import Source
+from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.space import require_space
+from tasks.prepare_data.split import part_sizes, split
+from tasks.prepare_data.writing import PartWriter
+
+# Goes up when the same source and settings come to be written as other bytes.
+_FORMAT = 1
+_SHARD_BYTES = 32 << 20
+_TOLD_EVERY_EXAMPLES = 10_000
+
+
+def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink) -> DatasetRef:
+    """Make the dataset that a run file asks for, unless it is there.
+
+    Shards are written first and the manifest last, create-only: its existence means completeness. Two processes may
+    prepare the same dataset at once; they write the same bytes. After an error nothing of it is left.
+
+    Args:
+        spec: the run file.
+        code_folder: its folder, which relative paths start from.
+        storage: the root that datasets and runs are kept below.
+        telemetry: is told of the progress.
+
+    Raises:
+        RunFileError: `data.source` or one of `data.options` cannot be used.
+        SourceError: the source is missing or empty, or holds an unusable record.
+        StorageError: the store failed, or has too little room.
+        DamagedDataset: the manifest that is there cannot be read.
+    """
+    source = open_source(spec.data, code_folder)
+    digest = dataset_digest(spec, source)
+    folder = dataset_folder(digest)
+    if (prepared := _prepared(storage, folder)) is not None:
+        return prepared
+    with ExitStack() as on_failure:
+        on_failure.callback(_clear, storage, folder)
+        written = _write(spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry)
+        ref = _commit(written, storage=storage, folder=folder)
+        on_failure.pop_all()
+    return ref
+
+
+def dataset_digest(spec: RunSpec, source: Source) -> str:
+    """The dataset's name: sha256 over source content and everything that decides its bytes, 24 hex digits."""
+    decides = {
+        "format": _FORMAT,
+        "source": spec.data.source,
+        "content": source.content,
+        "settings": dict(source.settings),
+        "version": spec.data.version,
+        "validation_fraction": spec.data.validation_fraction,
+        "shard_examples": spec.data.shard_examples,
+        "seed": spec.train.seed,
+    }
+    # YAML's dates are no JSON, but their text tells them apart.
+    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> DatasetRef:
+    return DatasetRef(
+        folder=folder,
+        content_digest=manifest.content_digest,
+        train_examples=manifest.train_examples,
+        validation_examples=manifest.validation_examples,
+        already_prepared=already_prepared,
+    )
+
+
+def _write(spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink) -> DatasetManifest:
+    """All shards; returns the manifest, which is not written yet."""
+    checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
+    writers: tuple[PartWriter, PartWriter] | None = None
+    records = _records(source, checker, telemetry)
+    for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
+        if writers is None:
+            writers = _writers(spec, source.length, len(record), storage)
+        writers[held_out].add(record)
+    if writers is None:
+        raise SourceError(f"data.source: {spec.data.source}: it holds no example; see that data.options are right")
+    train, validation = (writer.finish() for writer in writers)
+    return DatasetManifest(
+        digest=digest,
+        content_digest=content_digest(checker.features, train, validation),
+        source=spec.data.source,
+        origin=dict(source.origin),
+        features=checker.features,
+        train=train,
+        validation=validation,
+    )
+
+
+def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[bytes]:
+    from tasks.foundation.dataset.shards import encode
+
+    count = 0
+    for count, (where, example) in enumerate(source.read(), start=1):
+        yield encode(checker.check(where, example))
+        if count % _TOLD_EVERY_EXAMPLES == 0:
+            telemetry.emit(Preparing(examples=count))
+    if source.length not in {None, count}:
+        raise SourceError(
+            f"the source held {source.length} examples and gave {count}: it changed while being read; run again"
+        )
+    telemetry.emit(Preparing(examples=count))
+
+
+def _writers(spec: RunSpec, length: int | None, record_bytes: int, storage: Storage) -> tuple[PartWriter, PartWriter]:
+    shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
+    sizes: tuple[int | None, int | None] = (None, None)
+    if length is not None:
+        sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=spec.train.seed)
+        require_space(storage, length * (record_bytes + 16))
+    train, validation = (
+        PartWriter(storage, part=part, seed=spec.train.seed, shard_examples=shard_examples, examples=size)
+        for part, size in zip(("train", "validation"), sizes, strict=True)
+    )
+    return train, validation
+
+
+def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> DatasetRef:
+    at = storage.at(folder)
+    # Another process that failed on this dataset may have cleared the folder meanwhile.
+    for shard in (*manifest.train, *manifest.validation):
+        if not at.exists(shard.path):
+            raise StorageError(f"{at.uri}/{shard.path} is gone: it was deleted while it was prepared; run again")
+    try:
+        storage.create(manifest_path(folder), manifest.to_json())
+    except FileAlreadyThere:
+        first = read_manifest(storage, folder)
+        if first.content_digest != manifest.content_digest:
+            raise SourceError(
+                f"{at.uri}: another process prepared the same source and got other examples: {manifest.source} does "
+                "not give the same examples each time; make it so (seed what is random), delete the folder, run again"
+            ) from None
+    return _ref(folder, manifest, already_prepared=False)
+
+
+def _prepared(storage: Storage, folder: str) -> DatasetRef | None:
+    """The dataset if it is there; one whose shards were lost is written again under its manifest."""
+    if not storage.exists(manifest_path(folder)):
+        return None
+    manifest = read_manifest(storage, folder)
+    there = set(storage.files(folder))
+    if any(f"{folder}/{shard.path}" not in there for shard in (*manifest.train, *manifest.validation)):
+        return None
+    return _ref(folder, manifest, already_prepared=True)
+
+
+def _clear(storage: Storage, folder: str) -> None:
+    """Drop unfinished shards; those that a manifest names stay, whoever wrote it."""
+    if not storage.exists(manifest_path(folder)):
+        storage.delete(folder)

@@ -1,0 +1,67 @@
+"""The compiled training loop.
+
+An own loop and not `model.fit`: steps are counted absolutely, nothing is read or reset at the cuts, and
+`fit(steps_per_execution=…)` crashes under MirroredStrategy. `model.train_step` is Keras's own, so compiled losses,
+metrics, custom `train_step`s, clipping and mixed precision hold.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+NOT_FOUND = -1
+
+# Kernels that draw from a state of TensorFlow's own which no checkpoint holds.
+_STATEFUL_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+
+
+def make_loop(model: keras.Model, strategy: Any) -> Any:
+    """A `tf.function` of (iterator, n) that runs n steps.
+
+    It returns an int64 scalar: the index, in [0, n), of the first step after which the running loss was not finite, or
+    `NOT_FOUND`. Nothing per-replica is carried by the loop; the iterator and n (int64 scalar) are arguments, so that
+    it is traced once.
+    """
+
+    @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
+    def run_steps(iterator: Any, n: Any) -> Any:
+        first_bad = tf.constant(NOT_FOUND, tf.int64)
+        for index in tf.range(n):
+            logs = strategy.run(model.train_step, args=(next(iterator),))
+            if "loss" in logs:
+                loss = strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None)
+                bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
+                first_bad = tf.where(tf.logical_and(first_bad == NOT_FOUND, bad), index, first_bad)
+        return first_bad
+
+    return run_steps
+
+
+def stateful_random_ops(function: Any) -> tuple[str, ...]:
+    """Names of ops in a traced function whose random state a checkpoint cannot hold."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    return tuple(sorted({node.name for node in nodes if node.op in _STATEFUL_RANDOM}))
+
+
+def steps_within(seconds: float, steps_per_second: float) -> int:
+    """How many steps an inner loop may have to last about so many seconds; at least 1."""
+    return max(1, int(seconds * steps_per_second))
+
+
+Loop = Callable[[Any, Any], Any]

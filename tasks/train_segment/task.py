@@ -1,0 +1,9 @@
+"""The stage as a Prefect task."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.train_segment.stage import train_segment
+
+# Never cached: what is done already is known from the run's log, and only from there.
+train_segment_task = task(name="train-segment", cache_policy=NO_CACHE)(train_segment)

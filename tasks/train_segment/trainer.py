@@ -1,0 +1,145 @@
+"""The warm trainer: model, compiled loop, data and state of one process, kept between its segments."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
+from tasks.foundation.errors import BatonError, ModelError, NonFinite
+from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.variables import uncovered
+from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.user_code import describe
+from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_random_ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a trainer is made from; equal recipes may share one."""
+
+    spec: RunSpec
+    dataset: DatasetRef
+    code_folder: Path
+    storage_uri: str
+
+
+class Trainer:
+    """Trains from one state to the next. Dropped after any exception: its state is then in doubt."""
+
+    def __init__(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> None:
+        spec = recipe.spec
+        self.recipe = recipe
+        self.accelerator = accelerator
+        self._storage = storage
+        batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
+        batch = zero_batch(load_manifest(storage, recipe.dataset), batch_size)
+        self.state: TrainState = build_train_state(
+            spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
+        )
+        self._loop = make_loop(self.state.model, accelerator.strategy)
+        self._restored: str | None = None
+        self._iterator: Any = None
+        self._next_batch: int | None = None
+        self._traced = False
+
+    def restore(self, home: Storage, ref: CheckpointRef) -> bool:
+        """Have the state of `ref` in memory; False if it was there already."""
+        if self._restored == ref.path and self.state.step == ref.step:
+            return False
+        self.state.restore(home, ref)
+        self._restored = ref.path
+        return True
+
+    def holds(self, ref: CheckpointRef) -> None:
+        """The state in memory has just been staged as `ref`."""
+        self._restored = ref.path
+
+    def seek(self, batch: int) -> None:
+        """Have the data stream at a batch index; costs nothing if it is there already."""
+        if self._next_batch == batch:
+            return
+        spec = self.recipe.spec
+
+        def per_replica_batches(context: Any) -> tf.data.Dataset:
+            return training_dataset(
+                self._storage,
+                self.recipe.dataset,
+                seed=spec.train.seed,
+                global_batch_size=spec.train.global_batch_size,
+                window_shards=spec.data.window_shards,
+                first_batch=batch,
+                host=context.input_pipeline_id,
+                hosts=context.num_input_pipelines,
+                local_replicas=self.accelerator.replicas // context.num_input_pipelines,
+            )
+
+        self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
+        self._next_batch = batch
+
+    def compile(self, telemetry: Sink) -> None:
+        """Trace the loop, and refuse a model with state that would not be saved.
+
+        Raises:
+            ModelError: the step cannot be traced, or uses a variable that is not in the tree.
+        """
+        if self._traced:
+            return
+        reference = self.recipe.spec.model.build
+        try:
+            function = self._loop.get_concrete_function(self._iterator, tf.constant(1, tf.int64))
+        except BatonError:
+            raise
+        except Exception as fault:
+            raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}") from fault
+        missed = uncovered(function, self.state.leaves)
+        if missed:
+            raise ModelError(
+                f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
+                f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model; give "
+                "keras.random functions a keras.random.SeedGenerator that a layer holds"
+            )
+        ops = stateful_random_ops(function)
+        if ops:
+            telemetry.emit(
+                Note(
+                    text=f"{reference}: {', '.join(ops)} draw from TensorFlow's own random state, which no checkpoint "
+                    "holds: a resumed run will differ. Use keras.random with a SeedGenerator, or tf.random.Generator",
+                    warning=True,
+                )
+            )
+        self._traced = True
+
+    def run(self, steps: int, *, segment: int) -> None:
+        """Train `steps` steps.
+
+        Raises:
+            NonFinite: the loss stopped being finite; names the step.
+        """
+        before = self.state.step
+        # In doubt until the steps are done.
+        self._restored, batch, self._next_batch = None, self._next_batch, None
+        with reading_failures():
+            first_bad = int(self._loop(self._iterator, tf.constant(steps, tf.int64)).numpy())
+        if first_bad != NOT_FOUND:
+            raise NonFinite(
+                f"the loss is not finite at step {before + first_bad + 1}, in segment {segment}; nothing of this "
+                "segment is committed. Lower the learning rate, clip gradients, or look at the data of that step"
+            )
+        self.state.step = before + steps
+        self._next_batch = None if batch is None else batch + steps
+
+    def read_metrics(self) -> MetricRow:
+        """Metrics since the row before, which are reset: call at absolute steps only."""
+        metrics = take_metrics(self.state.model, self.accelerator.strategy)
+        return MetricRow(step=self.state.step, metrics=metrics)
