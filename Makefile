@@ -22,10 +22,10 @@ run: install
 	@$(BIN)/baton run deploy/runs/digits/run.yaml
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 lint: install
 	$(BIN)/ruff check .

@@ -23,7 +23,8 @@ Overrides = Annotated[
 ]
 
 FIRST_ENTRY = "log/00000000.json"
-_ENTRY = re.compile(r"log/\d{8}\.json")
+# An entry of some run's log; the group is the run's home, "" for the place itself.
+ENTRY_BELOW = re.compile(r"(?:(.+)/)?log/\d{8}\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def refuse_overrides(address: str, overrides: Sequence[str] | None) -> None:
 
 def _has_log(home: Storage) -> bool:
     # A log that lost its first entry is a damaged run, not an absent one.
-    return home.exists(FIRST_ENTRY) or any(_ENTRY.fullmatch(path) for path in home.files("log"))
+    return home.exists(FIRST_ENTRY) or any(ENTRY_BELOW.fullmatch(path) for path in home.files("log"))
 
 
 def _above(home: Storage) -> Storage:

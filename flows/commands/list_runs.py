@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.address import FIRST_ENTRY, OpenedRun, Overrides, names_run_file, refuse_overrides
+from flows.commands.address import ENTRY_BELOW, OpenedRun, Overrides, names_run_file, refuse_overrides
 from flows.commands.output import AsJson, aligned, say, say_json
 from flows.relay import storage_of
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
@@ -46,12 +46,7 @@ def _root(address: str, overrides: list[str] | None) -> Storage:
 
 def _names(root: Storage) -> list[str]:
     """Paths of the homes below the root, "" for the root itself."""
-    ending = f"/{FIRST_ENTRY}"
-    return sorted(
-        path.removesuffix(FIRST_ENTRY).rstrip("/")
-        for path in root.files("")
-        if path == FIRST_ENTRY or path.endswith(ending)
-    )
+    return sorted({match[1] or "" for path in root.files("") if (match := ENTRY_BELOW.fullmatch(path))})
 
 
 def _facts(root: Storage, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ def report(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
     from tasks.evaluate.report.report import write_report  # brings NumPy and matplotlib
 
     opened = open_run(address, overrides)
+    opened.head()  # says which entry is lost, if the log is damaged
     page = write_report(opened.home, title=opened.name)
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "report": page})

@@ -4,6 +4,7 @@ from typing import Any
 
 from flows.commands.address import Address, OpenedRun, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
+from tasks.evaluate.report.plots import seconds_by_cause
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head
 from tasks.foundation.runlog.history import History, history_of
@@ -41,7 +42,7 @@ def _facts(opened: OpenedRun, history: History, head: Head) -> dict[str, Any]:
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
-        "seconds": history.seconds,
+        "seconds": seconds_by_cause(history),
         "environment": head.environment.model_dump(),
     }
 
@@ -75,7 +76,8 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("run", facts["run"]),
         ("home", facts["home"]),
-        ("step", f"{facts['step']}{of_target}, in {facts['segments']} segments"),
+        ("step", f"{facts['step']}{of_target}"),
+        ("segments", str(facts["segments"])),
         ("log", f"entry {facts['entry']}, base {facts['base']}"),
         ("tip", facts["checkpoint"] or "no checkpoint to continue from"),
         ("digest", facts["state_digest"] or ""),
@@ -89,6 +91,6 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("best", words))
     for label in ("retained", "quarantined"):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
-    causes = sorted(facts["seconds"].items(), key=lambda item: -item[1])
-    lines.append(("time", ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in causes)))
+    seconds = ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts["seconds"].items())
+    lines.append(("time", seconds))
     return lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
 from tasks.foundation.runlog.history import History
-from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
+from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, short_path, size_words
 
 _VALUE_CHARACTERS = 140
 _DIGEST_CHARACTERS = 12
@@ -17,7 +17,7 @@ _DIGEST_CHARACTERS = 12
 _STYLE = """
 :root { color-scheme: light; }
 body { margin: 0; background: #f6f7f9; color: #1f2933; font: 15px/1.5 system-ui, Helvetica, Arial, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
+main { max-width: 1140px; margin: 0 auto; padding: 32px 24px 64px; }
 h1 { font-size: 28px; font-weight: 650; margin: 0; letter-spacing: -0.01em; overflow-wrap: anywhere; }
 h2 { font-size: 17px; font-weight: 650; margin: 40px 0 12px; }
 .home { color: #66727f; margin: 2px 0 20px; overflow-wrap: anywhere; }
@@ -31,9 +31,9 @@ code, .code { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas
 figure { margin: 0; padding: 12px 14px; }
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; overflow-wrap: anywhere; }
 img { width: 100%; height: auto; display: block; }
-.table { overflow-x: auto; }
+.table { overflow-x: auto; width: fit-content; max-width: 100%; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th, td { text-align: left; padding: 7px 14px; border-bottom: 1px solid #edf0f3; vertical-align: top; }
+th, td { text-align: left; padding: 7px 11px; border-bottom: 1px solid #edf0f3; vertical-align: top; }
 td { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 th { color: #66727f; font-weight: 600; font-size: 12.5px; }
@@ -42,7 +42,7 @@ td.wrap { white-space: normal; overflow-wrap: anywhere; }
 .mark { border-radius: 9px; padding: 1px 8px; font-size: 12px; background: #edf0f3; color: #52606d; margin-right: 4px; }
 .mark.tip { background: #dcebf5; color: #1d4e70; } .mark.best { background: #def0e0; color: #23622b; }
 .mark.quarantined { background: #f8dfd7; color: #8f3115; }
-.note { color: #66727f; }
+.note { color: #66727f; font-size: 13.5px; margin: 8px 2px 0; }
 @media print { body { background: #fff; } figure, tr { break-inside: avoid; } }
 """
 
@@ -67,10 +67,11 @@ class _Cell:
 def render(*, title: str, address: str, entries: Sequence[Entry], history: History, pictures: Sequence[Picture]) -> str:
     """The page, a function of the log alone."""
     head = entries[-1].head
+    as_of = f"as of log entry {head.number}, {_time(entries[-1].time)} UTC"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="home code">{escape(address)}</p>',
-        _tiles(history, head, entries),
+        f'<p class="home"><span class="code">{escape(address)}</span><br>{as_of}</p>',
+        _tiles(history, head),
         *_pictures(pictures),
         "<h2>Checkpoints</h2>",
         _checkpoints(entries, head),
@@ -91,7 +92,7 @@ def render(*, title: str, address: str, entries: Sequence[Entry], history: Histo
     )
 
 
-def _tiles(history: History, head: Head, entries: Sequence[Entry]) -> str:
+def _tiles(history: History, head: Head) -> str:
     tiles = [
         ("step", f"{head.tip.step:,}" if head.tip else "none"),
         ("segments", f"{history.segments:,}"),
@@ -103,8 +104,7 @@ def _tiles(history: History, head: Head, entries: Sequence[Entry]) -> str:
         tiles += [(name, number_words(value)) for name, value in history.rows[-1].metrics.items()]
     if head.best is not None:
         tiles.append((f"best {head.best.metric}, step {head.best.checkpoint.step:,}", number_words(head.best.value)))
-    tiles.append(("committed work", duration_words(sum(history.seconds.values()))))
-    tiles.append(("newest entry, UTC", escape(entries[-1].time[:16].replace("T", " "))))
+    tiles.append(("in committed segments", duration_words(sum(history.seconds.values()))))
     cells = (f"<div class=tile><b>{escape(value)}</b><span>{escape(label)}</span></div>" for label, value in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 
@@ -135,15 +135,15 @@ def _checkpoints(entries: Sequence[Entry], head: Head) -> str:
                 [
                     _Cell(f"{ref.step:,}", "number"),
                     _Cell("".join(_mark(word, reasons.get(ref.path, "")) for word in _standing(ref.path, head))),
-                    _Cell(escape(metrics)),
+                    _Cell(escape(metrics.replace("  ", ", "))),
                     _Cell(escape(size_words(ref.size)), "number"),
-                    _Cell(_digest(ref.state_digest)),
+                    _Cell(_code(ref.state_digest[:_DIGEST_CHARACTERS], whole=ref.state_digest)),
                     _Cell(escape(entry.body.exit_reason.replace("_", " "))),
-                    _Cell(escape(entry.time)),
-                    _Cell(f"<code>{escape(ref.path)}</code>"),
+                    _Cell(_time(entry.time)),
+                    _Cell(_code(short_path(ref.path).removeprefix("checkpoints/"), whole=ref.path)),
                 ]
             )
-    headings = ("step", "", "training metrics", "size", "state digest", "ended by", "committed", "path")
+    headings = ("step", "state", "training metrics", "size", "state digest", "ended by", "committed, UTC", "folder")
     return _table(headings, rows, numbers={0, 3}) if rows else '<p class="note">None is committed yet.</p>'
 
 
@@ -215,5 +215,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
 
 
-def _digest(text: str) -> str:
-    return f'<code title="{escape(text)}">{escape(text[:_DIGEST_CHARACTERS])}</code>'
+def _code(text: str, *, whole: str) -> str:
+    """What fits the column; the whole on hovering."""
+    return f'<code title="{escape(whole)}">{escape(text)}</code>'
+
+
+def _time(time: str) -> str:
+    """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
+    return escape(time[:19].replace("T", " "))

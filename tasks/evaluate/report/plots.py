@@ -124,7 +124,8 @@ def _seconds(history: History) -> Iterator[Plot]:
         share = f"  {duration_words(amount)}  {amount / total:.0%}" if total > 0 else ""
         axes.text(amount, position, share, va="center", fontsize=8, color=_INK)
     axes.set_xlim(0, max([*amounts.values(), 1e-9]) * 1.45)
-    axes.grid(visible=False, axis="y")
+    axes.grid(visible=False)
+    axes.xaxis.grid(visible=True, color=_FAINT, linewidth=0.7)
     axes.set_xlabel("seconds")
     yield Plot(name="seconds", caption="seconds by cause", png=_png(figure))
 
@@ -143,7 +144,7 @@ def _figure(*, height_inches: float = _HEIGHT_INCHES) -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained", facecolor="white")
     axes = figure.subplots()
-    axes.grid(visible=True, color=_FAINT, linewidth=0.7)
+    axes.grid(visible=True, axis="y", color=_FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8, colors=_INK, length=0)
     axes.xaxis.label.set(fontsize=9, color=_INK)
@@ -157,7 +158,7 @@ def _figure(*, height_inches: float = _HEIGHT_INCHES) -> "tuple[Figure, Axes]":
 def _borders(axes: "Axes", steps: Sequence[int]) -> None:
     if len(steps) <= _BORDERS_UP_TO:  # more of them would paint the picture grey
         for step in steps:
-            axes.axvline(step, color=_GREY, linewidth=0.6, linestyle=(0, (2, 3)), zorder=0.5)
+            axes.axvline(step, color=_GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
 
 
 def _columns(points: Points) -> tuple[list[int], list[float]]:

@@ -175,7 +175,7 @@ def _parse(text: str, *, where: str, at: _KeyPath, places: dict[_KeyPath, _Place
         )
         raise RunFileError(f"{where}{place}: not readable as YAML: {problem}; {remedy}") from fault
     except yaml.YAMLError as fault:
-        raise RunFileError(f"{where}: not readable as YAML: {' '.join(str(fault).split())}; retype it") from fault
+        raise RunFileError(f"{where}: not readable as YAML: {str(fault).splitlines()[0]}; retype it") from fault
     except RecursionError as fault:
         raise RunFileError(f"{where}: brackets or lists are nested too deeply; close them earlier") from fault
 

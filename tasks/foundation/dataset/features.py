@@ -14,6 +14,11 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _PARTS = ("x", "y", "sample_weight")
+# What has the same width on every machine, as longdouble has not.
+_DTYPES = {
+    np.dtype(code).newbyteorder("<")
+    for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+}
 
 
 def flatten(example: object) -> dict[str, Array]:
@@ -76,11 +81,12 @@ def _fixed_width(name: str, value: object) -> Array:
         raise ValueError(f"{name} is ragged ({fault}); yield arrays of one shape") from fault
     if array.dtype == np.float64 and _is_plain_python(value):
         array = array.astype(np.float32)
-    if array.dtype.kind not in "biufc" or array.dtype.itemsize > np.dtype(np.complex128).itemsize:
+    if array.dtype in _DTYPES:
+        return array
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in _DTYPES:
         raise ValueError(f"{name} has dtype {array.dtype}; yield numbers of a fixed width, such as float32 or int64")
-    if array.dtype.name in {"longdouble", "float128", "clongdouble"}:
-        raise ValueError(f"{name} has dtype {array.dtype}; its width depends on the machine, yield float64")
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return array.astype(dtype)
 
 
 def _is_plain_python(value: object) -> bool:

@@ -60,18 +60,10 @@ def training_dataset(
         [global_batch_size / (hosts * local_replicas), *feature.shape] with a static shape.
 
     Raises:
-        AcceleratorError: the batch cannot be divided among the replicas.
+        AcceleratorError: the batch cannot be divided among the replicas, or there is no such host.
         DamagedDataset: the manifest is not the one referred to; later, while reading: a shard differs from it.
     """
-    replicas = hosts * local_replicas
-    if global_batch_size % replicas or not 0 <= host < hosts:
-        near = [size for size in (global_batch_size // replicas * replicas,) if size] + [
-            (global_batch_size // replicas + 1) * replicas
-        ]
-        raise AcceleratorError(
-            f"train.global_batch_size={global_batch_size} is not divisible by {replicas} replicas "
-            f"({hosts} hosts of {local_replicas}, this is host {host}); try {' or '.join(map(str, near))}"
-        )
+    _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
     at = storage.at(ref.folder)
 
@@ -89,7 +81,7 @@ def training_dataset(
 
     per_host = global_batch_size // hosts
     # Several batches are parsed at once: small ones would spend their time on starting operations.
-    batches = max(1, min(_PARSE_EXAMPLES, _PARSE_BYTES // _record_bytes(manifest)) // global_batch_size)
+    batches = max(1, _examples_to_parse(manifest, window_shards) // global_batch_size)
 
     def slices_of_host(records: Any) -> Any:
         return tf.reshape(
@@ -140,6 +132,21 @@ def validation_remainder(storage: Storage, ref: DatasetRef, *, batch_size: int) 
     return _validation(storage.at(ref.folder), manifest, skip=examples - remainder, batch_size=remainder)
 
 
+def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -> None:
+    if not 0 <= host < hosts:
+        raise AcceleratorError(f"host={host} is not one of {hosts} hosts; they are numbered from 0")
+    if batch < 1:
+        raise AcceleratorError(f"global_batch_size={batch} must be at least 1")
+    replicas = hosts * local_replicas
+    if batch % replicas:
+        below = batch // replicas * replicas
+        near = f"{below} or {below + replicas}" if below else str(replicas)
+        raise AcceleratorError(
+            f"global_batch_size={batch} is not divisible by {replicas} replicas ({hosts} hosts of {local_replicas}); "
+            f"try {near}"
+        )
+
+
 def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch_size: int) -> Any:
     def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
         begin = 0
@@ -180,9 +187,11 @@ def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
     return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _record_bytes(manifest: DatasetManifest) -> int:
-    """Size of the largest record, about."""
-    return max(shard.size // shard.examples for shard in manifest.train)
+def _examples_to_parse(manifest: DatasetManifest, window_shards: int) -> int:
+    """How many at once: never more than a window, so that the first batch waits for one or two of them only."""
+    first = manifest.train[0]
+    in_window = min(first.examples * window_shards, manifest.train_examples)
+    return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.examples // first.size, in_window)
 
 
 def _finished(dataset: Any) -> Any:

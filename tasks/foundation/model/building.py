@@ -1,6 +1,8 @@
 """From the user's function to a built, compiled model whose every variable exists."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +54,43 @@ def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, 
         ModelError: the model does not take such a batch.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
+    own_step = type(model).train_step is not keras.Model.train_step
+    shapes = ", ".join(f"{name} {_shapes(value)}" for name, value in (("x", x), ("y", y)) if value is not None)
     with accelerator.strategy.scope():
-        try:
-            predictions = model(x, training=False)
+        predictions = None
+        # Networks that only a train_step of its own knows how to use, such as two adversaries, have no `call`.
+        if not (own_step and type(model).call is keras.Model.call):
+            with _as_model_error(f"{reference}: the model does not take a batch of {shapes}"):
+                predictions = model(x, training=False)
+        with _as_model_error(f"{reference}: its optimizer cannot be built"):
             model.optimizer.build(model.trainable_variables)
-            if type(model).train_step is keras.Model.train_step:
+        what = f"{reference}: its compiled loss and metrics cannot be computed from model(x) and y, for {shapes}"
+        if own_step:
+            what += "; a train_step of your own can keep its metrics as attributes of the model instead"
+        # What a train_step of its own makes of y is not known; the usual is tried, as Keras itself does before `fit`.
+        if predictions is not None and (y is not None or not own_step):
+            with _as_model_error(what):
                 model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
-                model.compute_loss(x, y, predictions, sample_weight=sample_weight, training=False)
-            model.reset_metrics()
-        except Exception as fault:
-            shapes = ", ".join(f"{name} {_shapes(value)}" for name, value in (("x", x), ("y", y)) if value is not None)
-            raise ModelError(f"{reference}: the model does not take a batch of {shapes}: {describe(fault)}") from fault
+                if model.loss is not None or not own_step:
+                    _compute_loss(model, x, y, predictions, sample_weight)
+        model.reset_metrics()
+        # Makes Keras's global seed generator exist, so that a step that draws from it is refused for that reason;
+        # made while the step is traced for several replicas, it ends in a riddle of TensorFlow's.
+        keras.random.uniform(())
+
+
+def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:
+    """As Keras calls it: a `compute_loss` of the user's may have no `training`."""
+    settings = {"training": False} if "training" in inspect.signature(model.compute_loss).parameters else {}
+    model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, **settings)
+
+
+@contextmanager
+def _as_model_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as fault:
+        raise ModelError(f"{what}: {describe(fault)}") from fault
 
 
 def _shapes(value: Any) -> Any:

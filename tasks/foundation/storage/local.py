@@ -102,7 +102,7 @@ class LocalStorage:
         target = self.root / folder
         with self._errors_of(folder), suppress(FileNotFoundError):
             if target.is_dir():
-                shutil.rmtree(target)
+                shutil.rmtree(target, onerror=_unless_gone)
             else:
                 target.unlink()
 
@@ -125,12 +125,20 @@ class LocalStorage:
             yield
         except FileNotFoundError as fault:
             raise FileMissing(f"{where} is not there") from fault
+        except (FileExistsError, NotADirectoryError) as fault:
+            raise StorageError(f"{where}: a file stands where a folder is needed; move it away") from fault
         except PermissionError as fault:
             raise StorageError(f"{where}: permission denied; see who owns the folder ({fault.filename})") from fault
         except OSError as fault:
             if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StorageError(f"{where}: no space left on the disk; free some and run again") from fault
             raise StorageError(f"{where}: {fault.strerror or fault}") from fault
+
+
+def _unless_gone(_function: object, _path: str, fault: tuple[type[BaseException], BaseException, object]) -> None:
+    """Two may clear the same folder away: what the other deleted first is no fault, and the rest is still to do."""
+    if not isinstance(fault[1], FileNotFoundError):
+        raise fault[1]
 
 
 def _write_durably(path: Path, data: bytes) -> None:

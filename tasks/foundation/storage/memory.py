@@ -76,8 +76,10 @@ class MemoryStorage:
 
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""
-        for path in list(self._files.find(self._full(folder))):
-            yield path.removeprefix(f"{self.root}/")
+        with _LOCK:
+            paths = list(self._files.find(self._full(folder)))
+        for path in paths:
+            yield path.removeprefix(f"{self.root.rstrip('/')}/")
 
     def delete(self, folder: str) -> None:
         """See `Storage.delete`."""
@@ -85,4 +87,4 @@ class MemoryStorage:
             self._files.rm(self._full(folder), recursive=True)
 
     def _full(self, path: str) -> str:
-        return f"{self.root}/{path}".rstrip("/")
+        return f"{self.root.rstrip('/')}/{path}".rstrip("/")

@@ -45,6 +45,9 @@ LAUGHS = "\n".join(
     ["a0: &a0 [lol, lol, lol]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
 )
 
+# One row a line, however long: what goes in and what is said.
+# ruff: noqa: E501
+# fmt: off
 REFUSED = [
     # the file as YAML
     Bad("empty", "", ("is empty", "begins like  run: my-run")),
@@ -101,7 +104,7 @@ REFUSED = [
     Bad("segment_seconds zero", swap("segment_steps: 500", "segment_seconds: 0"), ("segment_seconds is 0", "not above 0", "more than 0")),
     Bad("segment_seconds nan", swap("segment_steps: 500", "segment_seconds: .nan"), ("segment_seconds is .nan", "not", "more than 0")),
     Bad("batch zero", swap("128", "0"), ("train.global_batch_size is 0", "not at least 1", "examples in a step")),
-    Bad("seed negative", plus("").replace("steps: 3000", "steps: 3\n  seed: -1"), ("train.seed is -1", "not at least 0", "0 to 2147483647")),
+    Bad("seed negative", swap("steps: 3000", "steps: 3\n  seed: -1"), ("train.seed is -1", "not at least 0", "0 to 2147483647")),
     Bad("seed too large", swap("steps: 3000", "steps: 3\n  seed: 2147483648"), ("train.seed is 2147483648", "not below", "0 to 2147483647")),
     Bad("log_every_steps zero", swap("steps: 3000", "steps: 3\n  log_every_steps: 0"), ("log_every_steps is 0", "not at least 1", "multiple of so many")),
     Bad("fraction of one", swap("0.1", "1.0"), ("data.validation_fraction is 1.0", "not below 1", "at least 0 and below 1")),
@@ -179,7 +182,7 @@ REFUSED = [
     Bad("nothing like it", plus("zzz: 1\n"), ("line 14: zzz", "here 1", "the keys are run, storage, data")),
     Bad("unknown in data", swap("  source: digits", "  source: digits\n  sources: x"), ("data.sources", "here x", "did you mean data.source?")),
     Bad("unknown in model", swap("model.py:build_model", "{build: 'm.py:b', option: {}}"), ("model.option", "{}", "did you mean model.options?")),
-    Bad("unknown in train", swap("global_batch_size", "batch_size"), ("train.batch_size", "here 128", "did you mean train.global_batch_size?")),
+    Bad("unknown in train", swap("  steps: 3000", "  steps: 3000\n  batch_size: 12"), ("train.batch_size", "here 12", "did you mean train.global_batch_size?")),
     Bad("unknown in accelerator", swap("{kind: auto}", "{kin: auto}"), ("accelerator.kin ", "here auto", "did you mean accelerator.kind?")),
     Bad("unknown in checkpoint", swap("keep_last", "keeplast"), ("checkpoint.keeplast", "here 3", "did you mean checkpoint.keep_last?")),
     Bad("unknown in keep_best", swap("mode: max", "mode: max, made: 1"), ("checkpoint.keep_best.made", "here 1", "did you mean checkpoint.keep_best.mode?")),
@@ -206,13 +209,13 @@ REFUSED = [
     Bad("override makes a conflict", GOOD, ("--set train.segment_seconds=3", "train.segment_steps: 500", "keep one"), ("train.segment_seconds=3",)),
     Bad("override bad source", GOOD, ("--set data.source=x.py:1", "x.py:1", "name a function as"), ("data.source=x.py:1",)),
     Bad("override below best", GOOD, ("--set checkpoint.keep_best.mode=up", "keep_best.mode is up", "max"), ("checkpoint.keep_best.mode=up",)),
-]  # fmt: skip
+]
+# fmt: on
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in folder.rglob("*")
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
     }
 
 
@@ -337,7 +340,6 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
         ("e3", "e3"),
         ("1e", "1e"),
         (".", "."),
-        ("-", "-"),
         ("'1e-3'", "1e-3"),
         ("null", None),
         ("", None),

@@ -1,0 +1,93 @@
+"""Datasets whose examples are numbered, so that each can be found again."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from tasks.foundation.dataset.manifest import content_digest, manifest_path
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+
+FEATURES = (Feature(name="x", dtype="float32", shape=(2,)), Feature(name="y", dtype="int64", shape=()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    storage: Storage
+    ref: DatasetRef
+    manifest: DatasetManifest
+
+
+def _write(storage: Storage, folder: Path, name: str, numbers: Sequence[int]) -> ShardRecord:
+    import tensorflow as tf
+
+    from tasks.foundation.dataset.shards import encode
+
+    file = folder / name
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for number in numbers:
+            x = np.asarray([number, number / 2], np.float32)
+            writer.write(encode({"x": x, "y": np.asarray(number, np.int64)}))
+    stored = storage.upload(file, f"datasets/numbered/{name}")
+    return ShardRecord(path=name, examples=len(numbers), size=stored.size, crc32c=stored.crc32c)
+
+
+def make_numbered(
+    folder: Path, train: Sequence[int], validation: Sequence[int] = (), storage: Storage | None = None
+) -> Prepared:
+    """A dataset with shards of the given counts; y numbers the training examples from 0, validation from 1000."""
+    storage = storage or LocalStorage(folder / "storage")
+    parts: list[list[ShardRecord]] = []
+    for part, counts, begin in (("train", train, 0), ("validation", validation, 1000)):
+        shards: list[ShardRecord] = []
+        number = begin
+        for index, count in enumerate(counts):
+            shards.append(_write(storage, folder, f"{part}-{index:05d}.tfrecord", range(number, number + count)))
+            number += count
+        parts.append(shards)
+    digest = content_digest(FEATURES, *parts)
+    manifest = DatasetManifest(
+        digest="numbered",
+        content_digest=digest,
+        source="numbers",
+        origin={},
+        features=FEATURES,
+        train=tuple(parts[0]),
+        validation=tuple(parts[1]),
+    )
+    storage.write(manifest_path("datasets/numbered"), manifest.to_json())
+    ref = DatasetRef(
+        folder="datasets/numbered",
+        content_digest=digest,
+        train_examples=manifest.train_examples,
+        validation_examples=manifest.validation_examples,
+        already_prepared=False,
+    )
+    return Prepared(storage, ref, manifest)
+
+
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prepared]:
+    def make(train: Sequence[int], validation: Sequence[int] = (), storage: Storage | None = None) -> Prepared:
+        return make_numbered(tmp_path_factory.mktemp("dataset"), train, validation, storage)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def labels() -> Callable[..., list[list[int]]]:
+    """The numbers of the examples in the first elements of a dataset, one list for each element."""
+
+    def read(dataset: Any, elements: int) -> list[list[int]]:
+        return [element[1].tolist() for element in _first(dataset, elements)]
+
+    return read
+
+
+def _first(dataset: Any, elements: int) -> Iterator[Any]:
+    yield from dataset.take(elements).as_numpy_iterator()

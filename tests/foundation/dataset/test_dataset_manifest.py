@@ -1,0 +1,63 @@
+"""The manifest and what binds it to its shards."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.dataset.reader import load_manifest, zero_batch
+from tasks.foundation.errors import DamagedDataset
+
+
+def test_the_manifest_that_was_written(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([3, 2], [1])
+    assert load_manifest(prepared.storage, prepared.ref) == prepared.manifest
+
+
+def test_no_manifest(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([3])
+    prepared.storage.delete(prepared.ref.folder)
+    with pytest.raises(DamagedDataset, match=r"manifest\.json is not there.*run again"):
+        load_manifest(prepared.storage, prepared.ref)
+
+
+def test_another_dataset_than_the_one_referred_to(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([3])
+    with pytest.raises(DamagedDataset, match="begun on 000000000000"):
+        load_manifest(prepared.storage, prepared.ref.model_copy(update={"content_digest": "0" * 64}))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"schema_version": 1}'])
+def test_an_unreadable_manifest(numbered: Callable[..., Any], damage: bytes) -> None:
+    prepared = numbered([3])
+    prepared.storage.write(f"{prepared.ref.folder}/manifest.json", damage)
+    with pytest.raises(DamagedDataset, match=r"manifest\.json"):
+        load_manifest(prepared.storage, prepared.ref)
+
+
+def test_a_manifest_that_was_edited(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([3, 4])
+    path = f"{prepared.ref.folder}/manifest.json"
+    content = json.loads(prepared.storage.read(path))
+    content["train"].reverse()
+    prepared.storage.write(path, json.dumps(content).encode())
+    with pytest.raises(DamagedDataset, match="not that of the shards it lists; delete that folder"):
+        load_manifest(prepared.storage, prepared.ref)
+
+
+def test_zeros_in_the_form_of_a_batch(numbered: Callable[..., Any]) -> None:
+    x, y = zero_batch(numbered([3]).manifest, 5)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((5, 2), np.float32, (5,), np.int64)
+    named = numbered([3]).manifest.model_copy(
+        update={
+            "features": (Feature(name="x/a", dtype="bool", shape=()), Feature(name="x/b", dtype="uint8", shape=(1,)))
+        }
+    )
+    (inputs,) = zero_batch(named, 2)
+    assert {key: (value.shape, value.dtype.name) for key, value in inputs.items()} == {
+        "a": ((2,), "bool"),
+        "b": ((2, 1), "uint8"),
+    }

@@ -1,0 +1,115 @@
+"""Examples as users yield them, and back from the records they are kept in."""
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.dataset.features import flatten, unflatten
+
+X, Y, W = np.ones((2, 2), np.float32), np.int64(3), np.float32(0.5)
+
+
+@pytest.mark.parametrize(
+    ("example", "names", "parts"),
+    [
+        (X, ["x"], 1),
+        ((X,), ["x"], 1),
+        ((X, Y), ["x", "y"], 2),
+        ((X, Y, W), ["x", "y", "sample_weight"], 3),
+        (({"b": X, "a": Y}, Y), ["x/a", "x/b", "y"], 2),
+        (({"a/b": X}, {"out": Y}, W), ["x/a/b", "y/out", "sample_weight"], 3),
+        ({"tokens": X}, ["x/tokens"], 1),
+    ],
+)
+def test_there_and_back(example: object, names: list[str], parts: int) -> None:
+    flat = flatten(example)
+    assert list(flat) == names
+    back = unflatten(flat)
+    assert len(back) == parts
+    assert list(flatten(back)) == names
+    for name, array in flatten(back).items():
+        np.testing.assert_array_equal(array, flat[name])
+
+
+def test_tensors_go_back_as_they_are() -> None:
+    import tensorflow as tf
+
+    x, y = tf.ones([4, 2]), tf.zeros([4])
+    assert unflatten({"x/a": x, "y": y})[0]["a"] is x
+    assert flatten((x, y))["x"].shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3, "int64"),
+        (3.0, "float32"),
+        (True, "bool"),
+        ([1, 2], "int64"),
+        ([[0.5], [1]], "float32"),
+        (np.float64(3), "float64"),
+        ([np.float64(3)], "float64"),
+        (np.zeros(2), "float64"),
+        (np.zeros(2, ">i2"), "int16"),
+        (np.zeros(2, np.float16), "float16"),
+    ],
+)
+def test_plain_python_gets_the_dtypes_of_models_and_arrays_keep_theirs(value: object, dtype: str) -> None:
+    array = flatten(value)["x"]
+    assert array.dtype.name == dtype
+    assert array.dtype.newbyteorder("<") == array.dtype
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ((), "a tuple of 0"),
+        ((X, Y, W, W), "a tuple of 4; yield x, (x, y) or (x, y, sample_weight)"),
+        ((X, None), "y is None"),
+        (({}, Y), "x is an empty dict"),
+        ((X, Y, {"w": W}), "sample_weight is a dict"),
+        ({1: X}, "x has the key 1"),
+        ({"": X}, "x has the key ''"),
+        ({"a": {"b": X}}, "x/a is a dict within a dict"),
+        ([[1, 2], [3]], "x is ragged"),
+        ((X, "cat"), "y has dtype <U3"),
+        ((X, object()), "y has dtype object"),
+        (np.array([1, None]), "x has dtype object"),
+        (np.zeros(2, np.longdouble), "x has dtype"),
+        (np.zeros(2, "datetime64[s]"), "x has dtype datetime64[s]"),
+    ],
+)
+def test_examples_without_a_usable_form_are_refused(example: object, told: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        flatten(example)
+    assert told in str(refused.value)
+
+
+FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
+DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), *FLOATS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0,), (2, 0, 3)])
+def test_every_dtype_comes_back_as_it_went_in(dtype: str, shape: tuple[int, ...]) -> None:
+    import tensorflow as tf
+
+    from tasks.foundation.dataset.shards import encode, parse
+
+    rng = np.random.default_rng(0)
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        arrays = [rng.integers(limits.min, limits.max, shape, dtype, endpoint=True) for _ in range(3)]
+    else:
+        arrays = [np.asarray(rng.normal(size=shape) * 3).astype(dtype) for _ in range(3)]
+    records = [encode({"x": np.asarray(array)}) for array in arrays]
+    parsed = parse(tf.constant(records), [Feature(name="x", dtype=dtype, shape=shape)])["x"]
+    assert parsed.dtype.name == dtype
+    np.testing.assert_array_equal(parsed.numpy(), np.stack(arrays).reshape(3, *shape))
+
+
+def test_a_record_does_not_depend_on_the_order_of_its_features() -> None:
+    from tasks.foundation.dataset.shards import encode
+
+    arrays = {f"x/{key}": np.arange(3) for key in "abcdefgh"}
+    assert encode(arrays) == encode(dict(reversed(arrays.items())))

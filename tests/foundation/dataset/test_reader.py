@@ -1,0 +1,225 @@
+"""Reading through the real pipeline, on real files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.foundation.dataset import reader
+from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.errors import AcceleratorError, DamagedDataset
+from tasks.foundation.storage.memory import MemoryStorage
+
+FEW = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def training(prepared: Any, **changed: Any) -> Any:
+    settings_ = {"seed": 0, "global_batch_size": 4, "window_shards": 2, "first_batch": 0, **changed}
+    return reader.training_dataset(prepared.storage, prepared.ref, **settings_)
+
+
+@FEW
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    window_shards=st.integers(1, 6),
+    batch=st.integers(1, 7),
+)
+def test_each_epoch_is_a_permutation_and_any_batch_can_be_the_first(
+    numbered: Callable[..., Any],
+    labels: Callable[..., list[list[int]]],
+    counts: list[int],
+    window_shards: int,
+    batch: int,
+) -> None:
+    prepared = numbered(counts)
+    total = sum(counts)
+    batches = -(-3 * total // batch)
+    straight = labels(training(prepared, global_batch_size=batch, window_shards=window_shards), batches)
+    stream = [label for labels_ in straight for label in labels_]
+    for epoch in range(3):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+    for first in {0, 1, batches // 2, batches - 1}:
+        dataset = training(prepared, global_batch_size=batch, window_shards=window_shards, first_batch=first)
+        assert labels(dataset, batches - first) == straight[first:]
+
+
+@FEW
+@given(
+    shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+    first_batch=st.integers(0, 9),
+)
+def test_hosts_and_replicas_in_order_are_the_global_batch(
+    numbered: Callable[..., Any],
+    labels: Callable[..., list[list[int]]],
+    shares: tuple[int, int, int],
+    first_batch: int,
+) -> None:
+    hosts, replicas, per_replica = shares
+    prepared = numbered([5, 5, 5, 2])
+    batch = hosts * replicas * per_replica
+    whole = labels(training(prepared, global_batch_size=batch, first_batch=first_batch), 5)
+    slices = [
+        labels(
+            training(
+                prepared,
+                global_batch_size=batch,
+                first_batch=first_batch,
+                host=host,
+                hosts=hosts,
+                local_replicas=replicas,
+            ),
+            5 * replicas,
+        )
+        for host in range(hosts)
+    ]
+    for k, expected in enumerate(whole):
+        put_together = [slice_[k * replicas + replica] for slice_ in slices for replica in range(replicas)]
+        assert [label for part in put_together for label in part] == expected
+
+
+def test_the_pipeline_follows_the_arithmetic(
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
+) -> None:
+    from tasks.foundation.dataset import order
+
+    counts = [4, 4, 4, 3]
+    window = next(order.windows(counts, seed=9, window_shards=2, first_example=0))
+    held = [4 * shard + position for shard in window.shards for position in range(counts[shard])]
+    expected = [held[index] for index in order.permutation(window.examples, window.seed)]
+    assert labels(training(numbered(counts), seed=9, global_batch_size=window.examples), 1) == [expected]
+
+
+def test_many_batches_are_parsed_at_once_and_none_is_lost(
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
+) -> None:
+    prepared = numbered([700, 700, 300])
+    stream = [
+        label for batch in labels(training(prepared, global_batch_size=17, window_shards=1), 300) for label in batch
+    ]
+    for epoch in range(3):
+        assert sorted(stream[epoch * 1700 : (epoch + 1) * 1700]) == list(range(1700))
+
+
+def test_elements_are_what_train_step_takes_with_static_shapes(numbered: Callable[..., Any]) -> None:
+    dataset = training(numbered([5]), global_batch_size=6, local_replicas=2)
+    x, y = dataset.element_spec
+    assert (x.shape, x.dtype.name) == ((3, 2), "float32")
+    assert (y.shape, y.dtype.name) == ((3,), "int64")
+    first_x, first_y = next(dataset.as_numpy_iterator())
+    np.testing.assert_array_equal(first_x, np.stack([first_y, first_y / 2], axis=1).astype(np.float32))
+
+
+def test_a_store_without_local_files_gives_the_same(
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
+) -> None:
+    near, far = numbered([5, 5, 3], [3]), numbered([5, 5, 3], [3], MemoryStorage("reader-test"))
+    assert labels(training(far), 20) == labels(training(near), 20)
+    assert labels(reader.validation_dataset(far.storage, far.ref, batch_size=3), -1) == [[1000, 1001, 1002]]
+
+
+def test_copies_of_remote_shards_do_not_pile_up(
+    numbered: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = numbered([2] * 8, storage=MemoryStorage("copies-test"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dataset = training(prepared, window_shards=2)
+    most = 0
+    for _ in dataset.take(40):
+        most = max(most, len(list(tmp_path.iterdir())))
+    assert 0 < most <= 4
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("counts", [[], [1], [4], [3, 2], [5, 5, 1], [8]])
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
+def test_validation_sees_each_example_once_and_in_order(
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], counts: list[int], batch_size: int
+) -> None:
+    prepared = numbered([2], counts)
+    full = labels(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
+    remainder = reader.validation_remainder(prepared.storage, prepared.ref, batch_size=batch_size)
+    rest = [] if remainder is None else labels(remainder, -1)
+    assert [len(batch) for batch in full] == [batch_size] * (sum(counts) // batch_size)
+    assert [len(batch) for batch in rest] == ([sum(counts) % batch_size] if sum(counts) % batch_size else [])
+    assert [label for batch in full + rest for label in batch] == list(range(1000, 1000 + sum(counts)))
+
+
+def test_a_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([2], [5])
+    remainder = reader.validation_remainder(prepared.storage, prepared.ref, batch_size=3)
+    assert remainder.element_spec[0].shape == (2, 2)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+@pytest.mark.parametrize("read", [reader.validation_dataset, reader.validation_remainder])
+def test_an_empty_validation_batch_is_refused(
+    numbered: Callable[..., Any], read: Callable[..., Any], batch_size: int
+) -> None:
+    prepared = numbered([2], [5])
+    with pytest.raises(ValueError, match=f"batch_size={batch_size} must be at least 1"):
+        read(prepared.storage, prepared.ref, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    ("batch", "hosts", "replicas", "told"),
+    [(10, 1, 4, "try 8 or 12"), (10, 2, 2, "2 hosts of 2"), (3, 1, 4, "try 4"), (0, 1, 1, "at least 1")],
+)
+def test_a_batch_that_cannot_be_divided_is_refused(
+    numbered: Callable[..., Any], batch: int, hosts: int, replicas: int, told: str
+) -> None:
+    with pytest.raises(AcceleratorError) as refused:
+        training(numbered([5]), global_batch_size=batch, hosts=hosts, local_replicas=replicas)
+    assert f"global_batch_size={batch}" in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_an_impossible_host_is_refused(numbered: Callable[..., Any]) -> None:
+    with pytest.raises(AcceleratorError, match="host=2 is not one of 2 hosts"):
+        training(numbered([5]), host=2, hosts=2)
+
+
+@pytest.mark.parametrize("part", ["train-00001", "validation-00000"])
+def test_a_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[..., Any], part: str) -> None:
+    prepared = numbered([4, 4], [4])
+    shard = prepared.storage.root / prepared.ref.folder / f"{part}.tfrecord"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    dataset = (
+        training(prepared)
+        if part.startswith("train")
+        else reader.validation_dataset(prepared.storage, prepared.ref, batch_size=2)
+    )
+    with pytest.raises(DamagedDataset) as damaged, reading_failures():
+        list(dataset.take(4))
+    assert f"{part}.tfrecord" in str(damaged.value)
+    assert "delete that folder" in str(damaged.value)
+
+
+def test_a_shard_that_is_damaged_later_is_found_too(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([4, 4])
+    list(training(prepared).take(4))
+    shard = prepared.storage.root / prepared.ref.folder / "train-00000.tfrecord"
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(DamagedDataset, match=r"train-00000\.tfrecord"), reading_failures():
+        list(training(prepared).take(4))
+
+
+def test_a_missing_shard_is_damage(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([4, 4])
+    prepared.storage.delete(f"{prepared.ref.folder}/train-00001.tfrecord")
+    with pytest.raises(DamagedDataset, match=r"train-00001\.tfrecord is not there"), reading_failures():
+        list(training(prepared).take(4))
+
+
+def test_other_failures_of_tensorflow_stay_themselves() -> None:
+    import tensorflow as tf
+
+    with pytest.raises(tf.errors.InvalidArgumentError), reading_failures():
+        tf.debugging.assert_equal(1, 2)
+    with pytest.raises(DamagedDataset, match="changed while it was being read"), reading_failures():
+        raise tf.errors.DataLossError(None, None, "corrupted record at 12")

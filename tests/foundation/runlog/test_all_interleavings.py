@@ -1,0 +1,441 @@
+"""Two and three writers on one log: every order of their storage calls, with crashes and lost answers."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from log_making import (
+    Act,
+    assert_sound,
+    begin,
+    committing,
+    evaluation,
+    folders,
+    head_of,
+    origin,
+    stage,
+    train,
+)
+from stepping import Call, Execution, Stepped, Writer, explore
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
+from tasks.foundation.errors import FileAlreadyThere, StaleWriter, StorageError
+from tasks.foundation.runlog.committing import commit, quarantine
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.retention import KeepBestEvaluated, KeepLast, clear_away
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
+
+Open = Callable[[], Storage]
+
+
+@pytest.fixture(params=["memory", "file"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens an empty store, a new one each time."""
+    root, count = f"interleavings-{uuid.uuid4().hex}", 0
+    # Who comes first does not depend on when the bytes reach the disk; waiting for that takes most of the time.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def memory() -> Storage:
+        store = MemoryStorage(root)
+        store.delete("")
+        return store
+
+    def file() -> Storage:
+        nonlocal count
+        shutil.rmtree(tmp_path / str(count), ignore_errors=True)
+        count += 1
+        return LocalStorage(tmp_path / str(count))
+
+    yield memory if request.param == "memory" else file
+    MemoryStorage(root).delete("")
+
+
+class Scene:
+    """A run of four commits, of which the eldest is long retired and the next is to be; and two rivals for its base."""
+
+    def __init__(self) -> None:
+        home = MemoryStorage(f"scene-{uuid.uuid4().hex}")
+        log = begin(home)
+        for step in (10, 20, 30):
+            train(log, step)
+            clear_away(log, [KeepLast(2)], attempt="keeper")
+        self.base = head_of(log).base
+        self.tip = head_of(log).tip
+        assert self.tip is not None
+        self.rivals = [stage(home, 40, self.base, f"rival{number}") for number in range(3)]
+        self.stale = stage(home, 11, 1, "stale")
+        self.state = {path: home.read(path) for path in home.files("")}
+        self.entries = {path for path in self.state if path.startswith("log/0")}
+        home.delete("")
+
+    def set_up(self, store: Storage) -> Storage:
+        for path, data in self.state.items():
+            if isinstance(store, LocalStorage):  # the quick way; it is done some thousand times
+                (store.root / path).parent.mkdir(parents=True, exist_ok=True)
+                (store.root / path).write_bytes(data)
+            else:
+                store.write(path, data)
+        return store
+
+    def commits(self, rival: int) -> Act:
+        return lambda store: commit(RunLog(store), committing(self.rivals[rival], parent=self.parent.path))
+
+    def commits_twice(self, rival: int) -> Act:
+        """Commit, stage the next on top of it, commit that."""
+
+        def work(store: Storage) -> Entry:
+            log = RunLog(store)
+            first = commit(log, committing(self.rivals[rival], parent=self.parent.path))
+            staged = stage(store, 50, first.head.base, f"rival{rival}")
+            return commit(log, committing(staged, parent=self.rivals[rival].path))
+
+        return work
+
+    def keeps_house(self, store: Storage) -> None:
+        log = RunLog(store)
+        log.append(lambda head: None if head is None else evaluation(self.parent, accuracy=0.5), attempt="keeper")
+        clear_away(log, [KeepLast(1), KeepBestEvaluated()], attempt="keeper")
+
+    def clears_away(self, store: Storage) -> None:
+        clear_away(RunLog(store), [KeepLast(1)], attempt="keeper")
+
+    def quarantines(self, store: Storage) -> None:
+        quarantine(RunLog(store), self.parent, "crc32c differs", attempt="doctor")
+
+    @property
+    def parent(self) -> CheckpointRef:
+        assert self.tip is not None
+        return self.tip
+
+    def play(
+        self, fresh: Open, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
+    ) -> int:
+        def look(execution: Execution) -> None:
+            for path in self.entries:
+                assert execution.store.read(path) == self.state[path], "an entry of the log was changed"
+            check(execution, assert_sound(execution.store))
+
+        return explore(lambda: Execution(self.set_up(fresh()), writers()), look)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return Scene()
+
+
+def on(entries: list[Entry], base: int) -> list[Commit]:
+    return [entry.body for entry in entries if isinstance(entry.body, Commit) and entry.body.checkpoint.base == base]
+
+
+def assert_one_winner(execution: Execution, entries: list[Entry], rivals: list[int], base: int) -> None:
+    """Of the rivals that lived exactly one came through, unless a dead one did; the others were told."""
+    won = on(entries, base)
+    assert len(won) <= 1
+    winners = [number for number in rivals if number in execution.results]
+    losers = [number for number in rivals if number in execution.faults]
+    assert all(isinstance(execution.faults[number], StaleWriter) for number in losers), execution.faults
+    assert set(winners) | set(losers) | execution.dead >= set(rivals)
+    for number in winners:
+        entry = execution.results[number]
+        assert isinstance(entry, Entry)
+        assert entry in entries
+        assert isinstance(entry.body, Commit)
+        assert entry.body in won
+    if losers or set(rivals) - execution.dead:
+        assert len(won) == 1
+    assert len(winners) + len(set(rivals) & execution.dead) >= 1
+    assert len(winners) <= 1
+
+
+def moments(changes: int) -> list[tuple[int | None, int | None]]:
+    """Nobody dies; or one of two dies, after so many of its changes."""
+    return [(None, None), *((count, None) for count in range(changes)), *((None, count) for count in range(changes))]
+
+
+def played(request: pytest.FixtureRequest, count: int, at_least: int) -> None:
+    print(f"{request.node.name}: {count} interleavings")  # noqa: T201 - shown by pytest -rP
+    assert count >= at_least
+
+
+def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            fresh,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(scene.commits(1), dies_after=second),
+            ],
+            lambda execution, entries: assert_one_winner(execution, entries, [0, 1], scene.base),
+        )
+    played(request, total, at_least=20)
+
+
+@pytest.mark.slow
+def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    count = scene.play(
+        fresh,
+        lambda: [Writer(scene.commits(number)) for number in range(3)],
+        lambda execution, entries: assert_one_winner(execution, entries, [0, 1, 2], scene.base),
+    )
+    played(request, count, at_least=100)
+
+
+def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert_one_winner(execution, entries, [0], scene.base)
+        assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
+
+    total = 0
+    for first, second in moments(changes=5):
+        total += scene.play(
+            fresh,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(scene.keeps_house, dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=100)
+
+
+def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
+    request: pytest.FixtureRequest, scene: Scene, fresh: Open
+) -> None:
+    def check(execution: Execution, _: list[Entry]) -> None:
+        assert execution.faults == {}
+        entry = execution.results[0]
+        assert isinstance(entry, Entry)
+        tip = entry.head.tip
+        assert tip is not None
+        assert tip.step == 50
+        assert tip.path in folders(execution.store)
+
+    count = scene.play(fresh, lambda: [Writer(scene.commits_twice(0)), Writer(scene.clears_away)], check)
+    played(request, count, at_least=100)
+
+
+def test_a_commit_and_a_quarantine_of_what_it_stands_on(
+    request: pytest.FixtureRequest, scene: Scene, fresh: Open
+) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        committed = on(entries, scene.base)
+        removed = [entry for entry in entries if isinstance(entry.body, Quarantine)]
+        assert len(committed) + len(removed) <= 1, "both moved the tip away from the same base"
+        assert 1 not in execution.faults
+        if 0 in execution.faults:
+            assert isinstance(execution.faults[0], StaleWriter)
+            assert removed
+        if 0 in execution.results:
+            assert committed
+        if not execution.dead:
+            assert len(committed) + len(removed) == 1
+
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            fresh,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(scene.quarantines, dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=20)
+
+
+def test_two_quarantines_of_one_checkpoint_are_one(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert execution.faults == {}
+        assert sum(isinstance(entry.body, Quarantine) for entry in entries) == 1
+
+    played(request, scene.play(fresh, lambda: [Writer(scene.quarantines), Writer(scene.quarantines)], check), 5)
+
+
+def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    alone = scene.set_up(fresh())
+    scene.clears_away(alone)
+    wanted, kept = head_of(RunLog(alone)), folders(alone)
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert execution.faults == {}
+        assert entries[-1].head == wanted
+        assert folders(execution.store) == kept
+
+    played(request, scene.play(fresh, lambda: [Writer(scene.clears_away), Writer(scene.clears_away)], check), 5)
+
+
+@pytest.mark.slow
+def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        moved = [*on(entries, scene.base), *(entry for entry in entries if isinstance(entry.body, Quarantine))]
+        assert len(moved) == 1
+        assert len([number for number in (0, 1) if number in execution.results]) == len(on(entries, scene.base))
+        assert all(isinstance(fault, StaleWriter) for fault in execution.faults.values())
+        assert 2 not in execution.faults
+
+    writers = [scene.commits(0), scene.commits(1), scene.quarantines]
+    played(request, scene.play(fresh, lambda: [Writer(work) for work in writers], check), at_least=100)
+
+
+@pytest.mark.slow
+def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+    def evaluates(store: Storage) -> object:
+        return RunLog(store).append(lambda _: evaluation(scene.parent, accuracy=0.5), attempt="keeper")
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert_one_winner(execution, entries, [0, 1], scene.base)
+        assert 2 not in execution.faults
+
+    writers = [scene.commits(0), scene.commits(1), evaluates]
+    played(request, scene.play(fresh, lambda: [Writer(work) for work in writers], check), at_least=100)
+
+
+@pytest.mark.parametrize("lost", [FileAlreadyThere("the first answer got lost"), StorageError("timed out")], ids=type)
+def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
+    request: pytest.FixtureRequest, scene: Scene, fresh: Open, lost: Exception
+) -> None:
+    def insists(store: Storage) -> Entry:
+        try:
+            return commit(RunLog(store), committing(scene.rivals[0], parent=scene.parent.path))
+        except FileAlreadyThere:
+            raise
+        except StorageError:
+            return commit(RunLog(store), committing(scene.rivals[0], parent=scene.parent.path))
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert_one_winner(execution, entries, [0, 1], scene.base)
+
+    count = scene.play(fresh, lambda: [Writer(insists, loses=lost), Writer(scene.commits(1))], check)
+    count += scene.play(
+        fresh,
+        lambda: [Writer(insists, loses=lost), Writer(scene.clears_away)],
+        lambda execution, entries: assert_one_winner(execution, entries, [0], scene.base),
+    )
+    played(request, count, at_least=20)
+
+
+def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, fresh: Open) -> None:
+    def begins(attempt: str) -> Act:
+        return lambda store: RunLog(store).append(lambda head: origin() if head is None else None, attempt=attempt)
+
+    def check(execution: Execution) -> None:
+        assert execution.faults == {}
+        assert len(assert_sound(execution.store)) == 1
+
+    played(request, explore(lambda: Execution(fresh(), [Writer(begins("a")), Writer(begins("b"))]), check), 3)
+
+
+def test_a_zombie_from_before_a_quarantine_cannot_commit_even_where_the_tip_is_the_same_again(
+    scene: Scene, fresh: Open
+) -> None:
+    store = scene.set_up(fresh())
+    log = RunLog(store)
+    zombie = stage(store, 40, scene.base, "zombie")
+    quarantine(log, scene.parent, "damaged", attempt="doctor")
+    train(log, scene.parent.step, attempt="again")
+    for _ in range(2):
+        with pytest.raises(StaleWriter, match=f"step 40 was trained on top of log entry {scene.base}") as told:
+            commit(log, committing(zombie, parent=scene.parent.path))
+    assert "attempt again" in str(told.value)
+    with pytest.raises(StaleWriter):
+        commit(log, committing(scene.stale))
+    assert_sound(store)
+
+
+def writes(*paths: str) -> Act:
+    def work(store: Storage) -> None:
+        for path in paths:
+            store.write(path, b"")
+
+    return work
+
+
+def reads(*paths: str) -> Act:
+    def work(store: Storage) -> None:
+        for path in paths:
+            store.exists(path)
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("works", "orders", "all_orders"),
+    [
+        ([writes("a", "a"), writes("a", "a")], 6, 6),
+        ([writes("a", "a"), writes("b", "b")], 1, 6),
+        ([reads("a", "a"), reads("a", "a")], 1, 6),
+        ([writes("a"), reads("a", "a")], 3, 3),
+        ([writes("a", "b"), reads("b", "a")], 3, 6),
+        ([writes("a"), writes("a"), writes("a")], 6, 6),
+        ([writes("a/b"), lambda store: list(store.files("a"))], 2, 2),
+        ([writes("a/b"), lambda store: store.delete("a")], 2, 2),
+        ([writes("ab"), lambda store: store.delete("a")], 1, 2),
+    ],
+)
+def test_the_explorer_plays_every_order_that_matters(works: list[Act], orders: int, all_orders: int) -> None:
+    def start() -> Execution:
+        return Execution(MemoryStorage(f"explorer-{uuid.uuid4().hex}"), [Writer(work) for work in works])
+
+    assert explore(start, lambda _: None) == orders
+    assert explore(start, lambda _: None, reduced=False) == all_orders
+
+
+def test_the_reduced_orders_end_in_all_the_states_that_all_orders_end_in() -> None:
+    def start() -> Execution:
+        store = MemoryStorage("explorer-states")
+        store.delete("")
+        return Execution(store, [Writer(lambda store, me=me: race(store, me)) for me in "xy"])  # type: ignore[misc]
+
+    def race(store: Storage, me: str) -> None:
+        for number in range(2):
+            try:
+                store.create(str(number), me.encode())
+            except FileAlreadyThere:
+                store.write(me, store.read(str(number)))
+
+    def states(*, reduced: bool) -> tuple[set[tuple[tuple[str, bytes], ...]], int]:
+        found = set()
+        count = explore(
+            start,
+            lambda run: found.add(tuple(sorted((path, run.store.read(path)) for path in run.store.files("")))),
+            reduced=reduced,
+        )
+        return found, count
+
+    few, fewer = states(reduced=True)
+    many, more = states(reduced=False)
+    assert few == many
+    assert len(few) > 3
+    assert fewer < more
+
+
+def test_the_explorer_can_lose_an_answer_and_kill() -> None:
+    store = MemoryStorage(f"explorer-{uuid.uuid4().hex}")
+    seen: list[tuple[set[int], dict[int, BaseException]]] = []
+
+    def creates(store: Storage) -> None:
+        store.create("a", b"")
+        store.create("b", b"")
+
+    explore(
+        lambda: Execution(store, [Writer(creates, dies_after=1)]),
+        lambda run: seen.append((run.dead, run.faults)),
+    )
+    assert seen == [({0}, {})]
+    assert list(store.files("")) == ["a"]
+    store.delete("a")
+    explore(
+        lambda: Execution(store, [Writer(creates, loses=StorageError("x"))]),
+        lambda run: seen.append((run.dead, run.faults)),
+    )
+    assert [type(fault) for fault in seen[1][1].values()] == [StorageError]
+    assert list(store.files("")) == ["a"]
+    assert isinstance(Stepped(Execution(store, []), 0), Stepped)
+    assert Call("read", "a").changes is False

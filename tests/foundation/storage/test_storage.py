@@ -1,0 +1,260 @@
+"""What every store promises, shown on each of them."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, InvalidInput, StorageError
+from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.checksum import checksum_bytes, checksum_file
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.storage.opening import open_storage
+
+# The check value of crc32c's own definition.
+VECTOR = b"123456789"
+VECTOR_CRC32C = "e3069283"
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    if request.param == "file":
+        yield LocalStorage(tmp_path / "root")
+        return
+    root = f"test-{uuid.uuid4().hex}/root"
+    yield MemoryStorage(root)
+    MemoryStorage(root).delete("")
+
+
+def together(count: int, work: Callable[[int], None]) -> None:
+    """Run `work` in so many threads that begin at once; what one raises fails the test."""
+    begin = threading.Barrier(count)
+    faults: list[BaseException] = []
+
+    def run(number: int) -> None:
+        begin.wait()
+        try:
+            work(number)
+        except BaseException as fault:  # noqa: BLE001 - raised again in the test's own thread
+            faults.append(fault)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[0]
+
+
+def test_a_created_file_is_read_back(storage: Storage) -> None:
+    for data in (b"", b"a", bytes(range(256)) * 5000):
+        path = f"deep/er/{len(data)}"
+        assert not storage.exists(path)
+        storage.create(path, data)
+        assert storage.exists(path)
+        assert storage.read(path) == data
+
+
+def test_create_never_overwrites(storage: Storage) -> None:
+    storage.create("log/0", b"first")
+    with pytest.raises(FileAlreadyThere) as refused:
+        storage.create("log/0", b"second")
+    assert not refused.value.retryable
+    assert "log/0 exists already" in str(refused.value)
+    storage.write("log/1", b"written")
+    with pytest.raises(FileAlreadyThere):
+        storage.create("log/1", b"second")
+    assert (storage.read("log/0"), storage.read("log/1")) == (b"first", b"written")
+    assert sorted(storage.files("")) == ["log/0", "log/1"]
+
+
+def test_what_was_deleted_can_be_created_again(storage: Storage) -> None:
+    storage.create("a", b"1")
+    storage.delete("a")
+    storage.create("a", b"2")
+    assert storage.read("a") == b"2"
+
+
+def test_of_racing_creates_exactly_one_wins(storage: Storage) -> None:
+    writers, rounds = 16, 20
+    won: dict[int, list[int]] = {number: [] for number in range(rounds)}
+    begin = threading.Barrier(writers)
+
+    def work(writer: int) -> None:
+        for number in range(rounds):
+            begin.wait()
+            try:
+                storage.create(f"log/{number}", f"{writer}:".encode() * 1000)
+            except FileAlreadyThere:
+                continue
+            won[number].append(writer)
+
+    together(writers, work)
+    assert {number: len(winners) for number, winners in won.items()} == dict.fromkeys(range(rounds), 1)
+    for number, [winner] in won.items():
+        assert storage.read(f"log/{number}") == f"{winner}:".encode() * 1000
+    assert sorted(storage.files("log")) == sorted(f"log/{number}" for number in range(rounds))
+
+
+def test_a_reader_sees_the_old_bytes_or_the_new_ones(storage: Storage) -> None:
+    versions = [bytes([number]) * 300_000 for number in range(4)]
+    storage.write("a", versions[0])
+    seen = [0]
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number == 0:
+            try:
+                for round_ in range(60):
+                    storage.write("a", versions[round_ % len(versions)])
+            finally:
+                done.set()
+            return
+        while not done.is_set():
+            data = storage.read("a")
+            assert data == bytes([data[0]]) * 300_000
+            seen[0] += 1
+
+    together(4, work)
+    assert seen[0] > 0
+
+
+def test_a_listing_taken_while_others_write_is_no_fault(storage: Storage) -> None:
+    done = threading.Event()
+
+    def work(number: int) -> None:
+        if number == 0:
+            try:
+                for name in range(150):
+                    storage.create(f"many/{name}", b"x")
+            finally:
+                done.set()
+            return
+        while not done.is_set():
+            assert all(path.startswith("many/") for path in storage.files("many"))
+
+    together(3, work)
+    assert len(list(storage.files("many"))) == 150
+
+
+def test_size_and_checksum_are_those_of_the_bytes(storage: Storage) -> None:
+    storage.create("a", VECTOR)
+    assert storage.stat("a") == Stored(size=9, crc32c=VECTOR_CRC32C)
+    storage.create("empty", b"")
+    assert storage.stat("empty") == Stored(size=0, crc32c="00000000")
+
+
+def test_checksums_of_bytes_and_of_files_agree(tmp_path: Path) -> None:
+    assert checksum_bytes(VECTOR) == Stored(size=9, crc32c=VECTOR_CRC32C)
+    # 32 zero bytes, from RFC 3720; the leading zeros of a checksum are kept.
+    assert checksum_bytes(bytes(32)).crc32c == "8a9136aa"
+    data = bytes(range(256)) * 10_000  # more than one block
+    (tmp_path / "a").write_bytes(data)
+    assert checksum_file(tmp_path / "a") == checksum_bytes(data)
+
+
+def test_an_upload_arrives_and_replaces(storage: Storage, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"old")
+    storage.upload(source, "x/ckpt.index")
+    source.write_bytes(VECTOR)
+    assert storage.upload(source, "x/ckpt.index") == Stored(size=9, crc32c=VECTOR_CRC32C)
+    assert storage.read("x/ckpt.index") == VECTOR
+    assert source.read_bytes() == VECTOR
+    assert list(storage.files("x")) == ["x/ckpt.index"]
+
+
+def test_a_local_file_has_the_content_and_the_name(storage: Storage) -> None:
+    storage.create("x/ckpt.index", VECTOR)
+    with storage.local_file("x/ckpt.index") as path:
+        assert path.name == "ckpt.index"
+        assert path.read_bytes() == VECTOR
+    assert storage.read("x/ckpt.index") == VECTOR
+
+
+def test_what_is_missing_is_said_to_be_missing(storage: Storage) -> None:
+    assert not storage.exists("no/thing")
+    for ask in (storage.read, storage.stat):
+        with pytest.raises(FileMissing, match="no/thing is not there") as missing:
+            ask("no/thing")
+        assert not missing.value.retryable
+    with pytest.raises(FileMissing, match="no/thing is not there"), storage.local_file("no/thing"):
+        pass
+    assert list(storage.files("no")) == []
+    assert list(storage.files("")) == []
+
+
+def test_a_folder_is_no_file(storage: Storage) -> None:
+    storage.create("folder/file", b"x")
+    assert not storage.exists("folder")
+    assert not storage.exists("")
+
+
+def test_files_lists_what_is_below_a_folder_and_nothing_beside_it(storage: Storage) -> None:
+    for path in ("a/1", "a/b/2", "ab/3", "4"):
+        storage.create(path, b"x")
+    assert sorted(storage.files("a")) == ["a/1", "a/b/2"]
+    assert sorted(storage.files("")) == ["4", "a/1", "a/b/2", "ab/3"]
+
+
+def test_deleting_takes_files_and_whole_folders_and_saying_it_twice_is_harmless(storage: Storage) -> None:
+    for path in ("a/1", "a/b/2", "ab/3", "4"):
+        storage.create(path, b"x")
+    for _ in range(2):
+        storage.delete("a")
+        storage.delete("4")
+        storage.delete("never/there")
+        assert list(storage.files("")) == ["ab/3"]
+
+
+def test_two_may_delete_the_same_folder_at_once(storage: Storage) -> None:
+    for round_ in range(10):
+        for name in range(30):
+            storage.write(f"{round_}/{name % 3}/{name}", b"x")
+        together(3, lambda _, folder=str(round_): storage.delete(folder))  # type: ignore[misc]
+        assert list(storage.files(str(round_))) == []
+
+
+def test_a_store_can_be_rooted_further_down(storage: Storage) -> None:
+    below = storage.at("runs").at("digits")
+    below.create("log/0", b"x")
+    assert storage.read("runs/digits/log/0") == b"x"
+    assert list(below.files("log")) == ["log/0"]
+    assert below.uri == f"{storage.uri}/runs/digits"
+
+
+def test_addresses_open_the_store_they_name(tmp_path: Path) -> None:
+    for address in ("runs", "./runs", str(tmp_path / "runs"), f"file://{tmp_path}/runs"):
+        store = open_storage(address, relative_to=tmp_path)
+        assert store.uri == str(tmp_path / "runs")
+    assert open_storage("memory://a/b", relative_to=tmp_path).uri == "memory://a/b"
+    assert list(tmp_path.iterdir()) == []  # opening writes nothing
+
+
+def test_an_address_that_names_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for address, remedy in (("s3://bucket", "use a folder"), ("file", "name a folder")):
+        with pytest.raises(InvalidInput, match=remedy) as refused:
+            open_storage(address, relative_to=tmp_path)
+        assert address in str(refused.value)
+
+
+def test_a_memory_store_at_the_very_top(tmp_path: Path) -> None:
+    store = open_storage("memory://", relative_to=tmp_path)
+    path = f"top-{uuid.uuid4().hex}/a"
+    store.create(path, b"x")
+    try:
+        assert path in set(store.files(""))
+        assert store.read(path) == b"x"
+    finally:
+        store.delete(path.split("/", maxsplit=1)[0])
+
+
+def test_a_failed_write_is_a_storage_error_that_a_retry_may_cure() -> None:
+    assert StorageError("x").retryable
+    assert issubclass(FileMissing, StorageError)
+    assert issubclass(FileAlreadyThere, StorageError)

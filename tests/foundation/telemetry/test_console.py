@@ -1,0 +1,176 @@
+"""The console: plain lines in a pipe, one bar on a terminal, and never an exception into training."""
+
+import io
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Sink, Training
+
+PATH = "checkpoints/00000500-00000003-0123456789abcdef0123456789abcdef"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def training(step: int, **metrics: float) -> Training:
+    return Training(step=step, target=3000, metrics=metrics, examples_per_second=12345.6)
+
+
+def emitted(stream: io.StringIO, *events: Event) -> str:
+    with Console(stream) as console:
+        sink: Sink = console
+        for event in events:
+            sink.emit(event)
+    return stream.getvalue()
+
+
+def test_plain_lines() -> None:
+    text = emitted(
+        io.StringIO(),
+        Note(text="4 replicas"),
+        training(50, loss=0.25),
+        Committed(step=500, path=PATH, size=1_234_567, metrics={"loss": 0.123, "accuracy": 0.98}),
+        Evaluated(step=500, metrics={"accuracy": 0.975}, examples=180),
+        Note(text="[red]disk[/red] is nearly full", warning=True),
+    )
+    assert text.splitlines() == [
+        "4 replicas",
+        "step 50/3000  loss 0.25  12,346 examples/s",
+        f"step 500  committed  {PATH}  loss 0.123  accuracy 0.98  1.2 MB",
+        "step 500  evaluated  accuracy 0.975  (180 examples)",
+        "warning: [red]disk[/red] is nearly full",
+    ]
+
+
+def test_training_is_told_at_log_steps_only() -> None:
+    # Between log steps the trainer repeats the metrics that it last read.
+    text = emitted(io.StringIO(), training(10), training(50, loss=2.0), training(70, loss=2.0), training(100, loss=1.0))
+    assert [line.split()[1] for line in text.splitlines()] == ["50/3000", "100/3000"]
+
+
+def test_preparing_in_a_pipe_is_short() -> None:
+    text = emitted(io.StringIO(), *(Preparing(examples=1000 * n) for n in range(1, 1001)))
+    assert 5 < len(text.splitlines()) < 15
+
+
+def test_terminal_has_a_bar_that_goes_and_lines_that_stay() -> None:
+    text = emitted(
+        Terminal(),
+        training(1500, loss=0.25),
+        Committed(step=2000, path=PATH, size=1_234_567, metrics={"loss": 0.2}),
+        Note(text="look here", warning=True),
+        training(2500, loss=0.125),
+    )
+    plain = CONTROL.sub("", text)
+    assert re.search(r"training .*2500/3000  loss 0.125  12,346 examples/s +\S+ left", plain)
+    assert "step 2000  committed  checkpoints/00000500-00000003-01234567  loss 0.2  1.2 MB\n" in plain.replace("\r", "")
+    assert re.search(r"\x1b\[1;33m[^\n]*look here", text), "a warning is to be noticed"
+    assert text.endswith("\x1b[1A\x1b[2K"), "the bar is wiped out at the end"
+    assert "\x1b[?25h" in text, "the cursor is shown again"
+
+
+def test_bar_begins_where_the_run_stands() -> None:
+    # Steps of an earlier process must not count as this one's speed.
+    with Console(Terminal()) as console:
+        console.emit(training(2900, loss=1.0))
+        assert console._progress is not None
+        [task] = console._progress.tasks
+        assert (task.completed, task.total, task.speed) == (2900, 3000, None)
+        console.emit(Preparing(examples=5))
+        console.emit(training(2950, loss=1.0))
+        [task] = console._progress.tasks
+        assert task.description == "training"
+
+
+def test_lines_after_the_end_and_starting_twice() -> None:
+    stream = Terminal()
+    console = Console(stream)
+    console.start()
+    console.start()
+    console.stop()
+    console.stop()
+    console.emit(Note(text="after"))
+    console.emit(training(10, loss=1.0))
+    console.show("closing")
+    assert "after" in stream.getvalue()
+    assert "step 10/3000" in stream.getvalue()
+    assert "closing" in stream.getvalue()
+
+
+class Broken(io.StringIO):
+    def __init__(self, fault: BaseException, *, terminal: bool) -> None:
+        super().__init__()
+        self.fault, self.terminal, self.writes = fault, terminal, 0
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, _: str) -> int:
+        self.writes += 1
+        raise self.fault
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), ValueError("closed file"), SystemExit(1)])
+def test_a_lost_terminal_does_not_end_training(
+    fault: BaseException, terminal: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Broken(fault, terminal=terminal)
+    console = Console(stream)
+    with caplog.at_level(logging.WARNING):
+        for step in range(5):
+            console.emit(training(step, loss=float(step)))
+            console.emit(Note(text="x"))
+    assert stream.writes == 1
+    assert len(caplog.records) == 1
+    assert "console failed" in caplog.text
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Console(Broken(KeyboardInterrupt(), terminal=False)).emit(Note(text="x"))
+
+
+def test_threads_do_not_mix_their_lines() -> None:
+    class Slow(io.StringIO):
+        busy = overlaps = 0
+
+        def write(self, text: str) -> int:
+            self.overlaps += self.busy
+            self.busy = 1
+            time.sleep(0.0002)  # lets other threads run
+            self.busy = 0
+            return super().write(text)
+
+    stream = Slow()
+    console = Console(stream)
+
+    def lines(name: str) -> Iterator[Note]:
+        return (Note(text=f"{name}{number:03d}" * 5) for number in range(100))
+
+    threads = [
+        threading.Thread(target=lambda name=name: [console.emit(note) for note in lines(name)]) for name in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stream.overlaps == 0
+    written = stream.getvalue().splitlines()
+    assert sorted(written) == sorted(note.text for name in "abcd" for note in lines(name))

@@ -1,0 +1,138 @@
+"""The user's own functions are found by file, with their siblings, and never shadow Baton's packages."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tasks
+from tasks.foundation.errors import ModelError
+from tasks.foundation.user_code import load_function, source_digest
+
+
+@pytest.fixture(autouse=True)
+def _forget_user_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(folder: Path, **files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def refusal(reference: str, folder: Path) -> str:
+    with pytest.raises(ModelError) as refused:
+        load_function(reference, folder)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def test_a_function_is_found_with_its_siblings(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        model="from .layers import WIDTH\nfrom . import deep\ndef build(): return WIDTH + deep.MORE",
+        layers="WIDTH = 64",
+        deep="from .layers import WIDTH\nMORE = WIDTH",
+    )
+    assert load_function("model.py:build", folder)() == 128
+
+
+def test_a_users_own_tasks_module_is_safe(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, tasks="HERE = 1", flows="HERE = 2", model="from .tasks import HERE\ndef build(): return HERE"
+    )
+    assert load_function("model.py:build", folder)() == 1
+    assert sys.modules["tasks"] is tasks
+    assert str(folder) not in sys.path
+    assert "model" not in sys.modules
+
+
+def test_two_run_files_with_modules_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", model="def build(): return 1")
+    two = write(tmp_path / "two", model="def build(): return 2")
+    assert (load_function("model.py:build", one)(), load_function("model.py:build", two)()) == (1, 2)
+
+
+def test_a_file_in_a_folder_below(tmp_path: Path) -> None:
+    write(tmp_path / "models", cnn="from .parts import PART\ndef build(): return PART", parts="PART = 'p'")
+    assert load_function("models/cnn.py:build", tmp_path)() == "p"
+
+
+def test_an_import_path_works_too(tmp_path: Path) -> None:
+    assert load_function("os.path:basename", tmp_path)("a/b") == "b"
+
+
+def test_a_module_is_executed_once(tmp_path: Path) -> None:
+    folder = write(tmp_path, model="made = []\ndef build():\n    made.append(1)\n    return len(made)")
+    assert [load_function("model.py:build", folder)() for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_missing_file_is_named_with_its_neighbours(tmp_path: Path) -> None:
+    folder = write(tmp_path, modell="", data="")
+    message = refusal("model.py:build", folder)
+    assert f"{folder / 'model.py'} is not there" in message
+    assert "beside it: data.py, modell.py" in message
+    assert "no Python files" in refusal("deep/model.py:build", folder)
+
+
+def test_a_missing_function_is_named_with_what_there_is(tmp_path: Path) -> None:
+    folder = write(tmp_path, model="def build_model(): ...\ndef _private(): ...\nbuild = 3")
+    message = refusal("model.py:build", folder)
+    assert "model.py has no function build; it has: build_model" in message
+    assert "_private" not in message
+    assert "it has: none" in refusal("model.py:build", write(tmp_path / "empty", model=""))
+
+
+def test_an_import_that_raises_says_what_and_where(tmp_path: Path) -> None:
+    folder = write(tmp_path, model="from .layers import x", layers="\n\nraise RuntimeError('out of cheese')")
+    message = refusal("model.py:build", folder)
+    assert "importing it raised RuntimeError: out of cheese (layers.py, line 3)" in message
+
+
+def test_a_sibling_that_is_not_there_is_named(tmp_path: Path) -> None:
+    message = refusal("model.py:build", write(tmp_path, model="from .layerz import x"))
+    assert "layerz" in message
+    assert "(model.py, line 1)" in message
+
+
+def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
+    message = refusal("model.py:build", write(tmp_path, model="x = 1\ndef build(:\n    pass\n"))
+    assert "SyntaxError" in message
+    assert "model.py, line 2" in message
+
+
+def test_an_import_that_failed_is_tried_again_once_repaired(tmp_path: Path) -> None:
+    folder = write(tmp_path, model="raise RuntimeError('no')")
+    refusal("model.py:build", folder)
+    write(folder, model="def build(): return 'repaired, and of another length'")
+    assert load_function("model.py:build", folder)().startswith("repaired")
+
+
+def test_a_module_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+    assert "no_such_package" in refusal("no_such_package.models:build", tmp_path)
+    with pytest.raises(ModelError, match="no_such_module"):
+        source_digest("no_such_module:build", tmp_path)
+
+
+def test_the_digest_of_code_changes_with_the_code_and_nothing_else(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", model="def build(): ...", layers="x = 1")
+    digest = source_digest("model.py:build", folder)
+    assert source_digest("model.py:build", folder) == digest
+    assert source_digest("model.py:other", folder) != digest
+    (folder / "notes.txt").write_text("nothing to do with it")
+    assert source_digest("model.py:build", folder) == digest
+    copy = write(tmp_path / "b", model="def build(): ...", layers="x = 1")
+    assert source_digest("model.py:build", copy) == digest
+    write(folder, layers="x = 2")
+    assert source_digest("model.py:build", folder) != digest
+
+
+def test_the_digest_of_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not there"):
+        source_digest("model.py:build", tmp_path)

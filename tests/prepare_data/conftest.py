@@ -1,0 +1,80 @@
+"""A workshop: a folder with the user's files, a store, and the stage between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.run_spec import DataSpec, RunSpec, TrainSpec
+from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.events import Event
+from tasks.prepare_data.stage import prepare_data
+
+
+def make_spec(source: str, options: Mapping[str, Any] | None = None, *, seed: int = 0, **data: Any) -> RunSpec:
+    return RunSpec(
+        run="test",
+        storage="store",
+        data=DataSpec(source=source, options=dict(options or {}), **data),
+        model="model.py:build_model",
+        train=TrainSpec(steps=1, global_batch_size=1, seed=seed),
+    )
+
+
+@dataclass
+class Workshop:
+    code: Path
+    storage: LocalStorage
+    events: list[Event] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
+        """A file beside the run file; a mapping becomes a .npz file."""
+        file = self.code / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Mapping):
+            np.savez(file, **content)
+        else:
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+        return file
+
+    def prepare(self, source: str, options: Mapping[str, Any] | None = None, **changed: Any) -> DatasetRef:
+        spec = make_spec(source, options, **changed)
+        return prepare_data(spec, code_folder=self.code, storage=self.storage, telemetry=self)
+
+    def examples(self, ref: DatasetRef, part: str = "train") -> list[dict[str, Any]]:
+        """Name -> array of every example of a part, in the order of the shards."""
+        import tensorflow as tf
+
+        from tasks.foundation.dataset.shards import parse
+
+        manifest = load_manifest(self.storage, ref)
+        found = []
+        for shard in getattr(manifest, part):
+            file = self.storage.root / ref.folder / shard.path
+            records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
+            assert len(records) == shard.examples
+            batch = {name: tensor.numpy() for name, tensor in parse(tf.constant(records), manifest.features).items()}
+            found += [{name: values[index] for name, values in batch.items()} for index in range(len(records))]
+        return found
+
+    def labels(self, ref: DatasetRef, part: str = "train") -> list[Any]:
+        return [example["y"].tolist() for example in self.examples(ref, part)]
+
+    def files(self) -> dict[str, int]:
+        """Every file of the store, with the time of its last change."""
+        root = self.storage.root
+        return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    (tmp_path / "code").mkdir()
+    return Workshop(tmp_path / "code", LocalStorage(tmp_path / "store"))

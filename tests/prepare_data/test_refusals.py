@@ -1,0 +1,221 @@
+"""Unusable input is refused with the name, the value or the record, and the remedy; nothing is written."""
+
+import errno
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.errors import BatonError, RunFileError, SourceError, StorageError
+from tasks.prepare_data import space
+
+CSV = {"path": "t.csv", "label": "y"}
+NPZ = {"path": "t.npz", "y": "y"}
+TEXT = {"path": "t", "length": 4}
+LOAD = "data.py:load"
+
+
+def code(*lines: str) -> dict[str, str]:
+    return {"data.py": "import numpy as np\ndef load():\n" + "".join(f"    {line}\n" for line in lines)}
+
+
+def each(example: str, bad: str) -> dict[str, str]:
+    """Three good examples, then a bad one."""
+    return code("for i in range(3):", f"    yield {example}", f"yield {bad}")
+
+
+OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
+    ("digit", {}, {}, ["data.source", "'digit'", "did you mean digits?", "data.py:load"]),
+    ("digits", {"size": 3}, {}, ["data.options.size", "3", "it knows: none"]),
+    ("text", {"path": "t", "lenght": 4}, {}, ["data.options.lenght", "4", "did you mean length?"]),
+    ("text", {"path": "t"}, {}, ["data.options.length is missing", "bytes in an example"]),
+    ("text", {"path": "t", "length": "4"}, {}, ["data.options.length", "'4'", "a whole number of at least 1"]),
+    ("text", {"path": "t", "length": 0}, {}, ["data.options.length", "0", "at least 1"]),
+    ("csv", {"path": "t.csv"}, {}, ["data.options.label is missing", "the column that is y"]),
+    ("csv", {**CSV, "delimiter": "::"}, {}, ["data.options.delimiter", "'::'", "one character"]),
+    ("csv", {**CSV, "label": "kidn"}, {"t.csv": "kind,a\n1,2\n"}, ["data.options.label", "'kidn'", "mean kind?"]),
+    ("csv", {**CSV, "features": ["b"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'b'", "it knows: a, y"]),
+    ("csv", {**CSV, "features": ["y"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'y'", "take it out"]),
+    ("npz", {**NPZ, "y": "label"}, {"t.npz": {"x": [1], "labels": [1]}}, ["data.options.y", "'label'", "mean labels?"]),
+    ("npz", {"path": "t.npz", "sample_weight": "w"}, {}, ["data.options.sample_weight", "'w'", "set data.options.y"]),
+    (LOAD, {"m": 1}, code("yield 1"), ["data.options.m", "1", "has no such parameter", "it knows: none"]),
+    (LOAD, {}, {"data.py": "def load(n):\n    yield n\n"}, ["data.options", "missing", "'n'"]),
+]
+
+SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
+    # missing or empty
+    ("text", TEXT, {"other": ""}, ["data.options.path", "'t'", "holds: other", "correct the path"]),
+    ("text", {**TEXT, "suffix": ".py"}, {"t/a.md": "x"}, ["data.options.path", "no files ending in '.py'"]),
+    ("text", TEXT, {"t": "1234"}, ["data.options.length: 4", "4 bytes", "needs 5", "smaller length"]),
+    ("csv", CSV, {"t.csv": ""}, ["t.csv", "is empty", "header"]),
+    ("csv", CSV, {"t.csv": "y,a\n"}, ["data.source: csv", "holds no example"]),
+    ("npz", NPZ, {}, ["data.options.path", "t.npz", "name a .npz file"]),
+    ("npz", NPZ, {"t.npz": {"x": np.zeros((0, 2)), "y": np.zeros(0)}}, ["x has shape (0, 2)", "no example"]),
+    ("npz", NPZ, {"t.npz": {"x": np.float32(1), "y": np.zeros(1)}}, ["x has shape ()", "no example"]),
+    (LOAD, {}, code("yield from ()"), ["data.py:load", "holds no example"]),
+    (LOAD, {}, {}, ["data.source", "data.py is not there"]),
+    ("data.py:laod", {}, code("yield 1"), ["data.source", "no function laod", "it has: load"]),
+    # not a generator
+    (LOAD, {}, code("pass"), ["data.py:load", "returned None", "yield x, (x, y)"]),
+    (LOAD, {}, code("return 7"), ["returned a int", "make it a generator function"]),
+    (LOAD, {}, code("return {'x': 1}"), ["returned a dict", "make it a generator function"]),
+    # raising
+    (LOAD, {}, each("1.0", "1 / 0"), ["ZeroDivisionError", "data.py, line 5", "example 3"]),
+    (LOAD, {}, code("raise OSError('gone')"), ["OSError: gone", "data.py, line 3"]),
+    (LOAD, {}, {"data.py": "def load(:\n"}, ["data.source", "SyntaxError", "data.py, line 1"]),
+    # mixed examples
+    (LOAD, {}, each("np.zeros(2)", "np.zeros(3)"), ["example 3", "x has shape (3,)", "example 0", "(2,)", "one kind"]),
+    (LOAD, {}, each("(1.0, 1)", "(1.0, 1.0)"), ["example 3", "y has dtype float32", "int64", "one kind"]),
+    (LOAD, {}, each("(1.0, 1)", "1.0"), ["example 3", "has x, the first", "has x, y"]),
+    (LOAD, {}, each("{'a': 1}", "{'b': 1}"), ["example 3", "has x/b", "has x/a"]),
+    # unusable examples
+    (LOAD, {}, each("1.0", "'one'"), ["example 3", "x has dtype <U3", "float32 or int64"]),
+    (LOAD, {}, each("(1.0, 1)", "(1.0, None)"), ["example 3", "y is None", "leave it out"]),
+    (LOAD, {}, each("[1, 2]", "[[1], [1, 2]]"), ["example 3", "x is ragged", "one shape"]),
+    (LOAD, {}, each("1.0", "(1, 2, 3, 4)"), ["example 3", "a tuple of 4", "yield x"]),
+    (LOAD, {}, each("1.0", "np.array(None)"), ["example 3", "x has dtype object"]),
+    # NaN and infinity
+    (LOAD, {}, each("np.zeros(2)", "np.array([0, np.nan])"), ["example 3", "x holds nan at [1]", "data.allow_nan"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, line 3", "x holds inf at [0]", "data.allow_nan"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, line 3", "x holds inf"]),
+    ("npz", NPZ, {"t.npz": {"x": np.array([1, np.nan]), "y": [0, 1]}}, ["t.npz, example 1", "x holds nan"]),
+    # tables
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1\n"}, ["t.csv, line 3", "has 1 cells, the header has 2", "complete the line"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,x\n"}, ["t.csv, line 3", "'a' is 'x'", "data.options.features"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,\n"}, ["t.csv, line 3", "'a' is ''", "correct it"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\ncat,1\n"}, ["t.csv, line 3", "'y' is 'cat'", "correct it"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1.5,1\n"}, ["t.csv, line 3", "'y' is 1.5", "with a decimal point"]),
+    ("csv", CSV, {"t.csv": "0,1\n1,2\n"}, ["t.csv, line 1", "'0' is a number", "column names first"]),
+    ("csv", CSV, {"t.csv": "y,a,a\n1,2,3\n"}, ["t.csv, line 1", "'a' is there twice", "rename one"]),
+    ("csv", CSV, {"t.csv": "y\n1\n"}, ["t.csv, line 1", "x needs at least one"]),
+    ("csv", CSV, {"t.csv": b"y,a\n1,2\n1,\xff\n"}, ["t.csv", "UTF-8"]),
+    ("csv", CSV, {"t.csv": 'y,a\n1,"2\n'}, ["t.csv", "line", "save it as UTF-8 CSV"]),
+    # archives
+    ("npz", NPZ, {"t.npz": b"no zip"}, ["t.npz", "no sound .npz file", "numpy.savez"]),
+    ("npz", NPZ, {"t.npz": {"x": [1, 2], "y": [1]}}, ["t.npz", "x 2, y 1", "as many labels as examples"]),
+    ("npz", NPZ, {"t.npz": {"x": np.array([1, None]), "y": [1, 2]}}, ["t.npz", "x has dtype object", "float32"]),
+    ("npz", NPZ, {"t.npz": {"x": ["a", "b"], "y": [1, 2]}}, ["t.npz, example 0", "x has dtype <U1"]),
+    # too few to divide
+    (LOAD, {}, code("yield 1.0"), ["data.validation_fraction: 0.1", "single example", "set it to 0"]),
+]
+
+
+def refused(workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], **data: Any) -> BatonError:
+    for name, content in files.items():
+        workshop.write(name, content)
+    with pytest.raises(BatonError) as fault:
+        # One example a shard: by the time that a bad one comes, there are files to be taken away again.
+        workshop.prepare(source, options, shard_examples=1, **data)
+    assert workshop.files() == {}
+    return fault.value
+
+
+@pytest.mark.parametrize(("source", "options", "files", "told"), OPTIONS)
+def test_options(workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], told: list[str]) -> None:
+    fault = refused(workshop, source, options, files)
+    assert type(fault) is RunFileError
+    assert [part for part in told if part not in str(fault)] == [], str(fault)
+
+
+@pytest.mark.parametrize(("source", "options", "files", "told"), SOURCES)
+def test_sources(workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], told: list[str]) -> None:
+    fault = refused(workshop, source, options, files)
+    assert type(fault) is SourceError
+    assert fault.exit_code == 2
+    assert [part for part in told if part not in str(fault)] == [], str(fault)
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("(1.0, 3)", ["example 3", "label y is 3, outside [0, 3)", "data.classes"]),
+        ("(1.0, -1)", ["example 3", "label y is -1"]),
+        ("(1.0, [0, 7])", ["one kind"]),
+    ],
+)
+def test_labels_out_of_range(workshop: Any, example: str, told: list[str]) -> None:
+    fault = refused(workshop, LOAD, {}, each("(1.0, i)", example), classes=3)
+    assert [part for part in told if part not in str(fault)] == [], str(fault)
+
+
+@pytest.mark.parametrize(
+    ("example", "told"),
+    [
+        ("(1.0, 1.0)", ["example 0", "y has dtype float32", "data.classes: 3", "convert it"]),
+        ("1.0", ["example 0", "data.classes: 3 needs a single label y", "yield (x, y)"]),
+        ("(1.0, {'a': 1})", ["example 0", "has x, y/a"]),
+    ],
+)
+def test_labels_that_cannot_be_classes(workshop: Any, example: str, told: list[str]) -> None:
+    fault = refused(workshop, LOAD, {}, each(example, example), classes=3)
+    assert [part for part in told if part not in str(fault)] == [], str(fault)
+
+
+def test_a_broken_archive(workshop: Any) -> None:
+    file = workshop.write("t.npz", {"x": np.zeros(1000), "y": np.arange(1000)})
+    with zipfile.ZipFile(file) as archive:
+        offset = archive.getinfo("x.npy").header_offset + 1000
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 1
+    fault = refused(workshop, "npz", NPZ, {"t.npz": bytes(data)})
+    assert type(fault) is SourceError
+    assert "no sound .npz file" in str(fault)
+
+
+def test_a_source_that_is_written_to_while_it_is_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = workshop.write("t.csv", "y,a\n0,1\n1,2\n")
+    workshop.emit = lambda _: file.write_text("y,a\n0,1\n1,2\n2,3\n")
+    monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 1)
+    fault = refused(workshop, "csv", CSV, {})
+    assert type(fault) is SourceError
+    assert "changed while it was being read; run again" in str(fault)
+
+
+def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.write("t", "0123456789")
+    opened = Path.open
+
+    def denied(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == "t":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", denied)
+    fault = refused(workshop, "text", TEXT, {})
+    assert "cannot be read: Permission denied" in str(fault)
+
+
+def test_too_little_room_is_said_before_anything_is_written(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = space.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    monkeypatch.setattr("tasks.prepare_data.writing._write_shard", None)
+    fault = refused(workshop, "digits", {}, {})
+    assert type(fault) is StorageError
+    assert "needs 0.5 MiB of disk and 0.1 MiB are free; free some" in str(fault)
+
+
+def test_a_disk_that_fills_up_on_the_way(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    copied = []
+
+    def copy(source: Path, target: Path) -> None:
+        copied.append(target)
+        if len(copied) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    fault = refused(workshop, LOAD, {}, code("for i in range(9):", "    yield 1.0"))
+    assert type(fault) is StorageError
+    assert "no space left on the disk; free some" in str(fault)
+
+
+def test_tensorflows_own_errors_about_a_full_disk_are_told_as_such(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    with pytest.raises(StorageError, match="free some space"), space.disk_errors(tmp_path):
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")

@@ -1,0 +1,44 @@
+"""Holding out, as arithmetic."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.foundation.errors import SourceError
+from tasks.prepare_data.seeded import hashes, permutation
+from tasks.prepare_data.split import part_sizes, split
+
+
+@given(length=st.integers(2, 300), fraction=st.floats(0, 0.999), seed=st.integers(0, 2**31 - 1))
+def test_every_item_goes_to_one_part_and_the_sizes_are_foretold(length: int, fraction: float, seed: int) -> None:
+    dealt = list(split(range(length), fraction=fraction, seed=seed))
+    assert sorted(item for _, item in dealt) == list(range(length))
+    held_out = sum(is_held_out for is_held_out, _ in dealt)
+    assert part_sizes(length, fraction=fraction, seed=seed) == (length - held_out, held_out)
+    assert (held_out > 0) == (fraction > 0)
+    assert held_out < length
+
+
+def test_what_is_held_out_stays_so_when_the_source_grows() -> None:
+    small = {item for held_out, item in split(range(1000), fraction=0.1, seed=0) if held_out}
+    large = {item for held_out, item in split(range(5000), fraction=0.1, seed=0) if held_out}
+    assert small == {item for item in large if item < 1000}
+    assert len(large) == pytest.approx(500, abs=80)
+
+
+def test_one_item_cannot_be_divided() -> None:
+    with pytest.raises(SourceError, match="set it to 0"):
+        list(split([1], fraction=0.1, seed=0))
+    assert list(split([1], fraction=0, seed=0)) == [(False, 1)]
+    assert list(split([], fraction=0.1, seed=0)) == []
+
+
+def test_hashes_stay_what_they_were() -> None:
+    # Datasets that are already prepared are found by name; their bytes must be those that would be written now.
+    assert hashes("validation", 0, 0, 3).tolist() == PINNED
+    np.testing.assert_array_equal(hashes("a", 1, 5, 9), hashes("a", 1, 0, 20)[5:9])
+    assert sorted(permutation("a", 0, 100)) == list(range(100)) != permutation("a", 0, 100)
+
+
+PINNED = [15992859979497392819, 1285625190026723741, 10795053181321344237]

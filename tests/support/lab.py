@@ -1,0 +1,216 @@
+"""What tests of the stages share: a small run, taken through its stages one call at a time.
+
+Imports TensorFlow only when a stage is called, so that a module of tests can choose its process's devices.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.events import Event, Note
+
+ZOO = Path(__file__).parents[1] / "train_segment" / "zoo"
+_FRESH = Path(__file__).with_name("fresh.py")
+_RESULT = "result: "
+
+
+class Heard:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note) and event.warning]
+
+
+def spec_of(build: str, *, run: str | None = None, form: str = "plain", replicas: int = 1, **changes: Any) -> RunSpec:
+    """A run of a model of the zoo; `train__seed=1` changes a key."""
+    values: dict[str, Any] = {
+        "run": run or build.replace("_", "-"),
+        "storage": "unused",
+        "data": {"source": "data.py:load", "options": {"form": form}, "validation_fraction": 0.2, "shard_examples": 9},
+        "model": {"build": f"model.py:{build}"},
+        "train": {"steps": 11, "global_batch_size": 8, "log_every_steps": 4},
+        "accelerator": {"kind": "cpu", "replicas": replicas},
+    }
+    for key, value in changes.items():
+        *parents, name = key.split("__")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return RunSpec.model_validate(values)
+
+
+@dataclass
+class Lab:
+    """One storage root and one folder of user code."""
+
+    root: Path
+    code: Path = ZOO
+    heard: Heard = field(default_factory=Heard)
+
+    @property
+    def storage(self) -> Storage:
+        return LocalStorage(self.root / "storage")
+
+    def home(self, spec: RunSpec) -> Storage:
+        return self.storage.at(spec.run)
+
+    def log(self, spec: RunSpec) -> RunLog:
+        return RunLog(self.home(spec))
+
+    def folder(self, spec: RunSpec, ref: CheckpointRef) -> Path:
+        return self.root / "storage" / spec.run / ref.path
+
+    def copy_of_code(self, name: str, *edits: tuple[str, str, str]) -> "Lab":
+        """The same storage with a copy of the user code, edited: (file, old text, new text)."""
+        code = self.root / name
+        shutil.copytree(self.code, code, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, new in edits:
+            text = (code / file).read_text(encoding="utf-8")
+            if text.count(old) != 1:
+                raise AssertionError(f"{file} holds {old!r} {text.count(old)} times")
+            (code / file).write_text(text.replace(old, new), encoding="utf-8")
+        return Lab(self.root, code, self.heard)
+
+    def prepare(self, spec: RunSpec) -> DatasetRef:
+        from tasks.prepare_data.stage import prepare_data
+
+        return prepare_data(spec, code_folder=self.code, storage=self.storage, telemetry=self.heard)
+
+    def begin(self, spec: RunSpec) -> Head:
+        from tasks.init_or_restore.stage import init_or_restore
+
+        dataset = self.prepare(spec)
+        return init_or_restore(spec, dataset, code_folder=self.code, storage=self.storage, telemetry=self.heard)
+
+    def request(self, spec: RunSpec, start: CheckpointRef, until: int, *, base: int | None = None) -> SegmentRequest:
+        return SegmentRequest(
+            spec=spec,
+            dataset=self.prepare(spec),
+            start=start,
+            base=start.base + 1 if base is None else base,
+            skipped_batches=0,
+            until_step=until,
+            number=1,
+        )
+
+    def train(self, spec: RunSpec, start: CheckpointRef, until: int, **settings: Any) -> SegmentResult:
+        """One segment, staged and not committed."""
+        from tasks.train_segment.stage import train_segment
+
+        head = self.log(spec).head()
+        assert head is not None
+        return train_segment(
+            self.request(spec, start, until, base=head.base),
+            code_folder=self.code,
+            storage=self.storage,
+            recorded=head.environment,
+            telemetry=self.heard,
+            **settings,
+        )
+
+    def train_and_commit(self, spec: RunSpec, *borders: int) -> Head:
+        """Segments to each of the borders from the tip, each committed."""
+        from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+
+        head = self.log(spec).head() or self.begin(spec)
+        for border in borders:
+            assert head.tip is not None
+            result = self.train(spec, head.tip, border)
+            request = self.request(spec, head.tip, border, base=head.base)
+            entry: Entry = checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.heard)
+            newest = self.log(spec).head()
+            assert entry.head.tip == result.staged
+            assert newest is not None
+            head = newest
+        return head
+
+    def evaluate(self, spec: RunSpec, checkpoint: CheckpointRef) -> dict[str, float]:
+        from tasks.evaluate.stage import evaluate
+
+        head = self.log(spec).head()
+        assert head is not None
+        evaluation = evaluate(
+            spec,
+            self.prepare(spec),
+            checkpoint,
+            code_folder=self.code,
+            storage=self.storage,
+            recorded=head.environment,
+            telemetry=self.heard,
+        )
+        return evaluation.metrics
+
+    def tensors(self, spec: RunSpec, ref: CheckpointRef) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        """A checkpoint as TensorFlow itself reads it: key -> dtype, shape, bytes; without the object graph."""
+        import tensorflow as tf
+
+        reader = tf.train.load_checkpoint(str(self.folder(spec, ref) / "ckpt"))
+        keys = [key for key in reader.get_variable_to_shape_map() if key != "_CHECKPOINTABLE_OBJECT_GRAPH"]
+        values = {key: reader.get_tensor(key) for key in keys}
+        return {key: (str(value.dtype), value.shape, value.tobytes()) for key, value in values.items()}
+
+
+def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
+    """A train state built anew that holds a checkpoint."""
+    state = built(lab, spec)
+    state.restore(lab.home(spec), ref)
+    return state
+
+
+def built(lab: Lab, spec: RunSpec) -> Any:
+    """A train state at its initial values."""
+    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.dataset.reader import load_manifest, zero_batch
+    from tasks.foundation.state.train_state import build_train_state
+
+    accelerator = acquire(spec.accelerator, None)
+    batch = zero_batch(load_manifest(lab.storage, lab.prepare(spec)), spec.train.global_batch_size // accelerator.replicas)
+    return build_train_state(spec, code_folder=lab.code, accelerator=accelerator, batch=batch)
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Keys that only one has or that differ."""
+    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+def rows_of(results: Sequence[SegmentResult]) -> list[MetricRow]:
+    return [row for result in results for row in result.history]
+
+
+def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function of a test's module in a process of its own; arguments and result are JSON."""
+    file = sys.modules[function.__module__].__file__
+    path = os.pathsep.join([str(_FRESH.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(_FRESH), str(file), function.__name__, json.dumps(arguments)],
+        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise AssertionError(f"{function.__name__} in a fresh process failed:\n{done.stderr[-6000:]}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+    return json.loads(lines[-1].removeprefix(_RESULT))
