@@ -13,7 +13,9 @@ _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     # A fresh PREFECT_HOME beside a busy TensorFlow takes its time.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # Usage data is sent only by those who ask for it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
 }
 _LOOPBACK = "127.0.0.1,localhost"
 

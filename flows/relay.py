@@ -5,23 +5,23 @@ prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> eval
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from tasks.evaluate.report.report import PAGE, write_report
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
-from tasks.foundation.contracts.log_entry import Evaluation, Head
+from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import next_border
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunFileError, RunLogError
 from tasks.foundation.runlog.committing import evaluation_due
-from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
@@ -55,7 +55,7 @@ class RelayResult(Contract):
     segments: int
     metrics: dict[str, float]
     exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do"]
-    report: str | None = Field(description="address of the report, if it was written by this command")
+    report: str | None = Field(description="address of the report, if there is one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,15 @@ def relay(run: RunFile, goal: Goal, stages: Stages, *, telemetry: Sink) -> Relay
             head = stages.init_or_restore(spec, dataset, code_folder=run.folder, storage=storage, telemetry=telemetry)
         try:
             if evaluation_due(head, spec):
-                _evaluate(stages, spec, dataset, head, run.folder, storage, telemetry)
+                stages.evaluate(
+                    spec,
+                    dataset,
+                    head.tip,
+                    code_folder=run.folder,
+                    storage=storage,
+                    recorded=head.environment,
+                    telemetry=telemetry,
+                )
                 head = _head(log)
             if goal.reached(head, spec):
                 reason = "complete" if goal.step == spec.train.steps else "until_step"
@@ -165,27 +173,6 @@ def _next_segment(spec: RunSpec, dataset: DatasetRef, head: Head, goal: Goal, *,
     )
 
 
-def _evaluate(
-    stages: Stages,
-    spec: RunSpec,
-    dataset: DatasetRef,
-    head: Head,
-    code_folder: Path,
-    storage: Storage,
-    telemetry: Sink,
-) -> Evaluation:
-    evaluation: Evaluation = stages.evaluate(
-        spec,
-        dataset,
-        head.tip,
-        code_folder=code_folder,
-        storage=storage,
-        recorded=head.environment,
-        telemetry=telemetry,
-    )
-    return evaluation
-
-
 def _head(log: RunLog) -> Head:
     head = log.head()
     if head is None:
@@ -194,17 +181,21 @@ def _head(log: RunLog) -> Head:
 
 
 def _result(log: RunLog, *, segments: int, exit_reason: Any) -> RelayResult:
-    from tasks.evaluate.report.report import write_report  # matplotlib is slow to import
-
-    history: History = history_of(log.entries())
+    history = history_of(log.entries())
+    name = log.home.uri.rsplit("/", 1)[-1]
     head = history.head
     if head is None or head.tip is None:
         raise RunLogError(f"{log.home.uri}: there is no tip to report")
     metrics = dict(history.rows[-1].metrics) if history.rows else {}
     if history.evaluations:
         metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
+    page: str | None = f"{log.home.uri}/{PAGE}"
+    if exit_reason != "nothing_to_do":
+        write_report(log.home, title=name)
+    elif not log.home.exists(PAGE):
+        page = None
     return RelayResult(
-        run=log.home.uri.rsplit("/", 1)[-1],
+        run=name,
         home=log.home.uri,
         step=head.tip.step,
         checkpoint=f"{log.home.uri}/{head.tip.path}",
@@ -212,7 +203,5 @@ def _result(log: RunLog, *, segments: int, exit_reason: Any) -> RelayResult:
         segments=segments,
         metrics=metrics,
         exit_reason=exit_reason,
-        report=None
-        if exit_reason == "nothing_to_do"
-        else write_report(log.home, title=log.home.uri.rsplit("/", 1)[-1]),
+        report=page,
     )

@@ -10,6 +10,7 @@ from flows.relay import Goal, RelayResult, Stages, relay
 from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
 from tasks.evaluate.task import evaluate_task
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Several, Silent, Sink
 from tasks.init_or_restore.task import init_or_restore_task
 from tasks.prepare_data.task import prepare_data_task
@@ -47,6 +48,11 @@ class PrefectLog:
                 pass
 
 
+def tags_of(spec: RunSpec) -> tuple[str, str]:
+    """Tags of a training run's flow runs and task runs."""
+    return "baton", f"run:{spec.run}"
+
+
 def _run_name() -> str:
     """Flow runs are named after the training run."""
     parameters = flow_run.parameters
@@ -70,7 +76,7 @@ def train_run(
     """
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments)
-    with tags("baton", f"run:{run.spec.run}"):
+    with tags(*tags_of(run.spec)):
         return relay(run, goal, STAGES, telemetry=Several((WATCHER.get(), PrefectLog())))
 
 

@@ -28,7 +28,7 @@ def run(
     max_segments: Annotated[int | None, typer.Option(help="stop after so many segments")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Train a run file to its target; run again, it continues, or finds nothing to do."""
+    """Train a run file, or go on with it, to its target."""
     run_file = load_run_file(file, overrides or [])
     goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments)
     preflight(run_file)
@@ -63,21 +63,25 @@ def _train(
         Note(text=f"starting Prefect and TensorFlow; the home is {storage_of(run_file).at(run_file.spec.run).uri}")
     )
     api = start_prefect_api()
-    from flows.train_run import WATCHER, train_run
+    from prefect import tags
+
+    from flows.train_run import WATCHER, tags_of, train_run
 
     api.join()
     token = WATCHER.set(console)
     try:
-        return train_run(str(run_file.path), overrides, until_step, max_segments)
+        # Tags that are to stand on the flow run itself must be there before it begins.
+        with tags(*tags_of(run_file.spec)):
+            return train_run(str(run_file.path), overrides, until_step, max_segments)
     finally:
         WATCHER.reset(token)
 
 
 def _continue_command(file: Path, overrides: list[str], run_file: RunFile, result: RelayResult) -> str:
     """What to type to train on; a finished run goes on to a later target."""
-    words = ["baton", "run", os.fspath(file)]
-    for override in overrides:
-        words += ["--set", override]
+    kept = list(overrides)
     if result.step >= run_file.spec.train.steps:
-        words += ["--set", f"train.steps={2 * run_file.spec.train.steps}"]
-    return shlex.join(words)
+        kept = [override for override in kept if not override.startswith("train.steps=")]
+        kept.append(f"train.steps={2 * run_file.spec.train.steps}")
+    words = [word for override in kept for word in ("--set", override)]
+    return shlex.join(["baton", "run", os.fspath(file), *words])

@@ -54,10 +54,12 @@ class Evaluator:
 
 
 def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:
-    """The replica id is a Python number under MirroredStrategy and a tensor on TPU; `tf.cond` takes both."""
+    """Under MirroredStrategy the replica's id is known when tracing; on TPU one program runs on all of them."""
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        test_step(batch)
+    known = tf.get_static_value(context.replica_id_in_sync_group)
+    if known is not None:
+        if known == 0:
+            test_step(batch)
         return
 
     def run() -> Any:

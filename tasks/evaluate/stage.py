@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import keras
+
 from tasks.evaluate.loop import Evaluator
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
@@ -66,8 +68,7 @@ def evaluate(
     state = warm.state
     home = storage.at(spec.run)
     state.restore(home, checkpoint)
-    if getattr(state.model.optimizer, "use_ema", False):
-        state.model.optimizer.finalize_variable_values(state.model.trainable_variables)
+    _use_averages(state.model)
     examples = dataset.validation_examples
     full_batches = examples // batch_size
     full = validation_dataset(storage, dataset, batch_size=per_replica)
@@ -87,6 +88,13 @@ def evaluate(
     RunLog(home).append(lambda _: body, attempt=uuid.uuid4().hex)
     telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
     return body
+
+
+def _use_averages(model: keras.Model) -> None:
+    """The averages of `use_ema` instead of the weights; loss scaling wraps the optimizer that has them."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if optimizer.use_ema:
+        optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_replica: int) -> _Warm:

@@ -8,6 +8,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 
 _FOLDER = "report"
+PAGE = f"{_FOLDER}/index.html"  # relative to the run's home
 
 
 def write_report(home: Storage, *, title: str) -> str:
@@ -32,5 +33,5 @@ def write_report(home: Storage, *, title: str) -> str:
         home.write(f"{_FOLDER}/{picture.file}", picture.png)
     # Last: a page is there only with all its pictures.
     page = render(title=title, address=home.uri, entries=entries, history=history, pictures=pictures)
-    home.write(f"{_FOLDER}/index.html", page.encode())
-    return f"{home.uri}/{_FOLDER}/index.html"
+    home.write(PAGE, page.encode())
+    return f"{home.uri}/{PAGE}"

@@ -100,10 +100,16 @@ def _shapes(value: Any) -> Any:
 
 
 def _refuse_what_keras_cannot_do(model: keras.Model, reference: str, replicas: int) -> None:
-    """Both fail to trace inside a replica ("merge_call called while defining a new graph")."""
     if replicas == 1:
         return
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # It looks for an overflow in one replica's gradients, before they are summed: another's goes into the weights.
+        raise ModelError(
+            f"{reference}: optimizer {optimizer.name} scales the loss, which Keras gets wrong on {replicas} replicas; "
+            "use the policy mixed_bfloat16, compile with auto_scale_loss=False, or train on one replica"
+        )
+    # Both fail to trace inside a replica ("merge_call called while defining a new graph").
     for setting, remedy in (
         ("gradient_accumulation_steps", "use a larger train.global_batch_size"),
         ("ema_overwrite_frequency", "leave it out: use_ema alone works"),

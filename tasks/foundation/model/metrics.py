@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 
 def take_metrics(model: keras.Model, strategy: Any) -> dict[str, float]:
@@ -19,4 +20,6 @@ def _flat(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
         for key, value in values.items():
             yield from _flat(f"{prefix}/{key}" if prefix else key, value)
     else:
-        yield prefix, float(values)
+        # A result may be a variable, which under a strategy has one value only once it is a tensor.
+        value = values.value if isinstance(values, keras.Variable) else values
+        yield prefix, float(tf.convert_to_tensor(value))

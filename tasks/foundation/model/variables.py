@@ -154,7 +154,7 @@ def _walk(model: keras.Model) -> Iterator[tuple[str, Any]]:
         seen.add(id(item))
         if isinstance(item, Mapping):
             waiting.extend((f"{place}/{key}", value) for key, value in item.items())
-        elif isinstance(item, list | tuple | set):
+        elif isinstance(item, list | tuple):  # a set has another order in every process
             waiting.extend((f"{place}/{index}", value) for index, value in enumerate(item))
         elif isinstance(item, _INTERESTING):
             yield place, item

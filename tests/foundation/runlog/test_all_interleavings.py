@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,29 +32,20 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 
-Open = Callable[[], Storage]
-
 
 @pytest.fixture(params=["memory", "file"])
-def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens an empty store, a new one each time."""
-    root, count = f"interleavings-{uuid.uuid4().hex}", 0
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    if request.param == "memory":
+        memory = MemoryStorage(f"interleavings-{uuid.uuid4().hex}")
+        yield memory
+        memory.delete("")
+        return
     # Who comes first does not depend on when the bytes reach the disk; waiting for that takes most of the time.
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-    def memory() -> Storage:
-        store = MemoryStorage(root)
-        store.delete("")
-        return store
-
-    def file() -> Storage:
-        nonlocal count
-        shutil.rmtree(tmp_path / str(count), ignore_errors=True)
-        count += 1
-        return LocalStorage(tmp_path / str(count))
-
-    yield memory if request.param == "memory" else file
-    MemoryStorage(root).delete("")
+    shared_memory = Path("/dev/shm")  # noqa: S108 - a file system like any other, but quick
+    folder = tempfile.mkdtemp(dir=shared_memory if os.access(shared_memory, os.W_OK) else tmp_path)
+    yield LocalStorage(Path(folder) / "home")
+    shutil.rmtree(folder)
 
 
 class Scene:
@@ -74,14 +66,14 @@ class Scene:
         self.entries = {path for path in self.state if path.startswith("log/0")}
         home.delete("")
 
-    def set_up(self, store: Storage) -> Storage:
-        for path, data in self.state.items():
-            if isinstance(store, LocalStorage):  # the quick way; it is done some thousand times
-                (store.root / path).parent.mkdir(parents=True, exist_ok=True)
-                (store.root / path).write_bytes(data)
-            else:
-                store.write(path, data)
-        return store
+    def set_up(self, home: Storage) -> Storage:
+        """Make the home what it was: remove what is new, restore what is gone. Nothing else is ever written anew."""
+        there = set(home.files(""))
+        for path in there - self.state.keys():
+            home.delete(path)
+        for path in (self.state.keys() - there) | {"log/HINT"}:
+            home.write(path, self.state[path])
+        return home
 
     def commits(self, rival: int) -> Act:
         return lambda store: commit(RunLog(store), committing(self.rivals[rival], parent=self.parent.path))
@@ -114,14 +106,14 @@ class Scene:
         return self.tip
 
     def play(
-        self, fresh: Open, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
+        self, home: Storage, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
     ) -> int:
         def look(execution: Execution) -> None:
             for path in self.entries:
                 assert execution.store.read(path) == self.state[path], "an entry of the log was changed"
             check(execution, assert_sound(execution.store))
 
-        return explore(lambda: Execution(self.set_up(fresh()), writers()), look)
+        return explore(lambda: Execution(self.set_up(home), writers()), look)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +155,11 @@ def played(request: pytest.FixtureRequest, count: int, at_least: int) -> None:
     assert count >= at_least
 
 
-def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     total = 0
     for first, second in moments(changes=3):
         total += scene.play(
-            fresh,
+            home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.commits(0), dies_after=first),
                 Writer(scene.commits(1), dies_after=second),
@@ -178,16 +170,16 @@ def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, f
 
 
 @pytest.mark.slow
-def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     count = scene.play(
-        fresh,
+        home,
         lambda: [Writer(scene.commits(number)) for number in range(3)],
         lambda execution, entries: assert_one_winner(execution, entries, [0, 1, 2], scene.base),
     )
     played(request, count, at_least=100)
 
 
-def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0], scene.base)
         assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
@@ -195,7 +187,7 @@ def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene,
     total = 0
     for first, second in moments(changes=5):
         total += scene.play(
-            fresh,
+            home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.commits(0), dies_after=first),
                 Writer(scene.keeps_house, dies_after=second),
@@ -206,7 +198,7 @@ def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene,
 
 
 def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
-    request: pytest.FixtureRequest, scene: Scene, fresh: Open
+    request: pytest.FixtureRequest, scene: Scene, home: Storage
 ) -> None:
     def check(execution: Execution, _: list[Entry]) -> None:
         assert execution.faults == {}
@@ -217,12 +209,12 @@ def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
         assert tip.step == 50
         assert tip.path in folders(execution.store)
 
-    count = scene.play(fresh, lambda: [Writer(scene.commits_twice(0)), Writer(scene.clears_away)], check)
+    count = scene.play(home, lambda: [Writer(scene.commits_twice(0)), Writer(scene.clears_away)], check)
     played(request, count, at_least=100)
 
 
 def test_a_commit_and_a_quarantine_of_what_it_stands_on(
-    request: pytest.FixtureRequest, scene: Scene, fresh: Open
+    request: pytest.FixtureRequest, scene: Scene, home: Storage
 ) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         committed = on(entries, scene.base)
@@ -240,7 +232,7 @@ def test_a_commit_and_a_quarantine_of_what_it_stands_on(
     total = 0
     for first, second in moments(changes=3):
         total += scene.play(
-            fresh,
+            home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.commits(0), dies_after=first),
                 Writer(scene.quarantines, dies_after=second),
@@ -250,16 +242,16 @@ def test_a_commit_and_a_quarantine_of_what_it_stands_on(
     played(request, total, at_least=20)
 
 
-def test_two_quarantines_of_one_checkpoint_are_one(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_two_quarantines_of_one_checkpoint_are_one(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert execution.faults == {}
         assert sum(isinstance(entry.body, Quarantine) for entry in entries) == 1
 
-    played(request, scene.play(fresh, lambda: [Writer(scene.quarantines), Writer(scene.quarantines)], check), 5)
+    played(request, scene.play(home, lambda: [Writer(scene.quarantines), Writer(scene.quarantines)], check), 5)
 
 
-def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
-    alone = scene.set_up(fresh())
+def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    alone = scene.set_up(home)
     scene.clears_away(alone)
     wanted, kept = head_of(RunLog(alone)), folders(alone)
 
@@ -268,11 +260,11 @@ def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, sce
         assert entries[-1].head == wanted
         assert folders(execution.store) == kept
 
-    played(request, scene.play(fresh, lambda: [Writer(scene.clears_away), Writer(scene.clears_away)], check), 5)
+    played(request, scene.play(home, lambda: [Writer(scene.clears_away), Writer(scene.clears_away)], check), 5)
 
 
 @pytest.mark.slow
-def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         moved = [*on(entries, scene.base), *(entry for entry in entries if isinstance(entry.body, Quarantine))]
         assert len(moved) == 1
@@ -281,11 +273,11 @@ def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Sce
         assert 2 not in execution.faults
 
     writers = [scene.commits(0), scene.commits(1), scene.quarantines]
-    played(request, scene.play(fresh, lambda: [Writer(work) for work in writers], check), at_least=100)
+    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
 
 
 @pytest.mark.slow
-def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Scene, fresh: Open) -> None:
+def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def evaluates(store: Storage) -> object:
         return RunLog(store).append(lambda _: evaluation(scene.parent, accuracy=0.5), attempt="keeper")
 
@@ -294,12 +286,12 @@ def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Sc
         assert 2 not in execution.faults
 
     writers = [scene.commits(0), scene.commits(1), evaluates]
-    played(request, scene.play(fresh, lambda: [Writer(work) for work in writers], check), at_least=100)
+    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
 
 
 @pytest.mark.parametrize("lost", [FileAlreadyThere("the first answer got lost"), StorageError("timed out")], ids=type)
 def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
-    request: pytest.FixtureRequest, scene: Scene, fresh: Open, lost: Exception
+    request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception
 ) -> None:
     def insists(store: Storage) -> Entry:
         try:
@@ -312,16 +304,16 @@ def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0, 1], scene.base)
 
-    count = scene.play(fresh, lambda: [Writer(insists, loses=lost), Writer(scene.commits(1))], check)
+    count = scene.play(home, lambda: [Writer(insists, loses=lost), Writer(scene.commits(1))], check)
     count += scene.play(
-        fresh,
+        home,
         lambda: [Writer(insists, loses=lost), Writer(scene.clears_away)],
         lambda execution, entries: assert_one_winner(execution, entries, [0], scene.base),
     )
     played(request, count, at_least=20)
 
 
-def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, fresh: Open) -> None:
+def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, home: Storage) -> None:
     def begins(attempt: str) -> Act:
         return lambda store: RunLog(store).append(lambda head: origin() if head is None else None, attempt=attempt)
 
@@ -329,13 +321,17 @@ def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, fr
         assert execution.faults == {}
         assert len(assert_sound(execution.store)) == 1
 
-    played(request, explore(lambda: Execution(fresh(), [Writer(begins("a")), Writer(begins("b"))]), check), 3)
+    def start() -> Execution:
+        home.delete("log")
+        return Execution(home, [Writer(begins("a")), Writer(begins("b"))])
+
+    played(request, explore(start, check), at_least=3)
 
 
 def test_a_zombie_from_before_a_quarantine_cannot_commit_even_where_the_tip_is_the_same_again(
-    scene: Scene, fresh: Open
+    scene: Scene, home: Storage
 ) -> None:
-    store = scene.set_up(fresh())
+    store = scene.set_up(home)
     log = RunLog(store)
     zombie = stage(store, 40, scene.base, "zombie")
     quarantine(log, scene.parent, "damaged", attempt="doctor")

@@ -92,6 +92,11 @@ def mixed() -> Any:
     return _compiled(_dense(keras.layers.Dropout(0.2)), scaled)
 
 
+def bfloat() -> Any:
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    return _compiled(_dense(keras.layers.Dropout(0.2)))
+
+
 def nadam() -> Any:
     return _compiled(_dense(), keras.optimizers.Nadam(0.02))
 
