@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Seconds that a fresh Prefect home may take to start beside a busy TensorFlow.
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-.PHONY: install run test test-fast lint lock clean
+.PHONY: install run test test-fast lint bench lock clean
 .DEFAULT_GOAL := run
 
 install: $(VENV)/installed
@@ -31,6 +31,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python tests/benchmarks/loop_against_fit.py
 
 # Needs uv. Plain pins, without the addresses of any index.
 lock:

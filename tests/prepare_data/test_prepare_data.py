@@ -188,6 +188,18 @@ def test_a_lost_shard_is_written_again(workshop: Any) -> None:
     assert str(workshop.examples(again)) == str(whole)
 
 
+def test_failing_to_write_a_lost_shard_again_takes_away_no_other(workshop: Any, tmp_path: Path) -> None:
+    switch = tmp_path / "fail"
+    workshop.write("data.py", f"import pathlib\n{COUNTING}    assert not pathlib.Path({str(switch)!r}).exists()\n")
+    ref = workshop.prepare("data.py:load", shard_examples=20)
+    workshop.storage.delete(f"{ref.folder}/train-00004.tfrecord")
+    left = set(workshop.files())
+    switch.touch()
+    with pytest.raises(SourceError, match="AssertionError"):
+        workshop.prepare("data.py:load", shard_examples=20)
+    assert set(workshop.files()) >= left
+
+
 def test_an_unreadable_manifest_is_said(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     ref = workshop.prepare("data.py:load")

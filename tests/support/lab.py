@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,17 @@ class Lab:
         keys = [key for key in reader.get_variable_to_shape_map() if key != "_CHECKPOINTABLE_OBJECT_GRAPH"]
         values = {key: reader.get_tensor(key) for key in keys}
         return {key: (str(value.dtype), value.shape, value.tobytes()) for key, value in values.items()}
+
+
+def lab_of(root: Path, model: str) -> Lab:
+    """A lab whose model.py holds this text, with what most models import, beside the zoo's data.py and layers.py."""
+    code = root / "code"
+    code.mkdir()
+    for file in ("data.py", "layers.py"):
+        shutil.copy(ZOO / file, code / file)
+    head = "import keras\nimport tensorflow as tf\nfrom keras import ops\n\nfrom . import layers\n\n\n"
+    (code / "model.py").write_text(head + textwrap.dedent(model), encoding="utf-8")
+    return Lab(root, code)
 
 
 def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:

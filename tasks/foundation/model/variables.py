@@ -68,6 +68,15 @@ def leaves_of(model: keras.Model) -> tuple[Leaf, ...]:
     return tuple(found.leaves)
 
 
+def other_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Optimizers besides the one that the model is compiled with, by the path of attributes that leads to each."""
+    return {
+        place: item
+        for place, item in _walk(model)
+        if isinstance(item, keras.optimizers.Optimizer) and item is not model.optimizer
+    }
+
+
 def uncovered(function: Any, leaves: Iterable[Leaf]) -> tuple[str, ...]:
     """Names of variables that a traced function uses and no leaf holds.
 

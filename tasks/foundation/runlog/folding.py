@@ -85,8 +85,11 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
 def _retire(head: Head, body: Retire) -> Head:
     retired = tuple(old for old in head.retired if old.path not in body.deleted)
     new = tuple(Retired(path=path, at_commit=head.commits) for path in body.paths)
+    # Retired because no best was to be kept any more: its files go, so it must not win against later ones.
+    best = None if head.best is not None and head.best.checkpoint.path in body.paths else head.best
     return head.model_copy(
         update={
+            "best": best,
             "retained": tuple(kept for kept in head.retained if kept.path not in body.paths),
             "retired": (*retired, *new),
         }

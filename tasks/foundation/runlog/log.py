@@ -83,8 +83,9 @@ class RunLog:
                 self.home.create(_path(number), entry.to_json())
             except FileAlreadyThere:
                 there = self.entry(number)
-                # A create that is refused may be our own: the first answer got lost.
-                if there.attempt == attempt and there.body == body:
+                # A create that is refused may be our own: the first answer got lost. Compared as written, since a
+                # metric that is NaN is not equal to itself.
+                if there.attempt == attempt and there.body.to_json() == body.to_json():
                     return there
                 head = there.head
                 continue
@@ -114,8 +115,8 @@ class RunLog:
     def _read_hint(self) -> int:
         try:
             text = self.home.read(_HINT).decode("ascii", errors="replace")
-        except FileMissing:
-            return 0
+        except StorageError:
+            return 0  # missing or unreadable, it costs time, never truth
         return int(text) if text.isdecimal() and len(text) <= 12 else 0  # noqa: PLR2004 - longer is no entry number
 
     def _write_hint(self, number: int) -> None:

@@ -48,6 +48,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     shutil.rmtree(folder)
 
 
+# Three writers on a disk: three commits show it; the rest of the long ones run in memory.
+in_memory = pytest.mark.parametrize("home", ["memory"], indirect=True)
+
+
 class Scene:
     """A run of four commits, of which the eldest is long retired and the next is to be; and two rivals for its base."""
 
@@ -264,6 +268,7 @@ def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, sce
 
 
 @pytest.mark.slow
+@in_memory
 def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         moved = [*on(entries, scene.base), *(entry for entry in entries if isinstance(entry.body, Quarantine))]
@@ -277,6 +282,7 @@ def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Sce
 
 
 @pytest.mark.slow
+@in_memory
 def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def evaluates(store: Storage) -> object:
         return RunLog(store).append(lambda _: evaluation(scene.parent, accuracy=0.5), attempt="keeper")

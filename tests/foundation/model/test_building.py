@@ -1,0 +1,135 @@
+"""From the user's function to a model whose every variable exists, or to a message that says what to change."""
+
+from pathlib import Path
+
+import keras
+import pytest
+from lab import Lab, built, lab_of, spec_of
+
+from tasks.foundation.errors import ModelError
+
+BAD = {
+    "raises": (
+        "def build():\n    raise KeyError('width')",
+        ["model.py:build raised KeyError: 'width' (model.py, line 8)"],
+    ),
+    "another": ("def build():\n    return 5", ["returned int", "compiled keras.Model"]),
+    "nothing": ("def build():\n    pass", ["returned NoneType", "compiled keras.Model"]),
+    "uncompiled": (
+        "def build():\n    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])",
+        ["not compiled", "model.compile(optimizer, loss)"],
+    ),
+    "unknown option": ("def build(width):\n    pass", ["missing 1 required positional argument: 'width'"]),
+    "other shape": (
+        "def build():\n"
+        "    model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])\n"
+        "    model.compile('sgd', 'sparse_categorical_crossentropy')\n"
+        "    return model",
+        ["does not take a batch of x float32[8, 6], y int64[8]", "(None, 7)"],
+    ),
+    "slash in a name": (
+        "def build():\n    return keras.layers.Dense(3, name='a/b')",
+        ["build raised ValueError", "cannot contain character `/`"],
+    ),
+    "second optimizer unbuilt": (
+        "def build():\n"
+        "    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])\n"
+        "    model.compile('sgd', 'sparse_categorical_crossentropy')\n"
+        "    model.second = keras.optimizers.Adam(name='second')\n"
+        "    return model",
+        ["optimizer second of the model has not been built", "optimizer.build(variables)"],
+    ),
+    "own step, unusable metrics": (
+        "class Own(layers.Subclassed):\n"
+        "    def train_step(self, data):\n"
+        "        return {}\n\n"
+        "def build():\n"
+        "    model = Own()\n"
+        "    model.compile('sgd', loss={'a': 'mse', 'b': 'mse'})\n"
+        "    return model",
+        ["its compiled loss and metrics cannot be computed from model(x) and y", "as attributes of the model instead"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, fault: str) -> None:
+    code, words = BAD[fault]
+    with pytest.raises(ModelError) as refused:
+        built(lab_of(tmp_path, code), spec_of("build"))
+    assert refused.value.exit_code == 2
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_variables_have_the_same_unique_paths_in_every_build(tmp_path: Path) -> None:
+    for build in ("nadam", "raw_variable"):
+        spec = spec_of(build)
+        first, second = (built(Lab(tmp_path), spec).signature for _ in range(2))
+        assert first == second
+        assert len({record.path for record in first}) == len(first)
+
+
+def test_models_without_automatic_names_in_common_do_not_share_paths(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+        class Pair(keras.layers.Layer):
+            def __init__(self, **settings):
+                super().__init__(**settings)
+                # One name twice, as Keras lets two layers have within a layer.
+                self.one = keras.layers.Dense(6, name="same")
+                self.two = keras.layers.Dense(6, name="same")
+
+            def call(self, x):
+                return self.two(self.one(x))
+
+
+        def build():
+            model = keras.Sequential([keras.Input((6,)), Pair(), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    paths = [record.path for record in built(lab, spec_of("build")).signature]
+    assert "model/pair/same/kernel" in paths
+    assert "model/pair/same/kernel~2" in paths
+    assert len(set(paths)) == len(paths)
+
+
+def test_a_policy_set_by_one_build_does_not_leak_into_the_next(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mixed = built(lab, spec_of("mixed"))
+    assert mixed.model.layers[-1].compute_dtype == "float16"
+    plain = built(lab, spec_of("plain"))
+    assert {layer.compute_dtype for layer in plain.model.layers} == {"float32"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_initial_weights_are_those_of_the_seed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    one, again, other = (built(lab, spec_of("functional", train__seed=seed)).digest() for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
+
+
+def test_a_call_without_training_is_taken_as_it_is(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+        class Simple(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.out = keras.layers.Dense(3)
+
+            def call(self, x):
+                return self.out(x)
+
+
+        def build():
+            model = Simple()
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    assert "model/simple/dense/kernel" in {record.path for record in built(lab, spec_of("build")).signature}
