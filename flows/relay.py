@@ -122,6 +122,7 @@ def relay(run: RunFile, goal: Goal, stages: Stages, *, telemetry: Sink) -> Relay
     done = relay_is_done(run, goal)
     if done is not None:
         return done
+    _acquire_accelerator(spec, log.head())
     dataset = stages.prepare_data(spec, code_folder=run.folder, storage=storage, telemetry=telemetry)
     segments, tries, head = 0, 0, None
     while True:
@@ -157,6 +158,13 @@ def relay(run: RunFile, goal: Goal, stages: Stages, *, telemetry: Sink) -> Relay
             head = None
             continue
         segments, tries, head = segments + 1, 0, _head(log)
+
+
+def _acquire_accelerator(spec: RunSpec, head: Head | None) -> None:
+    """First of all: TensorFlow fixes devices and threads at its first use, and the user's `load` may use it."""
+    from tasks.foundation.accelerator.strategy import acquire  # `baton --help` must not wait for TensorFlow
+
+    acquire(spec.accelerator, None if head is None else head.environment)
 
 
 def _next_segment(spec: RunSpec, dataset: DatasetRef, head: Head, goal: Goal, *, number: int) -> SegmentRequest:

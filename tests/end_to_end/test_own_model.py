@@ -39,3 +39,20 @@ def test_the_readme_files_train_and_resume_outside_the_checkout(tmp_path: Path) 
     assert results["straight"]["state_digest"] == results["resumed"]["state_digest"]
     assert results["straight"]["step"] == 400
     assert results["straight"]["metrics"]["validation_accuracy"] > 0.9  # type: ignore[index]
+
+
+def test_a_data_function_may_use_tensorflow_before_two_replicas_are_set_up(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(
+        "import tensorflow as tf\n\n\ndef load():\n    for i in range(60):\n"
+        "        yield tf.image.resize(tf.ones((4, 4, 1)) * i / 60, (8, 8)).numpy(), i % 3\n"
+    )
+    (tmp_path / "model.py").write_text(
+        "import keras\n\n\ndef build_model():\n"
+        "    model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)])\n"
+        "    model.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n    return model\n"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "run: own\nstorage: ./runs\ndata: {source: data.py:load}\nmodel: model.py:build_model\n"
+        "train: {steps: 6, global_batch_size: 10, log_every_steps: 3}\naccelerator: {kind: cpu, replicas: 2}\n"
+    )
+    assert relay(tmp_path)["step"] == 6

@@ -174,6 +174,13 @@ def test_a_source_that_is_written_to_while_it_is_read(workshop: Any, monkeypatch
     assert "changed while it was being read; run again" in str(fault)
 
 
+def test_a_source_that_miscounted(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 1000)
+    fault = refused(workshop, "digits", {}, {})
+    assert type(fault) is SourceError
+    assert "held 1000 examples and gave 1797" in str(fault)
+
+
 def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("t", "0123456789")
     opened = Path.open

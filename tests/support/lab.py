@@ -198,7 +198,9 @@ def built(lab: Lab, spec: RunSpec) -> Any:
     from tasks.foundation.state.train_state import build_train_state
 
     accelerator = acquire(spec.accelerator, None)
-    batch = zero_batch(load_manifest(lab.storage, lab.prepare(spec)), spec.train.global_batch_size // accelerator.replicas)
+    batch = zero_batch(
+        load_manifest(lab.storage, lab.prepare(spec)), spec.train.global_batch_size // accelerator.replicas
+    )
     return build_train_state(spec, code_folder=lab.code, accelerator=accelerator, batch=batch)
 
 

@@ -4,20 +4,18 @@ Python only plans: which shards, in which order, from which example on; one elem
 permutes, cuts into batches and parses. Pull elements under `failures.reading_failures` to get Baton's errors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset import order
-from tasks.foundation.dataset.failures import kept_failures
 from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.manifest import REMEDY, load_manifest, zero_batch
+from tasks.foundation.dataset.manifest import load_manifest, zero_batch
 from tasks.foundation.dataset.shards import parse
-from tasks.foundation.dataset.verified import verify
-from tasks.foundation.errors import AcceleratorError, DamagedDataset, FileMissing
+from tasks.foundation.dataset.verified import VerifiedShards
+from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.base import Storage
 
 __all__ = ["load_manifest", "training_dataset", "validation_dataset", "validation_remainder", "zero_batch"]
@@ -70,7 +68,7 @@ def training_dataset(
     def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
         counts = [shard.examples for shard in manifest.train]
         first_example = first_batch * global_batch_size
-        with _Shards(at) as shards:
+        with VerifiedShards(at) as shards:
             for window in order.windows(counts, seed=seed, window_shards=window_shards, first_example=first_example):
                 paths = shards.open([manifest.train[shard] for shard in window.shards])
                 yield paths, window.examples, window.seed, window.skip
@@ -150,7 +148,7 @@ def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -
 def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch_size: int) -> Any:
     def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
         begin = 0
-        with _Shards(storage) as shards:
+        with VerifiedShards(storage) as shards:
             for shard in manifest.validation:
                 skip_here = max(skip - begin, 0)
                 begin += shard.examples
@@ -201,40 +199,3 @@ def _finished(dataset: Any) -> Any:
     # Slicing by host is done here; a strategy must not slice again.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)
-
-
-class _Shards:
-    """Opens verified shards, and keeps those of the last two plans on this machine.
-
-    TensorFlow asks for the next plan only when it has read the one before, so two are enough.
-    """
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._open: list[ExitStack] = []
-
-    def __enter__(self) -> "_Shards":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._keep(0)
-
-    def open(self, records: Sequence[ShardRecord]) -> list[str]:
-        """Local paths of shards, once they agree with the manifest."""
-        self._keep(1)
-        stack = ExitStack()
-        self._open.append(stack)
-        paths = []
-        with kept_failures():
-            for record in records:
-                try:
-                    file = stack.enter_context(self._storage.local_file(record.path))
-                except FileMissing as fault:
-                    raise DamagedDataset(f"{self._storage.uri}/{record.path} is not there; {REMEDY}") from fault
-                verify(file, record, where=f"{self._storage.uri}/{record.path}")
-                paths.append(str(file))
-        return paths
-
-    def _keep(self, plans: int) -> None:
-        while len(self._open) > plans:
-            self._open.pop(0).close()

@@ -96,11 +96,13 @@ def _root(kind: Any) -> str:
 
 
 def _tree(part: Any, module: ModuleType) -> ast.Module:
-    """The code of a class or function; the whole module where it cannot be cut out, as a lambda's."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(part)))
-    except SyntaxError:
-        return ast.parse(inspect.getsource(module))
+    """The code of a class or function; of all lambdas of a lambda's line."""
+    if part.__name__ == "<lambda>":
+        line = part.__code__.co_firstlineno
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
+        lambdas = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno == line]
+        return ast.Module([ast.Expr(node) for node in lambdas], [])
+    return ast.parse(textwrap.dedent(inspect.getsource(part)))
 
 
 def _referred(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -122,8 +124,12 @@ def _siblings(tree: ast.Module) -> Iterator[str]:
 
 def _digest(tree: ast.Module, more: str = "") -> str:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-            ast.get_docstring(node, clean=False) is not None
-        ):
-            node.body = node.body[1:]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
     return hashlib.sha256((ast.dump(tree) + more).encode()).hexdigest()[:16]
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """A docstring, or a string that stands alone as a comment does."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

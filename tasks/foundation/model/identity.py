@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,20 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
 def _serialized(serialize: Any, spec: ModelSpec, code_folder: Path) -> Any:
     source = {"source": module_digest(spec.build, code_folder)}
     try:
-        text = json.dumps(serialize(), default=str)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras's about loading it again, which nobody will
+            text = json.dumps(serialize(), default=str)
     except (NotImplementedError, TypeError, ValueError, AttributeError):
         # Keras says so with any of these.
         return source
-    return source if _ADDRESS.search(text) else json.loads(_PRIVATE_PACKAGE.sub("user", text))
+    if _ADDRESS.search(text):
+        return source
+    return json.loads(_PRIVATE_PACKAGE.sub("user", text), object_hook=_without_bytecode)
+
+
+def _without_bytecode(value: dict[str, Any]) -> dict[str, Any]:
+    """Keras gives a lambda's bytecode, which knows its file, line and Python; model.code has its source."""
+    match value:
+        case {"value": [str(code), defaults, closure]} if code.endswith("\n"):
+            return {**value, "value": ["see model.code", defaults, closure]}
+    return value

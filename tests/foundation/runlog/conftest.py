@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
@@ -15,7 +16,8 @@ from tasks.foundation.storage.memory import MemoryStorage
 def memory() -> Iterator[MemoryStorage]:
     store = MemoryStorage(f"runlog-{uuid.uuid4().hex}")
     yield store
-    store.delete("")
+    for path in [path for path in MemoryFileSystem.store if path.startswith(f"{store.root}/")]:
+        del MemoryFileSystem.store[path]  # deleting 10,000 files through fsspec takes a while
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def load(form: str = "plain", examples: int = 60) -> Iterator[Any]:
-    """plain: x [6], y; weighted: with sample_weight; dicts: two inputs, two outputs; sequence: x [5, 4]; alone: x only."""
+    """plain: x [6], y; weighted: and sample_weight; dicts: two inputs and outputs; sequence: x [5, 4]; alone: x."""
     draw = np.random.default_rng(7)
     for number in range(examples):
         x = draw.normal(size=6).astype(np.float32)

@@ -120,7 +120,9 @@ def own_seed() -> Any:
 def attention() -> Any:
     x = keras.Input((5, 4))
     y = keras.layers.MultiHeadAttention(2, 2, dropout=0.3)(x, x)
-    return _compiled(keras.Model(x, keras.layers.Dense(3)(keras.layers.Flatten()(keras.layers.LayerNormalization()(y)))))
+    return _compiled(
+        keras.Model(x, keras.layers.Dense(3)(keras.layers.Flatten()(keras.layers.LayerNormalization()(y))))
+    )
 
 
 def counting() -> Any:

@@ -1,0 +1,138 @@
+"""What of a model's code makes a run another run, and what does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, built, lab_of, spec_of
+
+from tasks.foundation.contracts.identity import differences
+from tasks.foundation.model.identity import model_identity
+
+MODEL = '''
+"""A docstring."""
+
+SCALE = 2.0
+RATE = 0.1
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class Scale(keras.layers.Layer):
+    """Scales."""
+
+    def call(self, x):
+        # A comment.
+        return scaled(x)
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1 / (ops.cast(step, "float32") + 1.0)
+
+    def get_config(self):
+        return {}
+
+
+class Wrong(keras.metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(1.0 - ops.max(y_pred, axis=-1))
+
+
+def own_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+class Base(keras.Model):
+    def __init__(self, hidden, helper=None):
+        super().__init__()
+        self.hidden, self.helper = hidden, helper
+        self.out = keras.layers.Dense(3)
+
+
+class Inherits(Base):
+    def call(self, x, training=False):
+        return self.out(self.hidden(x))
+
+
+class Helper:
+    pass
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), Scale(), keras.layers.Dense(3, activation=lambda x: x * 1.0)])
+    model.compile(keras.optimizers.SGD(Falling()), own_loss, metrics=[Wrong()])
+    return model
+
+
+def subclass():
+    model = Inherits(keras.layers.Dense(4), Helper())
+    model.compile(keras.optimizers.SGD(RATE), own_loss)
+    return model
+
+
+def adversaries():
+    model = layers.Adversaries()
+    maker, judge = keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.02)
+    maker.build(model.maker.trainable_variables)
+    judge.build(model.judge.trainable_variables)
+    model.compile(maker, judge)
+    return model
+'''
+
+
+def identity(lab: Lab, build: str = "build") -> dict[str, Any]:
+    spec = spec_of(build, form="alone" if build == "adversaries" else "plain")
+    return model_identity(built(lab, spec).model, spec.model, lab.code)
+
+
+HARMLESS = [
+    ("# A comment.", "# Another comment,\n        # and one more."),
+    ('"""Scales."""', '"""Multiplies."""'),
+    ('"""A docstring."""', '"""Another docstring."""'),
+    ("def build():", "def unused():\n    pass\n\n\ndef build():"),
+    ("x, training=False):", "x, training=False):  # here\n"),
+]
+
+
+@pytest.mark.parametrize("build", ["build", "subclass"])
+def test_comments_docstrings_and_the_folder_do_not_count(tmp_path: Path, build: str) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    edits = [edit for edit in HARMLESS if build == "build" or "def build" not in edit[0]]
+    moved = lab.copy_of_code("elsewhere", *(("model.py", old, new) for old, new in edits))
+    assert identity(moved, build) == identity(lab, build)
+
+
+@pytest.mark.parametrize(
+    ("build", "old", "new", "key"),
+    [
+        ("build", "return scaled(x)", "return scaled(x) + 1.0", "model.code.model.Scale"),
+        ("build", "return x * SCALE", "return x * SCALE * 1.5", "model.code.model.scaled"),
+        ("build", "SCALE = 2.0", "SCALE = 3.0", "model.code.model.scaled"),
+        ("build", "lambda x: x * 1.0", "lambda x: x * 1.5", "model.code"),
+        ("build", "0.1 / (ops.cast", "0.2 / (ops.cast", "model.code.model.Falling"),
+        ("build", "1.0 - ops.max", "2.0 - ops.max", "model.code.model.Wrong"),
+        ("build", "return keras.losses.sparse", "return 2.0 * keras.losses.sparse", "model.code.model.own_loss"),
+        ("subclass", "self.out = keras.layers.Dense(3)", "self.out = keras.layers.Dense(5)", "model.code.model.Base"),
+        ("subclass", "self.out(self.hidden(x))", "self.out(ops.tanh(self.hidden(x)))", "model.code.model.Inherits"),
+        ("subclass", "SGD(RATE)", "SGD(RATE / 2)", "compile.optimizer.config.learning_rate"),
+        # What Keras cannot serialize is known by its source.
+        ("subclass", "keras.layers.Dense(4)", "keras.layers.Dense(4, activation='relu')", "model.config.source"),
+        ("adversaries", "Adam(0.01)", "Adam(0.05)", "compile.other.optimizers.adversaries/maker_optimizer.config"),
+        ("adversaries", "RMSprop(0.02)", "RMSprop(0.05)", "compile.optimizer.config.learning_rate"),
+    ],
+)
+def test_a_change_that_computes_something_else_counts(tmp_path: Path, build: str, old: str, new: str, key: str) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    changed = lab.copy_of_code("changed", ("model.py", old, new))
+    found = [difference.key for difference in differences(identity(lab, build), identity(changed, build))]
+    assert any(name.startswith(key) for name in found), found
+
+
+def test_a_sibling_module_counts(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    changed = lab.copy_of_code("changed", ("layers.py", "ops.mean(ops.softplus(-self.judge(made)))", "ops.mean(made)"))
+    found = [str(each) for each in differences(identity(lab, "adversaries"), identity(changed, "adversaries"))]
+    assert [text.partition(":")[0] for text in found] == ["model.code.layers.Adversaries"]
