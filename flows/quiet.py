@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 
@@ -23,6 +24,8 @@ _LOOPBACK = "127.0.0.1,localhost"
 def quiet() -> None:
     """Call before Prefect and TensorFlow are imported."""
     quiet_tensorflow()
+    # requests asks for this silence too, but its wish is lost when another thread imports at the same time.
+    warnings.filterwarnings("ignore", message="SOCKS support in urllib3")
     for name, value in _PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     # The embedded API is on this machine; a proxy would swallow its websockets.
