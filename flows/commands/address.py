@@ -23,8 +23,7 @@ Overrides = Annotated[
 ]
 
 FIRST_ENTRY = "log/00000000.json"
-# An entry of some run's log; the group is the run's home, "" for the place itself.
-ENTRY_BELOW = re.compile(r"(?:(.+)/)?log/\d{8}\.json")
+_ENTRY = re.compile(r"log/\d{8}\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ def open_run(address: str, overrides: Sequence[str] | None = None) -> OpenedRun:
         home = open_storage(address, relative_to=Path.cwd())
         opened = OpenedRun(root=_above(home), home=home, run_file=None, log=RunLog(home))
         remedy = "name a run file, or a run's home, <storage>/<run>; `baton list` shows the runs of a storage folder"
-    if not _has_log(home):
+    if not holds_a_log(home):
         raise NoSuchRun(f"no run is at {home.uri} (it holds no {FIRST_ENTRY}): {remedy}")
     return opened
 
@@ -95,9 +94,10 @@ def refuse_overrides(address: str, overrides: Sequence[str] | None) -> None:
         )
 
 
-def _has_log(home: Storage) -> bool:
+def holds_a_log(home: Storage) -> bool:
+    """Whether this is a run's home."""
     # A log that lost its first entry is a damaged run, not an absent one.
-    return home.exists(FIRST_ENTRY) or any(ENTRY_BELOW.fullmatch(path) for path in home.files("log"))
+    return home.exists(FIRST_ENTRY) or any(_ENTRY.fullmatch(path) for path in home.files("log"))
 
 
 def _above(home: Storage) -> Storage:

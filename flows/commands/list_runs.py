@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.address import ENTRY_BELOW, OpenedRun, Overrides, names_run_file, refuse_overrides
+from flows.commands.address import OpenedRun, Overrides, holds_a_log, names_run_file, refuse_overrides
 from flows.commands.output import AsJson, aligned, say, say_json
 from flows.relay import storage_of
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
@@ -45,8 +45,9 @@ def _root(address: str, overrides: list[str] | None) -> Storage:
 
 
 def _names(root: Storage) -> list[str]:
-    """Paths of the homes below the root, "" for the root itself."""
-    return sorted({match[1] or "" for path in root.files("") if (match := ENTRY_BELOW.fullmatch(path))})
+    """Folders below the root that hold a log, "" for the root itself."""
+    candidates = ["", *sorted(root.folders(""))]
+    return [name for name in candidates if holds_a_log(root.at(name) if name else root)]
 
 
 def _facts(root: Storage, name: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """From a YAML file and `--set` overrides to a `RunSpec`, or one paragraph that says what to change."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +8,15 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from tasks.foundation.contracts.plain_yaml import KeyPath, Place, dotted, parse, shortened, shown
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 
 _LARGEST_FILE_BYTES = 1 << 20
 _FAULTS_SHOWN = 5
-_VALUE_CHARACTERS = 60
-
-_KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +42,13 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises:
         RunFileError: naming the file or the override, the key, the value and the remedy.
     """
-    places: dict[_KeyPath, _Place] = {}
+    places: dict[KeyPath, Place] = {}
     text = _read_text(path)
-    data = _parse(text, where=str(path), at=(), places=places)
+    data = parse(text, where=str(path), at=(), places=places)
     if data is None:
         raise RunFileError(f"{path} is empty; a run file is a mapping that begins like  run: my-run")
     if not isinstance(data, dict):
-        raise RunFileError(f"{path} holds {_shown(data)}, not a mapping; begin it like  run: my-run")
+        raise RunFileError(f"{path} holds {shown(data)}, not a mapping; begin it like  run: my-run")
     for override in overrides:
         _override(data, override, places)
     try:
@@ -61,56 +57,6 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
         raise RunFileError(_explain(faults, data, file=str(path), places=places)) from None
     return RunFile(path=path.resolve(), spec=spec)
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a value was given, and how it was spelled there if it is a plain scalar."""
-
-    where: str
-    spelling: str | None
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain values only: text, whole numbers, numbers, true and false, null, lists, mappings.
-
-    Differs from PyYAML's idea of YAML 1.1 where that surprises: 1e-3 is a number; 017 (octal), 1:30 (base 60) and
-    dates stay text; aliases are refused, since a few lines of them grow to gigabytes.
-    """
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - the attribute that PyYAML looks for; filled below
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(
-                problem=f"the alias *{event.anchor} is not supported",
-                problem_mark=event.start_mark,
-                note="write the value out",
-            )
-        return super().compose_node(parent, index)
-
-
-_TAG = "tag:yaml.org,2002:"
-_SCALARS = {
-    "bool": (r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
-    "int": (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
-    "float": (
-        (
-            r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
-            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-        ),
-        "-+0123456789.",
-    ),
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-}
-for _name, (_pattern, _first) in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), list(_first))
-_KNOWN_TAGS: dict[type[yaml.Node], set[str]] = {
-    yaml.ScalarNode: {_TAG + name for name in (*_SCALARS, "str")},
-    yaml.SequenceNode: {_TAG + "seq"},
-    yaml.MappingNode: {_TAG + "map"},
-}
-_PLAIN = "write a plain number or word, or text in quotes"
 
 # Pydantic's kinds of faults, in words that go on after `which is`.
 _WRONG = {
@@ -154,83 +100,9 @@ def _beside(path: Path) -> str:
     return f"; beside it: {', '.join(near[:_FAULTS_SHOWN]) or 'no YAML files'}. Check the path"
 
 
-def _parse(text: str, *, where: str, at: _KeyPath, places: dict[_KeyPath, _Place]) -> Any:
-    """Plain values from YAML text; `places` learns where each of them stands."""
-    # An override has one line; its number would tell nothing.
-    lines = not where.startswith("--set ")
-    try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            return None if node is None else _Reader(loader, where, lines, places).value(node, at)
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as fault:
-        mark = fault.problem_mark or fault.context_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None and lines else ""
-        problem = " ".join(part for part in (fault.context, fault.problem) if part)
-        tab = r"'\t'" in problem
-        remedy = fault.note or (
-            "indent with spaces, not tabs" if tab else "look at the brackets, quotes and colons there"
-        )
-        raise RunFileError(f"{where}{place}: not readable as YAML: {problem}; {remedy}") from fault
-    except yaml.YAMLError as fault:
-        raise RunFileError(f"{where}: not readable as YAML: {str(fault).splitlines()[0]}; retype it") from fault
-    except RecursionError as fault:
-        raise RunFileError(f"{where}: brackets or lists are nested too deeply; close them earlier") from fault
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Turns YAML nodes into values, refusing what is not plain and noting the place of each."""
-
-    loader: _Loader
-    where: str
-    lines: bool
-    places: dict[_KeyPath, _Place]
-
-    def value(self, node: yaml.Node, at: _KeyPath) -> Any:
-        here, name = self._place(node), _dotted(at) or "the file"
-        if node.tag not in _KNOWN_TAGS[type(node)]:
-            raise RunFileError(f"{here}: {name}: the tag {node.tag.replace(_TAG, '!!')} is not supported; {_PLAIN}")
-        value: Any
-        if isinstance(node, yaml.MappingNode):
-            value = self._mapping(node, at)
-        elif isinstance(node, yaml.SequenceNode):
-            value = [self.value(item, (*at, str(index))) for index, item in enumerate(node.value)]
-        else:
-            try:
-                value = self.loader.construct_object(node)
-                str(value).encode()
-            except (ValueError, LookupError) as fault:
-                text = _shortened(json.dumps(node.value))
-                raise RunFileError(f"{here}: {name} is {text}, which cannot be read; {_PLAIN}") from fault
-        as_typed = isinstance(node, yaml.ScalarNode) and node.style is None and node.value
-        self.places[at] = _Place(here, _shortened(node.value) if as_typed else None)
-        return value
-
-    def _mapping(self, node: yaml.MappingNode, at: _KeyPath) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            here = self._place(key_node)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _TAG + "str":
-                key = _shortened(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "[…]"
-                within = f" in {_dotted(at)}" if at else ""
-                raise RunFileError(f"{here}: the key {key}{within} is not text; put it in quotes or rename it")
-            path = (*at, key_node.value)
-            if key_node.value in result:
-                first = f"{_shown(result[key_node.value])} at {self.places[path].where}"
-                raise RunFileError(f"{here}: {_dotted(path)} was given before, {first}; keep one of the two")
-            result[key_node.value] = self.value(value_node, path)
-        return result
-
-    def _place(self, node: yaml.Node) -> str:
-        return f"{self.where}, line {node.start_mark.line + 1}" if self.lines else self.where
-
-
-def _override(data: dict[str, Any], override: str, places: dict[_KeyPath, _Place]) -> None:
+def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place]) -> None:
     """Put one `a.b=c` into the run file's values."""
-    where = f"--set {_shortened(override)}"
+    where = f"--set {shortened(override)}"
     key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
     if not separator or not all(path):
@@ -240,24 +112,24 @@ def _override(data: dict[str, Any], override: str, places: dict[_KeyPath, _Place
         below = mapping.get(part)
         if below is None:
             below = {}
-            places[path[:depth]] = _Place(where, None)
+            places[path[:depth]] = Place(where, None)
         elif path[:depth] == ("model",) and isinstance(below, str):
             below = {"build": below}  # the short form of the key
             places["model", "build"] = places["model",]
         elif not isinstance(below, dict):
-            given = _dotted(path[:depth])
-            raise RunFileError(f"{where}: {given} is {_shown(below)}, which has no keys in it; set {given} itself")
+            given = dotted(path[:depth])
+            raise RunFileError(f"{where}: {given} is {shown(below)}, which has no keys in it; set {given} itself")
         mapping[part] = below
         mapping = below
     for old in [old for old in places if old[: len(path)] == path]:
         del places[old]
-    mapping[path[-1]] = _parse(text, where=where, at=path, places=places)
-    places.setdefault(path, _Place(where, None))
+    mapping[path[-1]] = parse(text, where=where, at=path, places=places)
+    places.setdefault(path, Place(where, None))
 
 
-def _explain(faults: ValidationError, data: dict[str, Any], *, file: str, places: dict[_KeyPath, _Place]) -> str:
+def _explain(faults: ValidationError, data: dict[str, Any], *, file: str, places: dict[KeyPath, Place]) -> str:
     """Pydantic's findings in Baton's words: one line each, the first few."""
-    lines: dict[_KeyPath, str] = {}
+    lines: dict[KeyPath, str] = {}
     for fault in faults.errors(include_url=False):
         path = tuple(str(part) for part in fault["loc"])
         while path and fault["type"] != "missing" and path not in places:
@@ -269,14 +141,14 @@ def _explain(faults: ValidationError, data: dict[str, Any], *, file: str, places
 
 
 def _sentence(
-    fault: ErrorDetails, path: _KeyPath, data: dict[str, Any], *, file: str, places: dict[_KeyPath, _Place]
+    fault: ErrorDetails, path: KeyPath, data: dict[str, Any], *, file: str, places: dict[KeyPath, Place]
 ) -> str:
-    name = _dotted(path)
+    name = dotted(path)
     if fault["type"] == "missing":
         return f"{file}: {name} is missing; add it: {_description(path)}"
     value = _at(data, path)
-    place = places.get(path, _Place(file, None))
-    spelled = place.spelling or _shown(value)
+    place = places.get(path, Place(file, None))
+    spelled = place.spelling or shown(value)
     if fault["type"] == "extra_forbidden":
         return f"{place.where}: {name} (here {spelled}) is not a known key; {_did_you_mean(path)}"
     if fault["type"] == "value_error":
@@ -285,7 +157,7 @@ def _sentence(
             return f"{place.where}: {name} is {spelled}: {text}"
         keys = _mentioned(text, value) or [()]
         full = [(*path, *key) for key in keys]
-        given = ", ".join(f"{_dotted(at)}: {_shown(_at(data, at))}" for at in full)
+        given = ", ".join(f"{dotted(at)}: {shown(_at(data, at))}" for at in full)
         wheres = [found.where for at, found in places.items() if any(at[: len(key)] == key for key in full)]
         wheres.sort(key=lambda where: not where.startswith("--set "))  # what was asked for last is looked at first
         return f"{wheres[0] if wheres else file}: {text} (given: {given})"
@@ -296,32 +168,32 @@ def _wrong(fault: ErrorDetails, value: Any) -> str:
     """What is wrong with a value, after the words `which is`."""
     kind = fault["type"]
     if kind in {"int_type", "int_from_float"} and isinstance(value, float) and value.is_integer():
-        return f"not spelled as a whole number, write {_shortened(str(int(value)))}"
+        return f"not spelled as a whole number, write {shortened(str(int(value)))}"
     if kind == "string_type" and isinstance(value, bool | int | float):
         return "not text, put it in quotes"
     return _WRONG.get(kind, "not accepted").format_map(fault.get("ctx", {}))
 
 
-def _mentioned(text: str, values: dict[str, Any]) -> list[_KeyPath]:
+def _mentioned(text: str, values: dict[str, Any]) -> list[KeyPath]:
     """The keys that a message speaks of and that have a value."""
     words = dict.fromkeys(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", text))
     return [path for path in (tuple(word.split(".")) for word in words) if _at(values, path) is not None]
 
 
-def _did_you_mean(path: _KeyPath) -> str:
+def _did_you_mean(path: KeyPath) -> str:
     siblings = [known for known in _known_paths(RunSpec) if known[:-1] == path[:-1]]
     near = get_close_matches(path[-1], [known[-1] for known in siblings], n=1)
     if near:
-        return f"did you mean {_dotted((*path[:-1], near[0]))}?"
+        return f"did you mean {dotted((*path[:-1], near[0]))}?"
     elsewhere = [known for known in _known_paths(RunSpec) if known[-1] in get_close_matches(path[-1], [known[-1]])]
     if elsewhere:
-        return f"did you mean {_dotted(elsewhere[0])}?"
-    within = f" in {_dotted(path[:-1])}" if path[:-1] else ""
+        return f"did you mean {dotted(elsewhere[0])}?"
+    within = f" in {dotted(path[:-1])}" if path[:-1] else ""
     return f"the keys{within} are {', '.join(known[-1] for known in siblings)}"
 
 
-def _known_paths(model: type[BaseModel], above: _KeyPath = ()) -> list[_KeyPath]:
-    paths: list[_KeyPath] = []
+def _known_paths(model: type[BaseModel], above: KeyPath = ()) -> list[KeyPath]:
+    paths: list[KeyPath] = []
     for name, field in model.model_fields.items():
         paths.append((*above, name))
         below = _model_in(field.annotation)
@@ -336,7 +208,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 
 
-def _description(path: _KeyPath) -> str:
+def _description(path: KeyPath) -> str:
     """The description of the field at `path`: it says what the value should be."""
     model: type[BaseModel] | None = RunSpec
     text = "see the run file's description"
@@ -349,23 +221,9 @@ def _description(path: _KeyPath) -> str:
     return text
 
 
-def _at(values: Any, path: _KeyPath) -> Any:
+def _at(values: Any, path: KeyPath) -> Any:
     for part in path:
         if not isinstance(values, dict) or part not in values:
             return None
         values = values[part]
     return values
-
-
-def _dotted(path: _KeyPath) -> str:
-    return ".".join(part if re.fullmatch(r"[\w-]+", part) else _shortened(json.dumps(part)) for part in path)
-
-
-def _shown(value: Any) -> str:
-    """A value as it could stand in the file, on one line."""
-    return "empty (null)" if value is None else _shortened(json.dumps(value, ensure_ascii=False))
-
-
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _VALUE_CHARACTERS else text[: _VALUE_CHARACTERS - 1] + "…"

@@ -30,10 +30,16 @@ def _check_code_reference(reference: str) -> str:
     return reference
 
 
+def _check_source(source: str) -> str:
+    return _check_code_reference(source) if ":" in source else source
+
+
 class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
-    source: str = Field(description="a built-in source (digits, text, csv, npz) or a generator function, data.py:load")
+    source: Annotated[str, AfterValidator(_check_source)] = Field(
+        description="a built-in source (digits, text, csv, npz) or a generator function, data.py:load"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"
     )
@@ -51,12 +57,6 @@ class DataSpec(Contract):
     window_shards: int = Field(
         default=8, ge=1, description="shards that are read and shuffled together, in memory; at least 1"
     )
-
-    @model_validator(mode="after")
-    def _source_is_a_name_or_a_function(self) -> Self:
-        if ":" in self.source:
-            _check_code_reference(self.source)
-        return self
 
 
 class ModelSpec(Contract):
@@ -80,7 +80,7 @@ class TrainSpec(Contract):
         default=None, ge=1, description="a segment ends at each multiple of so many steps; at least 1"
     )
     segment_seconds: float | None = Field(
-        default=None, gt=0, description="a segment ends after so many seconds; more than 0"
+        default=None, gt=0, allow_inf_nan=False, description="a segment ends after so many seconds; more than 0"
     )
     global_batch_size: int = Field(ge=1, description="examples in a step, over all replicas; at least 1")
     log_every_steps: int = Field(

@@ -97,7 +97,7 @@ def _sweep(log: RunLog) -> None:
 
     The listing is taken before the head is read: whatever it shows was staged on a base no newer than that head's.
     """
-    folders = {"/".join(path.split("/")[:2]) for path in log.home.files("checkpoints")}
+    folders = set(log.home.folders("checkpoints"))
     head = log.head()
     if head is None:
         return

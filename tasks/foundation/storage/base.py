@@ -70,5 +70,8 @@ class Storage(Protocol):
     def files(self, folder: str) -> Iterator[str]:
         """Paths of all files below `folder`, in no particular order; none if it is not there."""
 
+    def folders(self, folder: str) -> Iterator[str]:
+        """Paths of the folders directly below `folder`, also of those that hold nothing finished; in no order."""
+
     def delete(self, folder: str) -> None:
         """Delete a file, or a folder with all that is below it; nothing happens if it is not there."""

@@ -97,6 +97,13 @@ class LocalStorage:
                 if not name.startswith(_UNFINISHED):
                     yield (Path(parent) / name).relative_to(self.root).as_posix()
 
+    def folders(self, folder: str) -> Iterator[str]:
+        """See `Storage.folders`."""
+        with self._errors_of(folder):
+            target = self.root / folder
+            below = [entry.name for entry in target.iterdir() if entry.is_dir()] if target.is_dir() else []
+        yield from (f"{folder}/{name}" if folder else name for name in below)
+
     def delete(self, folder: str) -> None:
         """See `Storage.delete`."""
         target = self.root / folder

@@ -76,10 +76,16 @@ class MemoryStorage:
 
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""
-        with _LOCK:
-            paths = list(self._files.find(self._full(folder)))
-        for path in paths:
+        for path in list(self._files.find(self._full(folder))):
             yield path.removeprefix(f"{self.root.rstrip('/')}/")
+
+    def folders(self, folder: str) -> Iterator[str]:
+        """See `Storage.folders`."""
+        above = f"{folder}/" if folder else ""
+        below = {
+            path.removeprefix(above).split("/")[0] for path in self.files(folder) if "/" in path.removeprefix(above)
+        }
+        yield from (f"{above}{name}" for name in sorted(below))
 
     def delete(self, folder: str) -> None:
         """See `Storage.delete`."""

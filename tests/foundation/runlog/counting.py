@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.foundation.storage.base import Storage
 
-_CALLS = {"read", "exists", "create", "write", "upload", "stat", "local_file", "files", "delete"}
+_CALLS = {"read", "exists", "create", "write", "upload", "stat", "local_file", "files", "folders", "delete"}
 
 
 class Counting:
@@ -34,6 +34,6 @@ class Counting:
             answer = inner(*arguments)
             if failure is not None:
                 raise failure[0]
-            return list(answer) if verb == "files" else answer
+            return list(answer) if verb in {"files", "folders"} else answer
 
         return call

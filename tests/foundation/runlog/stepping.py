@@ -156,6 +156,10 @@ class Stepped:
         self._turn("files", folder)
         return iter(list(self._store.files(folder)))
 
+    def folders(self, folder: str) -> Iterator[str]:
+        self._turn("folders", folder)
+        return iter(list(self._store.folders(folder)))
+
     def delete(self, folder: str) -> None:
         self._turn("delete", folder)
         self._store.delete(folder)

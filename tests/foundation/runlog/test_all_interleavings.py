@@ -183,6 +183,7 @@ def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene,
     played(request, count, at_least=100)
 
 
+@pytest.mark.slow
 def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0], scene.base)
@@ -201,6 +202,7 @@ def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene,
     played(request, total, at_least=100)
 
 
+@pytest.mark.slow
 def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
     request: pytest.FixtureRequest, scene: Scene, home: Storage
 ) -> None:

@@ -191,7 +191,7 @@ def messy(store: Storage) -> RunLog:
 def clear_away_without_sweeping(log: RunLog, store: Storage) -> None:
     """A housekeeper that died before sweeping."""
     dying = Counting(store)
-    dying.fails = lambda _, verb: (StorageError("died"), False) if verb == "files" else None
+    dying.fails = lambda _, verb: (StorageError("died"), False) if verb == "folders" else None
     with pytest.raises(StorageError, match="died"):
         clear_away(RunLog(dying), POLICIES, attempt=f"keeper of {log.home.uri}")
 

@@ -301,3 +301,12 @@ def test_a_file_that_another_deleted_first_does_not_stop_a_delete(
     storage.delete("folder")
     assert first
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_upload_was_killed_is_still_seen(tmp_path: Path) -> None:
+    """Nothing finished is in it, but it takes room: the sweep must find it."""
+    folder = tmp_path / "checkpoints" / "00000001-00000001-aa"
+    folder.mkdir(parents=True)
+    (folder / ".unfinished-x").write_bytes(b"torn")
+    assert list(LocalStorage(tmp_path).files("")) == []
+    assert list(LocalStorage(tmp_path).folders("checkpoints")) == ["checkpoints/00000001-00000001-aa"]

@@ -1,5 +1,6 @@
 """What every store promises, shown on each of them."""
 
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
 
 def together(count: int, work: Callable[[int], None]) -> None:
     """Run `work` in so many threads that begin at once; what one raises fails the test."""
-    begin = threading.Barrier(count)
+    begin = threading.Barrier(count, timeout=60)
     faults: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -42,10 +43,15 @@ def together(count: int, work: Callable[[int], None]) -> None:
             faults.append(fault)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # as many switches as Python can make
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     if faults:
         raise faults[0]
 
@@ -82,7 +88,7 @@ def test_what_was_deleted_can_be_created_again(storage: Storage) -> None:
 def test_of_racing_creates_exactly_one_wins(storage: Storage) -> None:
     writers, rounds = 16, 20
     won: dict[int, list[int]] = {number: [] for number in range(rounds)}
-    begin = threading.Barrier(writers)
+    begin = threading.Barrier(writers, timeout=60)
 
     def work(writer: int) -> None:
         for number in range(rounds):
@@ -258,3 +264,11 @@ def test_a_failed_write_is_a_storage_error_that_a_retry_may_cure() -> None:
     assert StorageError("x").retryable
     assert issubclass(FileMissing, StorageError)
     assert issubclass(FileAlreadyThere, StorageError)
+
+
+def test_folders_directly_below(storage: Storage) -> None:
+    for path in ("a/1", "a/b/2", "c/d/e/3", "4"):
+        storage.write(path, b"x")
+    assert sorted(storage.folders("")) == ["a", "c"]
+    assert sorted(storage.folders("c")) == ["c/d"]
+    assert list(storage.folders("no")) == []
