@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from tasks.foundation.errors import ModelError
@@ -38,7 +38,7 @@ def load_function(reference: str, folder: Path) -> Callable[..., Any]:
         )
     except ModelError:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         raise ModelError(f"{reference}: importing it raised {describe(fault)}") from fault
     function = getattr(module, name, None)
     if not callable(function):
@@ -86,7 +86,10 @@ def source_digest(reference: str, folder: Path) -> str:
             raise ModelError(_missing_file(file))
         files = sorted(file.parent.glob("*.py"))
     else:
-        spec = importlib.util.find_spec(module_name)
+        try:
+            spec = importlib.util.find_spec(module_name)
+        except ModuleNotFoundError:  # the package that should hold it
+            spec = None
         if spec is None or spec.origin is None:
             raise ModelError(f"{reference}: no module {module_name} is installed here")
         files = [Path(spec.origin)]
@@ -96,15 +99,22 @@ def source_digest(reference: str, folder: Path) -> str:
 
 
 def describe(fault: BaseException) -> str:
-    """An exception of user code in one line: type, text, and where it was raised."""
-    frames = traceback.extract_tb(fault.__traceback__)
+    """An exception of user code in one line: type, text, and where in the user's files, if it went through them."""
+    frames = list(traceback.walk_tb(fault.__traceback__))
+    # A library that raised was called from a line of the user's, and that is the line to look at.
+    own = [(frame, line) for frame, line in frames if _is_own(frame)] or frames
     if isinstance(fault, SyntaxError):
         place = f"{Path(fault.filename or '?').name}, line {fault.lineno}"
-    elif frames:
-        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+    elif own:
+        frame, line = own[-1]
+        place = f"{Path(frame.f_code.co_filename).name}, line {line}"
     else:
         place = "unknown place"
     return f"{type(fault).__name__}: {fault} ({place})"
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(USER_PACKAGE_PREFIX)
 
 
 def _missing_file(file: Path) -> str:

@@ -18,14 +18,16 @@ from tasks.foundation.errors import FileAlreadyThere, SourceError, StorageError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Preparing, Sink
 from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.scattering import ScatterWriter, scratch_bytes
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.space import require_space
+from tasks.prepare_data.space import require_scratch_space, require_space, scratch_file
 from tasks.prepare_data.split import part_sizes, split
-from tasks.prepare_data.writing import PartWriter
+from tasks.prepare_data.writing import BlockWriter, PartWriter
 
 # Goes up when the same source and settings come to be written as other bytes.
-_FORMAT = 1
+_FORMAT = 2
+_PARTS = ("train", "validation")
 _SHARD_BYTES = 32 << 20
 _TOLD_EVERY_EXAMPLES = 10_000
 
@@ -62,7 +64,7 @@ def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetr
 
 
 def dataset_digest(spec: RunSpec, source: Source) -> str:
-    """The dataset's name: sha256 over source content and everything that decides its bytes, 24 hex digits."""
+    """The dataset's name: sha256 over source content and all that decides its bytes or was checked, 24 hex digits."""
     decides = {
         "format": _FORMAT,
         "source": spec.data.source,
@@ -70,6 +72,9 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         "settings": dict(source.settings),
         "version": spec.data.version,
         "validation_fraction": spec.data.validation_fraction,
+        # These change no byte, but what a run demands of the examples must have been looked for.
+        "classes": spec.data.classes,
+        "allow_nan": spec.data.allow_nan,
         "shard_examples": spec.data.shard_examples,
         "seed": spec.train.seed,
     }
@@ -90,15 +95,16 @@ def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> D
 def _write(spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink) -> DatasetManifest:
     """All shards; returns the manifest, which is not written yet."""
     checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
-    writers: tuple[PartWriter, PartWriter] | None = None
+    writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
-    for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
-        if writers is None:
-            writers = _writers(spec, source.length, len(record), storage)
-        writers[held_out].add(record)
-    if writers is None:
-        raise SourceError(f"data.source: {spec.data.source}: it holds no example; see that data.options are right")
-    train, validation = (writer.finish() for writer in writers)
+    with ExitStack() as scratch:
+        for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
+            if not writers:
+                writers = _writers(spec, source.length, len(record), storage, scratch)
+            writers[held_out].add(record)
+        if not writers:
+            raise SourceError(f"data.source: {spec.data.source}: it holds no example; see that data.options are right")
+        train, validation = (writer.finish() for writer in writers)
     return DatasetManifest(
         digest=digest,
         content_digest=content_digest(checker.features, train, validation),
@@ -115,27 +121,45 @@ def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[byte
 
     count = 0
     for count, (where, example) in enumerate(source.read(), start=1):
+        if source.length is not None and count > source.length:
+            raise _miscounted(source, "more")
         yield encode(checker.check(where, example))
         if count % _TOLD_EVERY_EXAMPLES == 0:
             telemetry.emit(Preparing(examples=count))
     if source.length not in {None, count}:
-        raise SourceError(
-            f"the source held {source.length} examples and gave {count}: it changed while being read; run again"
-        )
+        raise _miscounted(source, f"{count}")
     telemetry.emit(Preparing(examples=count))
 
 
-def _writers(spec: RunSpec, length: int | None, record_bytes: int, storage: Storage) -> tuple[PartWriter, PartWriter]:
-    shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
-    sizes: tuple[int | None, int | None] = (None, None)
-    if length is not None:
-        sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=spec.train.seed)
-        require_space(storage, length * (record_bytes + 16))
-    train, validation = (
-        PartWriter(storage, part=part, seed=spec.train.seed, shard_examples=shard_examples, examples=size)
-        for part, size in zip(("train", "validation"), sizes, strict=True)
+def _miscounted(source: Source, found: str) -> SourceError:
+    return SourceError(
+        f"the source held {source.length} examples and gave {found}: it changed while being read; run again"
     )
-    return train, validation
+
+
+def _writers(
+    spec: RunSpec, length: int | None, record_bytes: int, storage: Storage, scratch: ExitStack
+) -> list[PartWriter]:
+    """One for each part; `scratch` closes what they need while they write."""
+    seed = spec.train.seed
+    shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
+    if length is None:
+        return [BlockWriter(storage, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
+    sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=seed)
+    require_space(storage, length * (record_bytes + 16))
+    require_scratch_space(sum(scratch_bytes(size, record_bytes) for size in sizes))
+    return [
+        ScatterWriter(
+            storage,
+            scratch.enter_context(scratch_file()),
+            part=part,
+            seed=seed,
+            shard_examples=shard_examples,
+            examples=size,
+            record_bytes=record_bytes,
+        )
+        for part, size in zip(_PARTS, sizes, strict=True)
+    ]
 
 
 def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> DatasetRef:

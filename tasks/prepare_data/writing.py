@@ -1,64 +1,84 @@
-"""From checked examples to shards: seeded permutation in blocks, equal counts, one temporary file at a time."""
+"""From checked examples to shards of equal counts, in an order that the seed decides."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Storage
-from tasks.prepare_data.seeded import permutation
-from tasks.prepare_data.space import disk_errors, require_local_space, require_space
+from tasks.prepare_data.seeded import positions
+from tasks.prepare_data.space import disk_errors, require_scratch_space, require_space
 
 # A block is permuted in memory and becomes so many shards.
 _BLOCK_SHARDS = 4
 
 
-class PartWriter:
+class PartWriter(Protocol):
     """Writes one part of a dataset, `train` or `validation`, as shards of equal counts (the last may be smaller)."""
 
-    def __init__(self, storage: Storage, *, part: str, seed: int, shard_examples: int, examples: int | None) -> None:
+    def add(self, record: bytes) -> None:
+        """Take one example."""
+
+    def finish(self) -> tuple[ShardRecord, ...]:
+        """Write what is left; the records of all shards."""
+
+
+class BlockWriter:
+    """For a part of unknown length: each block of four shards is permuted, and written when it is full."""
+
+    def __init__(self, storage: Storage, *, part: str, seed: int, shard_examples: int) -> None:
         """Nothing is written yet.
 
         Args:
             storage: rooted at the dataset's folder.
             part: `train` or `validation`.
-            seed: of the permutation.
+            seed: of the permutations.
             shard_examples: examples in a shard.
-            examples: in the whole part, where known; then the shards' names tell their number.
         """
         self._storage = storage
         self._part = part
         self._seed = seed
         self._shard_examples = shard_examples
-        self._of = "" if examples is None else f"-of-{-(-examples // shard_examples):05d}"
         self._block: list[bytes] = []
         self._blocks = 0
         self._shards: list[ShardRecord] = []
 
     def add(self, record: bytes) -> None:
-        """Take one example; writes a block of shards now and then."""
+        """See `PartWriter`; writes a block of shards now and then."""
         self._block.append(record)
         if len(self._block) == _BLOCK_SHARDS * self._shard_examples:
             self._flush()
 
     def finish(self) -> tuple[ShardRecord, ...]:
-        """Write what is left; the records of all shards."""
+        """See `PartWriter`."""
         self._flush()
         return tuple(self._shards)
 
     def _flush(self) -> None:
         block, self._block = self._block, []
-        order = permutation(f"{self._part}/{self._blocks}", self._seed, len(block))
+        order = positions(f"{self._part}/{self._blocks}", self._seed, len(block))
+        permuted = [record for _, record in sorted(zip(order, block, strict=True))]
         self._blocks += 1
-        for begin in range(0, len(order), self._shard_examples):
-            chosen = order[begin : begin + self._shard_examples]
-            name = f"{self._part}-{len(self._shards):05d}{self._of}.tfrecord"
-            self._shards.append(_write_shard(self._storage, name, [block[index] for index in chosen]))
+        for begin in range(0, len(permuted), self._shard_examples):
+            name = f"{self._part}-{len(self._shards):05d}.tfrecord"
+            chosen = permuted[begin : begin + self._shard_examples]
+            self._shards.append(write_shard(self._storage, name, chosen))
 
 
-def _write_shard(storage: Storage, name: str, records: Sequence[bytes]) -> ShardRecord:
+def write_shard(storage: Storage, name: str, records: Sequence[bytes]) -> ShardRecord:
+    """One TFRecord file, written on this machine and uploaded.
+
+    Args:
+        storage: rooted at the dataset's folder.
+        name: of the file.
+        records: its examples, in order.
+
+    Raises:
+        StorageError: there is too little room, or the store has other bytes than were written.
+    """
     import tensorflow as tf
 
     size = sum(map(len, records)) + 16 * len(records)  # each record is framed by 16 bytes
@@ -80,6 +100,6 @@ def _write_shard(storage: Storage, name: str, records: Sequence[bytes]) -> Shard
 
 @contextmanager
 def _temporary_folder(size: int) -> Iterator[Path]:
+    require_scratch_space(size)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
-        require_local_space(Path(folder), size)
         yield Path(folder)

@@ -1,5 +1,6 @@
 """The user's own functions are found by file, with their siblings, and never shadow Baton's packages."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 import tasks
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import load_function, source_digest
+from tasks.foundation.user_code import describe, load_function, source_digest
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +96,26 @@ def test_an_import_that_raises_says_what_and_where(tmp_path: Path) -> None:
     assert "importing it raised RuntimeError: out of cheese (layers.py, line 3)" in message
 
 
+def test_what_a_library_raises_is_told_by_the_users_line(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        model="from .layers import deep\ndef build(): return deep()",
+        layers="import numpy as np\ndef deep():\n    return np.concatenate([np.arange(3).reshape(2, 2)])",
+        stacks="import json\ndef build():\n    return json.loads('{')",
+    )
+    for file, place in (("model", "(layers.py, line 3)"), ("stacks", "(stacks.py, line 3)")):
+        with pytest.raises(ValueError) as raised:
+            load_function(f"{file}.py:build", folder)()
+        assert describe(raised.value).endswith(place)
+
+
+def test_without_a_frame_of_the_user_the_innermost_is_told() -> None:
+    with pytest.raises(json.JSONDecodeError) as raised:
+        json.loads("{")
+    assert "(decoder.py, line" in describe(raised.value)
+    assert describe(ValueError("never raised")) == "ValueError: never raised (unknown place)"
+
+
 def test_a_sibling_that_is_not_there_is_named(tmp_path: Path) -> None:
     message = refusal("model.py:build", write(tmp_path, model="from .layerz import x"))
     assert "layerz" in message
@@ -136,3 +157,14 @@ def test_the_digest_of_code_changes_with_the_code_and_nothing_else(tmp_path: Pat
 def test_the_digest_of_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not there"):
         source_digest("model.py:build", tmp_path)
+
+
+def test_a_module_that_is_not_installed_has_no_source(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no module no_such_package\.models is installed"):
+        source_digest("no_such_package.models:build", tmp_path)
+
+
+def test_a_module_that_exits_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(ModelError, match=r"importing it raised SystemExit: 0 \(leaving.py, line 1\)"):
+        load_function("leaving.py:build", tmp_path)

@@ -88,6 +88,22 @@ def test_whatever_decides_the_bytes_decides_the_name(workshop: Any, change: dict
     assert not other.already_prepared
 
 
+def test_what_was_not_looked_for_is_looked_for_by_a_run_that_minds(workshop: Any) -> None:
+    workshop.write("table.csv", "a,y\nnan,1\n1,0\n")
+    workshop.prepare("csv", {"path": "table.csv", "label": "y"}, allow_nan=True)
+    with pytest.raises(SourceError, match="x holds nan"):
+        workshop.prepare("csv", {"path": "table.csv", "label": "y"})
+    workshop.write("data.py", COUNTING)
+    unchecked = workshop.prepare("data.py:load")
+    with pytest.raises(SourceError, match=r"outside \[0, 50\)"):
+        workshop.prepare("data.py:load", classes=50)
+    for checks in ({"classes": 100}, {"allow_nan": True}):
+        checked = workshop.prepare("data.py:load", **checks)
+        assert checked.folder != unchecked.folder
+        # The content is named by its bytes alone.
+        assert checked.content_digest == unchecked.content_digest
+
+
 def test_other_code_is_another_dataset(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     workshop.write("helper.py", "A = 1\n")

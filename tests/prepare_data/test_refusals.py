@@ -178,7 +178,14 @@ def test_a_source_that_miscounted(workshop: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 1000)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is SourceError
-    assert "held 1000 examples and gave 1797" in str(fault)
+    assert "held 1000 examples and gave more" in str(fault)
+
+
+def test_a_source_that_ends_too_early(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 2000)
+    fault = refused(workshop, "digits", {}, {})
+    assert type(fault) is SourceError
+    assert "held 2000 examples and gave 1797" in str(fault)
 
 
 def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +205,7 @@ def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPat
 def test_too_little_room_is_said_before_anything_is_written(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = space.shutil.disk_usage(workshop.code)
     monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    monkeypatch.setattr("tasks.prepare_data.writing._write_shard", None)
+    monkeypatch.setattr("tasks.prepare_data.scattering.write_shard", None)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is StorageError
     assert "needs 0.5 MiB of disk and 0.1 MiB are free; free some" in str(fault)

@@ -1,12 +1,14 @@
 """Holding out, as arithmetic."""
 
+from itertools import combinations, islice
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.seeded import hashes, permutation
+from tasks.prepare_data.seeded import hashes, positions
 from tasks.prepare_data.split import part_sizes, split
 
 
@@ -38,7 +40,36 @@ def test_hashes_stay_what_they_were() -> None:
     # Datasets that are already prepared are found by name; their bytes must be those that would be written now.
     assert hashes("validation", 0, 0, 3).tolist() == PINNED
     np.testing.assert_array_equal(hashes("a", 1, 5, 9), hashes("a", 1, 0, 20)[5:9])
-    assert sorted(permutation("a", 0, 100)) == list(range(100)) != permutation("a", 0, 100)
+    assert list(positions("train", 0, 10)) == PINNED_POSITIONS
+
+
+@given(size=st.one_of(st.integers(0, 300), st.integers(4000, 20_000)), seed=st.integers(0, 2**31 - 1))
+def test_every_index_goes_to_a_position_of_its_own(size: int, seed: int) -> None:
+    assert sorted(positions("a", seed, size)) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 2**32 + 1, 10**12, 2**62])
+def test_positions_of_a_part_too_large_to_count_through(size: int) -> None:
+    first = list(islice(positions("a", 0, size), 10_000))
+    assert len(set(first)) == 10_000
+    assert 0 <= min(first) < size * 0.001
+    assert size * 0.999 < max(first) < size
+    assert np.mean(first) == pytest.approx(size / 2, rel=0.02)
+
+
+def test_positions_are_spread_evenly_and_differ_by_seed_and_purpose() -> None:
+    size, groups = 100_000, 50
+    tables = [np.array(list(positions(purpose, seed, size))) for purpose, seed in [("a", 0), ("a", 1), ("b", 0)]]
+    for table in tables:
+        counts = np.zeros((groups, groups))
+        np.add.at(counts, (np.arange(size) * groups // size, table * groups // size), 1)
+        expected = size / groups**2
+        # Chi-square with (groups - 1)^2 degrees of freedom, whose standard deviation is sqrt(2) (groups - 1).
+        surprise = ((counts - expected) ** 2 / expected).sum() - (groups - 1) ** 2
+        assert abs(surprise) < 4 * 2**0.5 * (groups - 1)
+    for one, other in combinations(tables, 2):
+        assert np.count_nonzero(one == other) < 10
 
 
 PINNED = [15992859979497392819, 1285625190026723741, 10795053181321344237]
+PINNED_POSITIONS = [6, 0, 3, 5, 7, 4, 8, 9, 1, 2]
