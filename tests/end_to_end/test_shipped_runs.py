@@ -1,0 +1,30 @@
+"""The run files that are ready to copy do what they promise, as they stand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import DRIVER, run_file
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_digits_reach_their_accuracy_in_five_segments(tmp_path: Path) -> None:
+    command = [sys.executable, str(DRIVER), str(run_file("digits")), "--set", f"storage={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["segments"] >= 5
+    assert result["metrics"]["validation_accuracy"] >= 0.985
+
+
+def test_the_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
+    command = [sys.executable, str(DRIVER), str(run_file("text")), "--set", f"storage={tmp_path}"]
+    done = subprocess.run([*command, "--until-step", "200"], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["exit_reason"] == "until_step"
+    # An even guess needs 8 bits.
+    assert result["metrics"]["bits_per_byte"] < 4.5
