@@ -6,6 +6,7 @@ The room bears its full name from the start; on a home that is a local folder it
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.runlog.committing import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.retention import clear_away, policies_of
@@ -38,8 +39,15 @@ def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage
 
 def commit_verified(home: Storage, body: Commit, *, policy: CheckpointSpec, telemetry: Sink) -> Entry:
     """The one way by which a checkpoint enters the log."""
-    check(home, body.checkpoint)
     log = RunLog(home)
+    try:
+        check(home, body.checkpoint)
+    except DamagedCheckpoint:
+        head = log.head()
+        if head is None or head.base == body.checkpoint.base:
+            raise
+        # No damage: what lost to another writer is swept up, and what was committed long ago is deleted. The log
+        # tells which; once its base has moved, nothing new can be committed on this one.
     entry = commit(log, body)
     telemetry.emit(
         Committed(

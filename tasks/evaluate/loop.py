@@ -11,15 +11,18 @@ import keras
 import tensorflow as tf
 
 from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.errors import ModelError
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.user_code import describe
 
 
 class Evaluator:
     """The compiled validation loops of one model."""
 
-    def __init__(self, model: keras.Model, strategy: Any) -> None:
+    def __init__(self, model: keras.Model, strategy: Any, *, reference: str) -> None:
         self._model = model
         self._strategy = strategy
+        self._reference = reference
 
         @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
         def run_batches(iterator: Any, n: Any) -> None:
@@ -42,15 +45,26 @@ class Evaluator:
             full: per-replica batches of static size, `full_batches` times the replica count of them.
             full_batches: global batches in `full`.
             remainder: one batch of what is left, or None.
+
+        Raises:
+            ModelError: `test_step` cannot be traced.
         """
         with self._strategy.scope(), reading_failures():
             self._model.reset_metrics()
             if full_batches:
                 iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
-                self._run_batches(iterator, tf.constant(full_batches, tf.int64))
+                n = tf.constant(full_batches, tf.int64)
+                self._traced(self._run_batches, iterator, n)(iterator, n)
             for batch in remainder or ():
-                self._run_remainder(batch)
+                self._traced(self._run_remainder, batch)(batch)
         return take_metrics(self._model, self._strategy)
+
+    def _traced(self, function: Any, *arguments: Any) -> Any:
+        try:
+            function.get_concrete_function(*arguments)
+        except Exception as fault:
+            raise ModelError(f"{self._reference}: test_step cannot be traced: {describe(fault)}") from fault
+        return function
 
 
 def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Environment, Evaluation
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, validation_dataset, validation_remainder, zero_batch
-from tasks.foundation.errors import ModelError
+from tasks.foundation.model.metrics import require_metric
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
@@ -57,7 +57,7 @@ def evaluate(
     With `use_ema` the averaged weights are used, as Keras does at the end of `fit`.
 
     Raises:
-        ModelError: `checkpoint.keep_best` names a metric that the model does not have.
+        ModelError: `checkpoint.keep_best` names a metric that the model does not have, or `test_step` fails.
         DamagedCheckpoint: the checkpoint is not what the log says.
     """
     began = clock()
@@ -78,10 +78,7 @@ def evaluate(
         remainder=validation_remainder(storage, dataset, batch_size=batch_size),
     )
     rule = spec.checkpoint.keep_best
-    if rule is not None and rule.metric not in metrics:
-        raise ModelError(
-            f"checkpoint.keep_best.metric = {rule.metric!r} is no metric of the model; it has: {', '.join(metrics)}"
-        )
+    require_metric(rule, metrics)
     body = Evaluation(
         checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=clock() - began, keep_best=rule
     )
@@ -103,5 +100,5 @@ def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_
     _warm.clear()
     batch = zero_batch(load_manifest(storage, recipe.dataset), per_replica)
     state = build_train_state(recipe.spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch)
-    _warm.append(_Warm(recipe, state, Evaluator(state.model, accelerator.strategy)))
+    _warm.append(_Warm(recipe, state, Evaluator(state.model, accelerator.strategy, reference=recipe.spec.model.build)))
     return _warm[0]

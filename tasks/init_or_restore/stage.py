@@ -11,6 +11,8 @@ from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environme
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.errors import RunLogError
+from tasks.foundation.model.building import require_test_step
+from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import build_train_state
@@ -33,7 +35,7 @@ def init_or_restore(
     Raises:
         IdentityChanged: the run on disk is another one.
         NothingToRestore: all that was retained is damaged.
-        ModelError: the user's model cannot be used.
+        ModelError: the user's model cannot be used, or lacks the metric of `checkpoint.keep_best`.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
@@ -42,6 +44,10 @@ def init_or_restore(
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
     batch = zero_batch(load_manifest(storage, dataset), batch_size)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
+    if spec.data.validation_fraction > 0:
+        require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
+        if head is None:
+            require_test_step(state.model, batch, reference=spec.model.build, accelerator=accelerator)
     identity = identity_of(spec, dataset, state, code_folder)
     head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
     # Also right after beginning: of two that begin at once, one finds the other's origin.

@@ -58,6 +58,7 @@ def train_segment(
     trainer.compile(telemetry)
     stopwatch.lap("compile")
     history, reason = _train(trainer, request, telemetry, clock)
+    trainer.state.require_finite(f"step {trainer.state.step}, in segment {request.number}")
     stopwatch.lap("train")
     staged: CheckpointRef = trainer.state.stage(home, base=request.base, attempt=uuid.uuid4().hex)
     trainer.holds(staged)

@@ -23,6 +23,8 @@ from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.user_code import describe
 from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_random_ops
 
+_SEED_REMEDY = "Give keras.random functions a keras.random.SeedGenerator that a layer holds"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -101,13 +103,15 @@ class Trainer:
         except BatonError:
             raise
         except Exception as fault:
-            raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}") from fault
+            # Keras's global seed generator, made by each replica's own thread, is beyond TensorFlow.
+            remedy = f". {_SEED_REMEDY}" if "seed_generator" in str(fault) else ""
+            raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}{remedy}") from fault
         missed = uncovered(function, self.state.leaves)
         if missed:
             raise ModelError(
                 f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
-                f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model; give "
-                "keras.random functions a keras.random.SeedGenerator that a layer holds"
+                f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model. "
+                f"{_SEED_REMEDY}"
             )
         ops = stateful_random_ops(function)
         if ops:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras import tree
 
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -74,9 +76,32 @@ def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, 
                 if model.loss is not None or not own_step:
                     _compute_loss(model, x, y, predictions, sample_weight)
         model.reset_metrics()
-        # Makes Keras's global seed generator exist, so that a step that draws from it is refused for that reason;
-        # made while the step is traced for several replicas, it ends in a riddle of TensorFlow's.
-        keras.random.uniform(())
+
+
+def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: str, accelerator: Accelerator) -> None:
+    """See that a model whose steps are not all Keras's own can be evaluated, before anything is trained in vain.
+
+    Args:
+        model: with all its variables.
+        batch: see `make_variables`.
+        reference: what the user calls the model, for messages.
+        accelerator: whose replicas the step is traced for.
+
+    Raises:
+        ModelError: `test_step` cannot be traced.
+    """
+    steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
+    if all(getattr(type(model), name) is getattr(keras.Model, name) for name in steps):
+        return
+    strategy = accelerator.strategy
+    what = (
+        f"{reference}: its test_step cannot be traced, so the validation examples would be of no use; give the model a "
+        "test_step, or set data.validation_fraction to 0"
+    )
+    with _as_model_error(what):
+        tf.function(lambda *parts: strategy.run(model.test_step, args=(parts,))).get_concrete_function(
+            *tree.map_structure(tf.convert_to_tensor, tuple(batch))
+        )
 
 
 def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:

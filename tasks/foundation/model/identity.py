@@ -22,7 +22,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> dict[str, Any]:
     """Configuration of model and compile as JSON values; the digest of the source where Keras cannot serialize it."""
-    identity = {"model.config": _serialized(lambda: json.loads(model.to_json()), spec, code_folder)}
+    config = _serialized(lambda: json.loads(model.to_json()), spec, code_folder)
+    config.pop("compile_config", None)  # has keys of its own, below
+    identity = {"model.config": config}
     compiled = _serialized(lambda: model.get_compile_config() or {}, spec, code_folder)
     if isinstance(compiled, dict):
         parts = {"optimizer": "optimizer", "loss": "loss", "metrics": "metrics"}
@@ -38,16 +40,14 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
 
 
 def _serialized(serialize: Any, spec: ModelSpec, code_folder: Path) -> Any:
-    source = {"source": module_digest(spec.build, code_folder)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras's about loading it again, which nobody will
             text = json.dumps(serialize(), default=str)
     except (NotImplementedError, TypeError, ValueError, AttributeError):
-        # Keras says so with any of these.
-        return source
-    if _ADDRESS.search(text):
-        return source
+        text = ""  # Keras says that it cannot with any of these
+    if not text or _ADDRESS.search(text):
+        return {"source": module_digest(spec.build, code_folder)}
     return json.loads(_PRIVATE_PACKAGE.sub("user", text), object_hook=_without_bytecode)
 
 

@@ -1,10 +1,13 @@
 """A model's metrics as plain numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tasks.foundation.contracts.run_spec import KeepBest
+from tasks.foundation.errors import ModelError
 
 
 def take_metrics(model: keras.Model, strategy: Any) -> dict[str, float]:
@@ -13,6 +16,19 @@ def take_metrics(model: keras.Model, strategy: Any) -> dict[str, float]:
         metrics = dict(_flat("", model.get_metrics_result()))
         model.reset_metrics()
     return metrics
+
+
+def require_metric(rule: KeepBest | None, metrics: Iterable[str]) -> None:
+    """Refuse to look for the best by a metric that the model does not have.
+
+    Raises:
+        ModelError: naming those that it has.
+    """
+    known = sorted(metrics)
+    if rule is not None and rule.metric not in known:
+        raise ModelError(
+            f"checkpoint.keep_best.metric = {rule.metric!r} is no metric of the model; it has: {', '.join(known)}"
+        )
 
 
 def _flat(prefix: str, values: Any) -> Iterator[tuple[str, float]]:

@@ -68,15 +68,17 @@ def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[Varia
         return
     before: Mapping[str, VariableRecord] = {record.path: record for record in stored}
     now: Mapping[str, VariableRecord] = {record.path: record for record in mine}
-    lines = [f"only in the checkpoint: {_text(before[path])}" for path in before if path not in now]
-    lines += [f"only in the model: {_text(now[path])}" for path in now if path not in before]
-    lines += [
-        f"checkpoint has {_text(before[path])}, model has {_text(now[path])}"
+    lines = {path: f"only in the checkpoint: {_text(before[path])}" for path in before if path not in now}
+    lines |= {path: f"only in the model: {_text(now[path])}" for path in now if path not in before}
+    lines |= {
+        path: f"checkpoint has {_text(before[path])}, model has {_text(now[path])}"
         for path in before
         if path in now and before[path] != now[path]
-    ]
-    shown = "; ".join(lines[:_DIFFERENCES_SHOWN])
-    more = f"; and {len(lines) - _DIFFERENCES_SHOWN} more" if len(lines) > _DIFFERENCES_SHOWN else ""
+    }
+    # The model's own variables first: the optimizer's, numbered, all differ once one of those does.
+    ordered = [lines[path] for path in sorted(lines, key=lambda path: not path.startswith("model/"))]
+    shown = "; ".join(ordered[:_DIFFERENCES_SHOWN])
+    more = f"; and {len(ordered) - _DIFFERENCES_SHOWN} more" if len(ordered) > _DIFFERENCES_SHOWN else ""
     raise StateMismatch(f"{where} belongs to another model: {shown}{more}")
 
 

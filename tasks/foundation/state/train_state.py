@@ -146,7 +146,7 @@ class TrainState:
         if manifest.replicas == self.accelerator.replicas:
             self._checkpoint.read(prefix).assert_existing_objects_matched()
             return
-        # Another replica count: everyone gets replica 0's values, and replica 0 the sum of the metrics'.
+        # Another replica count.
         reader = tf.train.load_checkpoint(prefix)
         for leaf in self.leaves:
             if not leaf.per_replica:
@@ -155,12 +155,8 @@ class TrainState:
             saved = [
                 reader.get_tensor(stored_name(f"{leaf.path}/replica_{index}")) for index in range(manifest.replicas)
             ]
-            is_sum = leaf.path.startswith("metrics/")
-            for index, part in enumerate(leaf.components):
-                if is_sum:
-                    part.assign(np.sum(saved, axis=0, dtype=saved[0].dtype) if index == 0 else np.zeros_like(saved[0]))
-                else:
-                    part.assign(saved[0])
+            for part, value in zip(leaf.components, _dealt(leaf, saved), strict=True):
+                part.assign(value)
 
     def _digest_of_files(self, prefix: str) -> str:
         reader = tf.train.load_checkpoint(prefix)
@@ -217,6 +213,20 @@ def _derived(seed: Any, replica: int) -> Any:
     text = f"{int(seed[0])}/{replica}".encode()
     own = int.from_bytes(hashlib.sha256(text).digest()[:4], "big") & 0x7FFFFFFF
     return np.array([own, seed[1]], dtype=seed.dtype)
+
+
+def _dealt(leaf: Leaf, saved: Sequence[Any]) -> list[Any]:
+    """Values for the replicas here from those of another count: everyone gets replica 0's.
+
+    But what a metric's variable reads as over all replicas stays: a sum goes to replica 0, a mean to everyone.
+    """
+    count = len(leaf.components)
+    aggregation = leaf.variable.aggregation if leaf.path.startswith("metrics/") else tf.VariableAggregation.NONE
+    if aggregation == tf.VariableAggregation.SUM:
+        return [np.sum(saved, axis=0, dtype=saved[0].dtype), *([np.zeros_like(saved[0])] * (count - 1))]
+    if aggregation == tf.VariableAggregation.MEAN:
+        return [np.mean(saved, axis=0, dtype=saved[0].dtype)] * count
+    return [saved[0]] * count
 
 
 def _numpy(variable: Any) -> Any:

@@ -59,6 +59,20 @@ class CountRight(keras.metrics.Metric):
         return self.count
 
 
+class Peak(keras.metrics.Metric):
+    """The largest logit of the last batch: no sum, so that replicas are averaged."""
+
+    def __init__(self, name: str = "peak", **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # noqa: ARG002
+        self.value.assign(ops.max(y_pred))
+
+    def result(self) -> Any:
+        return self.value
+
+
 class Subclassed(keras.Model):
     """Has no variable until it is called."""
 

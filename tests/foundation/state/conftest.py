@@ -1,0 +1,44 @@
+"""One model with every kind of leaf, built once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, built, lab_of, spec_of
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.storage.local import LocalStorage
+
+SPEC = spec_of("build")
+MODEL = """
+def build():
+    x = keras.Input((6,), name="in.put")
+    y = layers.RawVariable()(x)
+    y = layers.GeneratorNoise()(y)
+    y = keras.layers.BatchNormalization(name="norm. 1")(y)
+    y = keras.layers.Dropout(0.5)(keras.layers.Dense(4, name="hidden")(y))
+    model = keras.Model(x, keras.layers.Dense(3, name="out.put")(y))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), loss, metrics=[layers.CountRight()])
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return lab_of(tmp_path_factory.mktemp("lab"), MODEL)
+
+
+@pytest.fixture(scope="module")
+def spec() -> RunSpec:
+    return SPEC
+
+
+@pytest.fixture(scope="module")
+def state(lab: Lab) -> Any:
+    return built(lab, SPEC)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "home")

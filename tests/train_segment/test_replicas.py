@@ -1,0 +1,77 @@
+"""Replicas draw their own dropout masks, go on with them after a restore, and begin with the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lab import Lab, in_fresh_process, lab_of, spec_of
+
+from tasks.train_segment.stage import forget_trainer
+
+MODEL = """
+class Masked(keras.layers.Layer):
+    \"\"\"Keeps the dropout mask that it drew last.\"\"\"
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.drop = keras.layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.mask = self.add_weight((24,), "zeros", trainable=False, name="mask")
+
+    def call(self, x, training=False):
+        if training:
+            self.mask.assign(self.drop(ops.ones((24,)), training=True))
+        return x
+
+
+def build():
+    x = keras.Input((6,))
+    y = keras.layers.Dropout(0.2)(keras.layers.Dense(5)(Masked()(x)))
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+STEPS = 4
+
+
+def masks_in(lab: Lab, spec: Any, ref: Any) -> list[list[float]]:
+    tensors = lab.tensors(spec, ref)
+    keys = sorted(key for key in tensors if "/mask/replica_" in key)
+    return [np.frombuffer(tensors[key][2], np.float32).tolist() for key in keys]
+
+
+def masks(folder: str, replicas: int) -> dict[str, Any]:
+    """The masks of each step, from a trainer of its own for each step; those of the last step without a cut."""
+    lab = Lab(Path(folder), Path(folder) / "code")
+    spec = spec_of("build", run=f"on-{replicas}", replicas=replicas, train__steps=STEPS)
+    start = lab.begin(spec).tip
+    assert start is not None
+    shared = {key: value[2].hex() for key, value in lab.tensors(spec, start).items() if "/replica_" not in key}
+    cut, at = [], start
+    for step in range(1, STEPS + 1):
+        forget_trainer()
+        at = lab.train(spec, at, step).staged
+        cut.append(masks_in(lab, spec, at))
+    straight = lab.train(spec, start, STEPS).staged
+    return {"shared": shared, "cut": cut, "straight": masks_in(lab, spec, straight)}
+
+
+@pytest.mark.slow
+def test_replicas_draw_their_own_masks(tmp_path: Path) -> None:
+    lab_of(tmp_path, MODEL)
+    told = {1: masks(str(tmp_path), 1)}
+    for replicas in (2, 4):
+        told[replicas] = in_fresh_process(masks, folder=str(tmp_path), replicas=replicas)
+    for replicas, each in told.items():
+        drawn = [tuple(mask) for step in each["cut"] for mask in step]
+        assert {value for mask in drawn for value in mask} == {0.0, 2.0}
+        # No replica and no step repeats another's mask: of 2**24 that is no accident.
+        assert len(drawn) == len(set(drawn)) == replicas * STEPS
+        assert each["straight"] == each["cut"][-1]
+        # Replica 0 draws what a single replica does.
+        assert [step[0] for step in each["cut"]] == [step[0] for step in told[1]["cut"]]
+        # Weights, optimizer and seeds begin the same on any number of replicas.
+        assert each["shared"] == told[1]["shared"]
+        assert any(key.startswith("model/dense/kernel") for key in each["shared"])
