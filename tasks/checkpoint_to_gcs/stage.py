@@ -3,8 +3,8 @@
 The room bears its full name from the start; on a home that is a local folder it does the same.
 """
 
+from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
-from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.runlog.committing import commit
@@ -34,28 +34,27 @@ def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage
         examples=result.examples,
         seconds=result.seconds,
     )
-    return commit_verified(home, body, policy=request.spec.checkpoint, telemetry=telemetry)
-
-
-def commit_verified(home: Storage, body: Commit, *, policy: CheckpointSpec, telemetry: Sink) -> Entry:
-    """The one way by which a checkpoint enters the log."""
     log = RunLog(home)
-    try:
-        check(home, body.checkpoint)
-    except DamagedCheckpoint:
-        head = log.head()
-        if head is None or head.base == body.checkpoint.base:
-            raise
-        # No damage: what lost to another writer is swept up, and what was committed long ago is deleted. The log
-        # tells which; once its base has moved, nothing new can be committed on this one.
+    _verify(log, result.staged)
     entry = commit(log, body)
     telemetry.emit(
         Committed(
-            step=body.checkpoint.step,
-            path=body.checkpoint.path,
-            size=body.checkpoint.size,
-            metrics=body.history[-1].metrics if body.history else {},
+            step=result.staged.step,
+            path=result.staged.path,
+            size=result.staged.size,
+            metrics=result.history[-1].metrics if result.history else {},
         )
     )
-    clear_away(log, policies_of(policy), attempt=body.checkpoint.attempt)
+    clear_away(log, policies_of(request.spec.checkpoint), attempt=result.staged.attempt)
     return entry
+
+
+def _verify(log: RunLog, staged: CheckpointRef) -> None:
+    try:
+        check(log.home, staged)
+    except DamagedCheckpoint:
+        head = log.head()
+        if head is None or head.base == staged.base:
+            raise
+        # No damage: what lost to another writer is swept up, and what was committed long ago is deleted. The log
+        # tells which; once its base has moved, nothing new can be committed on this one.

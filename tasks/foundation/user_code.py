@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 from tasks.foundation.errors import ModelError
 
 USER_PACKAGE_PREFIX = "_baton_user_"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load_function(reference: str, folder: Path) -> Callable[..., Any]:
@@ -110,7 +112,9 @@ def describe(fault: BaseException) -> str:
         place = f"{Path(frame.f_code.co_filename).name}, line {line}"
     else:
         place = "unknown place"
-    return f"{type(fault).__name__}: {fault} ({place})"
+    # Keras's messages have many lines, and colours.
+    text = " ".join(_COLOURS.sub("", str(fault)).split())
+    return f"{type(fault).__name__}: {text} ({place})"
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -168,3 +168,7 @@ def test_a_module_that_exits_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(ModelError, match=r"importing it raised SystemExit: 0 \(leaving.py, line 1\)"):
         load_function("leaving.py:build", tmp_path)
+
+
+def test_a_message_of_many_coloured_lines_becomes_one_paragraph() -> None:
+    assert describe(ValueError("\x1b[1mone\x1b[0m\n\n  two")) == "ValueError: one two (unknown place)"
