@@ -55,7 +55,7 @@ class RelayResult(Contract):
     segments: int
     metrics: dict[str, float]
     exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do"]
-    report: str | None = Field(description="address of the report, if there is one")
+    report: str = Field(description="address of the report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,17 @@ class Goal:
         """The goal of a command.
 
         Raises:
-            RunFileError: a bound below 1.
+            RunFileError: a bound below 1, or a step beyond train.steps.
         """
         for name, value in (("--until-step", until_step), ("--max-segments", max_segments)):
             if value is not None and value < 1:
                 raise RunFileError(f"{name} = {value} must be at least 1")
-        return cls(step=min(until_step or spec.train.steps, spec.train.steps), max_segments=max_segments)
+        if until_step is not None and until_step > spec.train.steps:
+            raise RunFileError(
+                f"--until-step = {until_step} lies beyond train.steps = {spec.train.steps}; raise train.steps, "
+                f"as with --set train.steps={until_step}"
+            )
+        return cls(step=until_step or spec.train.steps, max_segments=max_segments)
 
     def reached(self, head: Head | None, spec: RunSpec) -> bool:
         """Whether nothing is left to do."""
@@ -102,12 +107,18 @@ def preflight(run: RunFile) -> None:
 
 
 def relay_is_done(run: RunFile, goal: Goal) -> RelayResult | None:
-    """What to answer where nothing is left to do: found out from the log alone, in no time."""
+    """What to answer where nothing is left to do: found out from the log alone, in no time.
+
+    Raises:
+        IdentityChanged: the run on disk is another one, as the run file alone tells.
+    """
     log = RunLog(storage_of(run).at(run.spec.run))
     head = log.head()
-    if head is None or not goal.reached(head, run.spec):
+    if head is not None:
+        # Before a dataset is prepared in vain; init-or-restore compares the rest.
+        require_same_identity(head.identity, identity_in_run_file(run.spec), home=log.home.uri)
+    if not goal.reached(head, run.spec):
         return None
-    require_same_identity(head.identity, identity_in_run_file(run.spec), home=log.home.uri)
     return _result(log, segments=0, exit_reason="nothing_to_do")
 
 
@@ -197,11 +208,9 @@ def _result(log: RunLog, *, segments: int, exit_reason: Any) -> RelayResult:
     metrics = dict(history.rows[-1].metrics) if history.rows else {}
     if history.evaluations:
         metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
-    page: str | None = f"{log.home.uri}/{PAGE}"
-    if exit_reason != "nothing_to_do":
+    # A command that was killed before its report left it to the next one.
+    if exit_reason != "nothing_to_do" or not log.home.exists(PAGE):
         write_report(log.home, title=name)
-    elif not log.home.exists(PAGE):
-        page = None
     return RelayResult(
         run=name,
         home=log.home.uri,
@@ -211,5 +220,5 @@ def _result(log: RunLog, *, segments: int, exit_reason: Any) -> RelayResult:
         segments=segments,
         metrics=metrics,
         exit_reason=exit_reason,
-        report=page,
+        report=f"{log.home.uri}/{PAGE}",
     )

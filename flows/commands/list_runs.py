@@ -57,7 +57,7 @@ def _facts(root: Storage, name: str) -> dict[str, Any]:
     try:
         head = OpenedRun(root=root, home=home, run_file=None, log=log).head()
         commit = _newest_of(log, Commit, at_most=head.base)
-        evaluation = None if head.evaluated is None else _newest_of(log, Evaluation, at_most=head.number)
+        evaluation = None if not head.evaluated else _newest_of(log, Evaluation, at_most=head.number)
     except RunLogError as fault:
         return {**facts, "error": str(fault)}
     return {

@@ -76,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(fault, str(fault), fault.exit_code, as_json=as_json)
     except typer.TyperException as fault:
         return _fail(fault, _usage(fault), fault.exit_code, as_json=as_json)
+    except SystemExit as fault:  # a library's or the user's own: leaving is no success
+        return _fail(
+            fault,
+            f"something called sys.exit({fault.code!r}) before the command had ended",
+            _UNEXPECTED,
+            as_json=as_json,
+        )
     except Exception as fault:  # noqa: BLE001 - the last place where a traceback can become a sentence
         text = f"{type(fault).__name__}: {fault}\nThis is unexpected; set BATON_DEBUG=1 to see where it happened."
         return _fail(fault, text, _UNEXPECTED, as_json=as_json)

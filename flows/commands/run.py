@@ -13,6 +13,7 @@ from flows.commands.closing import print_closing
 from flows.commands.output import AsJson, say_json
 from flows.relay import Goal, RelayResult, preflight, relay_is_done, storage_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.errors import RunFileError
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.console import Console
@@ -32,6 +33,8 @@ def run(
     run_file = load_run_file(file, overrides or [])
     goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments)
     preflight(run_file)
+    if run_file.spec.storage.startswith("memory:"):
+        raise RunFileError(f"storage is {run_file.spec.storage}, which ends with this process; name a folder")
     with Console(sys.stderr if as_json else sys.stdout) as console:
         result = relay_is_done(run_file, goal)
         if result is None:

@@ -20,6 +20,7 @@ from typing import Any
 from tasks.foundation.errors import ModelError
 
 USER_PACKAGE_PREFIX = "_baton_user_"
+_NAMES_SHOWN = 10
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -44,7 +45,9 @@ def load_function(reference: str, folder: Path) -> Callable[..., Any]:
         raise ModelError(f"{reference}: importing it raised {describe(fault)}") from fault
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")][
+            :_NAMES_SHOWN
+        ]
         raise ModelError(f"{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}")
     return function  # type: ignore[no-any-return]
 
@@ -67,11 +70,17 @@ def require_function(reference: str, folder: Path) -> None:
         body = ast.parse(file.read_bytes(), filename=str(file)).body
     except (SyntaxError, ValueError) as fault:
         raise ModelError(f"{reference}: {describe(fault)}") from fault
-    simple = all(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.Assign | ast.Expr) for node in body)
-    known = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    # Only where every top-level name is in sight is its absence certain.
-    if simple and name not in known and f"{name} =" not in file.read_text(encoding="utf-8"):
+    known = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    # Only if nothing else in the file could bind the name is its absence certain.
+    bound = {node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)}
+    imported = any(isinstance(node, ast.Import | ast.ImportFrom) and _binds(node, name) for node in body)
+    elsewhere = any(isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) for node in body)
+    if name not in known and name not in bound and not imported and not elsewhere:
         raise ModelError(f"{reference}: {module_name} defines no function {name}; it has: {', '.join(known) or 'none'}")
+
+
+def _binds(node: ast.Import | ast.ImportFrom, name: str) -> bool:
+    return any((alias.asname or alias.name) in {name, "*"} for alias in node.names)
 
 
 def source_digest(reference: str, folder: Path) -> str:

@@ -9,14 +9,14 @@ import pytest
 
 import tasks
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import describe, load_function, source_digest
+from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe, load_function, require_function, source_digest
 
 
 @pytest.fixture(autouse=True)
 def _forget_user_modules() -> Iterator[None]:
-    before = set(sys.modules)
     yield
-    for name in set(sys.modules) - before:
+    # Only these: a library that is imported twice, as NumPy, is broken.
+    for name in [name for name in sys.modules if name.startswith(USER_PACKAGE_PREFIX)]:
         del sys.modules[name]
 
 
@@ -172,3 +172,24 @@ def test_a_module_that_exits_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_a_message_of_many_coloured_lines_becomes_one_paragraph() -> None:
     assert describe(ValueError("\x1b[1mone\x1b[0m\n\n  two")) == "ValueError: one two (unknown place)"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import functools\nbuild=functools.partial(int, 3)\n",
+        "class build:\n    pass\n",
+        "from math import sqrt as build\n",
+        "if True:\n    def build():\n        pass\n",
+        "from math import *\n",
+    ],
+)
+def test_what_may_define_the_name_is_not_refused_unseen(tmp_path: Path, code: str) -> None:
+    (tmp_path / "m.py").write_text(code)
+    require_function("m.py:build", tmp_path)
+
+
+def test_what_cannot_define_the_name_is_refused_unseen(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def bild():\n    raise SystemExit\n")
+    with pytest.raises(ModelError, match="no function build; it has: bild"):
+        require_function("m.py:build", tmp_path)

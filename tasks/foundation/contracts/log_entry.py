@@ -104,7 +104,7 @@ class Head(Contract):
     retired: tuple[Retired, ...]
     quarantined: tuple[CheckpointRef, ...]
     best: Best | None
-    evaluated: str | None = Field(description="path of the checkpoint evaluated last")
+    evaluated: tuple[str, ...] = Field(description="paths of the retained checkpoints that have been evaluated")
     skipped_batches: int = Field(ge=0)
     identity: dict[str, Any]
     environment: Environment

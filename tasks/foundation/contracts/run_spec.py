@@ -25,8 +25,13 @@ def _check_code_reference(reference: str) -> str:
     module, separator, name = reference.partition(":")
     if not separator or not module or not name.isidentifier():
         raise ValueError("name a function as file.py:function or package.module:function")
-    if module.endswith(".py") and PurePosixPath(module).is_absolute():
-        raise ValueError("name the file relative to the run file's folder")
+    if module.endswith(".py"):
+        if PurePosixPath(module).is_absolute():
+            raise ValueError("name the file relative to the run file's folder")
+        if not PurePosixPath(module).stem.isidentifier():
+            raise ValueError("the file's name must be a Python name and .py, as my_model.py")
+    elif not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError("name a function as file.py:function or package.module:function")
     return reference
 
 
@@ -75,14 +80,14 @@ def _model_from_string(value: object) -> object:
 class TrainSpec(Contract):
     """How far and in which pieces."""
 
-    steps: int = Field(ge=1, description="the step to train to, counted from initialization; at least 1")
+    steps: int = Field(ge=1, lt=2**53, description="the step to train to, counted from initialization; at least 1")
     segment_steps: int | None = Field(
         default=None, ge=1, description="a segment ends at each multiple of so many steps; at least 1"
     )
     segment_seconds: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="a segment ends after so many seconds; more than 0"
     )
-    global_batch_size: int = Field(ge=1, description="examples in a step, over all replicas; at least 1")
+    global_batch_size: int = Field(ge=1, le=2**24, description="examples in a step, over all replicas; 1 to 16777216")
     log_every_steps: int = Field(
         default=50, ge=1, description="metrics are read, logged and reset at each multiple of so many steps"
     )
@@ -103,10 +108,13 @@ class AcceleratorSpec(Contract):
     )
     replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
     intra_op_threads: int | None = Field(
-        default=None, ge=1, description="threads within an operation; left out: the number of CPUs at the first start"
+        default=None,
+        ge=1,
+        le=1024,
+        description="threads within an operation; left out: the number of CPUs at the first start",
     )
     inter_op_threads: int | None = Field(
-        default=None, ge=1, description="operations at a time; left out: the number of CPUs at the first start"
+        default=None, ge=1, le=1024, description="operations at a time; left out: the number of CPUs at the first start"
     )
 
     @model_validator(mode="after")

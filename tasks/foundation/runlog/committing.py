@@ -75,7 +75,7 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) ->
 def evaluation_due(head: Head, spec: RunSpec) -> bool:
     """Whether the tip is to be evaluated: at absolute steps and at the end, once."""
     tip = head.tip
-    if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or head.evaluated == tip.path:
+    if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or tip.path in head.evaluated:
         return False
     every = spec.evaluate.every_steps
     return tip.step == spec.train.steps or (every is not None and tip.step % every == 0)

@@ -35,7 +35,7 @@ def fold(head: Head | None, body: Body) -> Head:
             retired=(),
             quarantined=(),
             best=None,
-            evaluated=None,
+            evaluated=(),
             skipped_batches=0,
             identity=body.identity,
             environment=body.environment,
@@ -77,6 +77,7 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
             "tip": retained[-1] if retained else None,
             "retained": retained,
             "quarantined": (*head.quarantined, *damaged),
+            "evaluated": tuple(path for path in head.evaluated if path != body.path),
             "best": best,
         }
     )
@@ -92,13 +93,16 @@ def _retire(head: Head, body: Retire) -> Head:
             "best": best,
             "retained": tuple(kept for kept in head.retained if kept.path not in body.paths),
             "retired": (*retired, *new),
+            "evaluated": tuple(path for path in head.evaluated if path not in body.paths),
         }
     )
 
 
 def _evaluation(head: Head, body: Evaluation) -> Head:
     best = _better(head, body)
-    return head.model_copy(update={"evaluated": body.checkpoint.path, "best": best})
+    retained = body.checkpoint in head.retained and body.checkpoint.path not in head.evaluated
+    evaluated = (*head.evaluated, body.checkpoint.path) if retained else head.evaluated
+    return head.model_copy(update={"evaluated": evaluated, "best": best})
 
 
 def _better(head: Head, body: Evaluation) -> Best | None:

@@ -116,7 +116,7 @@ class LocalStorage:
     @contextmanager
     def _unfinished_file(self, target: Path) -> Iterator[Path]:
         """A temporary name beside the target, gone afterwards whatever happens (but a kill)."""
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_durably(target.parent)
         handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
         os.fchmod(handle, 0o644)  # mkstemp's 0600 would lock out the group that shares a home
         os.close(handle)
@@ -153,6 +153,14 @@ def _write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _make_durably(folder: Path) -> None:
+    """Make a folder and those above it, each safe from a power cut: a file is no safer than the folders above it."""
+    if not folder.is_dir():
+        _make_durably(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,6 +12,8 @@ from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.files import find_files, fingerprint, watched
 
+_LARGEST_LABEL = 2**63
+
 
 class CsvOptions(Options):
     """`data.options` of `csv`."""
@@ -105,6 +107,10 @@ def _read(files: Sequence[Path], options: CsvOptions, features: Sequence[str]) -
                     "with a decimal point, or all without"
                 )
             y = _number(label, where, options.label)
+            if whole and abs(int(label)) >= _LARGEST_LABEL:
+                raise SourceError(
+                    f"{where}: the label {options.label!r} is {label}, beyond 64 bits; number the classes from 0"
+                )
             with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
                 yield where, (np.asarray(x, np.float32), np.int64(int(label)) if whole else np.float32(y))
 

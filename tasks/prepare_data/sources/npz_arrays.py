@@ -100,7 +100,7 @@ def _archive(file: Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _member(archive: zipfile.ZipFile, file: Path, key: str, name: str) -> Iterator[tuple[IO[bytes], _Header]]:
-    known = [member.removesuffix(".npy") for member in archive.namelist()]
+    known = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
     if name not in known:
         raise RunFileError(f"data.options.{key}: {name!r}: {file} has no such array; {suggestion(name, known)}")
     with archive.open(f"{name}.npy") as member:

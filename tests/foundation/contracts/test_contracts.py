@@ -68,7 +68,7 @@ HEAD = Head(
     retired=(Retired(path="checkpoints/x", at_commit=1),),
     quarantined=(REF,),
     best=Best(checkpoint=REF, metric="accuracy", mode="max", value=0.99),
-    evaluated=REF.path,
+    evaluated=(REF.path,),
     skipped_batches=0,
     identity={"seed": 0, "model": {"layers": [1, 2]}},
     environment=ENVIRONMENT,

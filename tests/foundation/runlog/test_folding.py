@@ -116,7 +116,7 @@ def test_folding(bodies: list[Body], wanted: dict[str, object]) -> None:
 def test_which_evaluation_is_the_best(evaluations: list[tuple], best: int | None) -> None:  # type: ignore[type-arg]
     head = folded(*COMMITS, *(evaluation(checkpoint, rule, **metrics) for checkpoint, rule, metrics in evaluations))
     assert (head.best.checkpoint.step if head.best else None) == best
-    assert head.evaluated == (evaluations[-1][0].path if evaluations else None)
+    assert head.evaluated == tuple(dict.fromkeys(ref.path for ref, *_ in evaluations if ref in head.retained))
     assert head.base == 3
 
 
@@ -125,3 +125,13 @@ def test_a_run_has_one_origin_and_begins_with_it() -> None:
         fold(folded(), origin())
     with pytest.raises(RunLogError, match="begins with its origin, not with checkpoint"):
         fold(None, committing(ONE))
+
+
+def test_what_was_evaluated_stays_so_whatever_comes_late() -> None:
+    """Neither a late evaluation of an older checkpoint nor a quarantine makes another one due again."""
+    both = (evaluation(ONE, None, loss=1.0), evaluation(TWO, None, loss=0.5), evaluation(ONE, None, loss=1.0))
+    head = folded(*COMMITS, *both)
+    assert head.evaluated == (ONE.path, TWO.path)
+    assert head.tip is not None
+    damaged = fold(head, Quarantine(path=head.tip.path, reason="flipped"))
+    assert set(damaged.evaluated) == {ONE.path, TWO.path} - {head.tip.path}

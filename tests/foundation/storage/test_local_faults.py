@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, InvalidInput, StorageError
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.opening import open_storage
 
 ROOT = Path(__file__).parents[3]
 
@@ -310,3 +311,15 @@ def test_a_folder_whose_upload_was_killed_is_still_seen(tmp_path: Path) -> None:
     (folder / ".unfinished-x").write_bytes(b"torn")
     assert list(LocalStorage(tmp_path).files("")) == []
     assert list(LocalStorage(tmp_path).folders("checkpoints")) == ["checkpoints/00000001-00000001-aa"]
+
+
+@pytest.mark.parametrize("address", ["a\0b", "x" * 5000, "taken/sub"])
+def test_an_address_that_is_no_folder_is_refused(tmp_path: Path, address: str) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(InvalidInput, match="name a folder"):
+        open_storage(address, relative_to=tmp_path)
+
+
+def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert open_storage("~/runs", relative_to=tmp_path).uri == str(tmp_path / "me" / "runs")
