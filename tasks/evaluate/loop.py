@@ -13,6 +13,7 @@ import tensorflow as tf
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.stepping import step_failures
 from tasks.foundation.user_code import describe
 
 
@@ -47,9 +48,10 @@ class Evaluator:
             remainder: one batch of what is left, or None.
 
         Raises:
-            ModelError: `test_step` cannot be traced.
+            ModelError: `test_step` cannot be traced, or an operation of it failed.
         """
-        with self._strategy.scope(), reading_failures():
+        failed = f"{self._reference}: test_step failed on the validation examples"
+        with self._strategy.scope(), step_failures(failed), reading_failures():
             self._model.reset_metrics()
             if full_batches:
                 iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
@@ -62,7 +64,7 @@ class Evaluator:
     def _traced(self, function: Any, *arguments: Any) -> Any:
         try:
             function.get_concrete_function(*arguments)
-        except Exception as fault:
+        except (Exception, SystemExit) as fault:
             raise ModelError(f"{self._reference}: test_step cannot be traced: {describe(fault)}") from fault
         return function
 

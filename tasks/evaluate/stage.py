@@ -13,7 +13,7 @@ from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Environment, Evaluation
+from tasks.foundation.contracts.log_entry import Body, Environment, Evaluation, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, validation_dataset, validation_remainder, zero_batch
 from tasks.foundation.model.metrics import require_metric
@@ -82,7 +82,7 @@ def evaluate(
     body = Evaluation(
         checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=clock() - began, keep_best=rule
     )
-    RunLog(home).append(lambda _: body, attempt=uuid.uuid4().hex)
+    RunLog(home).append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
     telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
     return body
 
@@ -92,6 +92,11 @@ def _use_averages(model: keras.Model) -> None:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if optimizer.use_ema:
         optimizer.finalize_variable_values(model.trainable_variables)
+
+
+def _unless_done(head: Head | None, body: Evaluation) -> Body | None:
+    """Another process may have evaluated the same checkpoint meanwhile."""
+    return None if head is None or body.checkpoint.path in head.evaluated else body
 
 
 def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_replica: int) -> _Warm:

@@ -83,32 +83,6 @@ def _binds(node: ast.Import | ast.ImportFrom, name: str) -> bool:
     return any((alias.asname or alias.name) in {name, "*"} for alias in node.names)
 
 
-def source_digest(reference: str, folder: Path) -> str:
-    """sha256 over the code behind a reference: every .py file of its folder, or the module's own file.
-
-    Raises:
-        ModelError: there is no such file.
-    """
-    module_name, _, name = reference.partition(":")
-    digest = hashlib.sha256(name.encode())
-    if module_name.endswith(".py"):
-        file = folder / module_name
-        if not file.is_file():
-            raise ModelError(_missing_file(file))
-        files = sorted(file.parent.glob("*.py"))
-    else:
-        try:
-            spec = importlib.util.find_spec(module_name)
-        except ModuleNotFoundError:  # the package that should hold it
-            spec = None
-        if spec is None or spec.origin is None:
-            raise ModelError(f"{reference}: no module {module_name} is installed here")
-        files = [Path(spec.origin)]
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def describe(fault: BaseException) -> str:
     """An exception of user code in one line: type, text, and where in the user's files, if it went through them."""
     frames = list(traceback.walk_tb(fault.__traceback__))

@@ -13,6 +13,7 @@ from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.metrics import require_metric, take_metrics
+from tasks.foundation.model.stepping import require_train_step
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import build_train_state
@@ -46,9 +47,13 @@ def init_or_restore(
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
     if spec.data.validation_fraction > 0:
         require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
-        if head is None:
-            require_test_step(state.model, batch, reference=spec.model.build, accelerator=accelerator)
+    # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
     identity = identity_of(spec, dataset, state, code_folder)
+    if head is None:
+        reference = spec.model.build
+        require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
+        if spec.data.validation_fraction > 0:
+            require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
     head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
     # Also right after beginning: of two that begin at once, one finds the other's origin.
     require_same_identity(head.identity, identity, home=log.home.uri)

@@ -5,19 +5,26 @@ An own loop and not `model.fit`: steps are counted absolutely, nothing is read o
 metrics, custom `train_step`s, clipping and mixed precision hold.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tasks.foundation.model.stepping import take_step
+
 NOT_FOUND = -1
 
-# Kernels that draw from a state of TensorFlow's own which no checkpoint holds.
-_STATEFUL_RANDOM = frozenset(
+# Kernels whose state no checkpoint holds: they draw from TensorFlow's own random state, or run Python code.
+_STATEFUL = frozenset(
     {
+        "AllCandidateSampler",
+        "EagerPyFunc",
+        "FixedUnigramCandidateSampler",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
         "Multinomial",
         "ParameterizedTruncatedNormal",
+        "PyFunc",
         "RandomGamma",
         "RandomPoisson",
         "RandomPoissonV2",
@@ -25,7 +32,9 @@ _STATEFUL_RANDOM = frozenset(
         "RandomStandardNormal",
         "RandomUniform",
         "RandomUniformInt",
+        "ThreadUnsafeUnigramCandidateSampler",
         "TruncatedNormal",
+        "UniformCandidateSampler",
     }
 )
 
@@ -42,9 +51,8 @@ def make_loop(model: keras.Model, strategy: Any) -> Any:
     def run_steps(iterator: Any, n: Any) -> Any:
         first_bad = tf.constant(NOT_FOUND, tf.int64)
         for index in tf.range(n):
-            logs = strategy.run(model.train_step, args=(next(iterator),))
-            if "loss" in logs:
-                loss = strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None)
+            loss = take_step(model, strategy, next(iterator))
+            if loss is not None:
                 bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
                 first_bad = tf.where(tf.logical_and(first_bad == NOT_FOUND, bad), index, first_bad)
         return first_bad
@@ -52,16 +60,13 @@ def make_loop(model: keras.Model, strategy: Any) -> Any:
     return run_steps
 
 
-def stateful_random_ops(function: Any) -> tuple[str, ...]:
-    """Names of ops in a traced function whose random state a checkpoint cannot hold."""
+def stateful_ops(function: Any) -> tuple[str, ...]:
+    """Names of ops in a traced function whose state a checkpoint cannot hold."""
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-    return tuple(sorted({node.name for node in nodes if node.op in _STATEFUL_RANDOM}))
+    return tuple(sorted({node.name for node in nodes if node.op in _STATEFUL}))
 
 
 def steps_within(seconds: float, steps_per_second: float) -> int:
     """How many steps an inner loop may have to last about so many seconds; at least 1."""
     return max(1, int(seconds * steps_per_second))
-
-
-Loop = Callable[[Any, Any], Any]

@@ -49,7 +49,7 @@ def train_segment(
     stopwatch = _Stopwatch(clock)
     accelerator = acquire(request.spec.accelerator, recorded)
     home = storage.at(request.spec.run)
-    recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder, storage_uri=storage.uri)
+    recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
     trainer = _take_trainer(recipe, storage, accelerator)
     stopwatch.lap("build")
     trainer.restore(home, request.start)

@@ -14,16 +14,13 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
-from tasks.foundation.errors import BatonError, ModelError, NonFinite
+from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.variables import uncovered
+from tasks.foundation.model.stepping import step_failures, trace_step
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.user_code import describe
-from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_random_ops
-
-_SEED_REMEDY = "Give keras.random functions a keras.random.SeedGenerator that a layer holds"
+from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +30,6 @@ class Recipe:
     spec: RunSpec
     dataset: DatasetRef
     code_folder: Path
-    storage_uri: str
 
 
 class Trainer:
@@ -98,27 +94,15 @@ class Trainer:
         if self._traced:
             return
         reference = self.recipe.spec.model.build
-        try:
-            function = self._loop.get_concrete_function(self._iterator, tf.constant(1, tf.int64))
-        except BatonError:
-            raise
-        except Exception as fault:
-            # Keras's global seed generator, made by each replica's own thread, is beyond TensorFlow.
-            remedy = f". {_SEED_REMEDY}" if "seed_generator" in str(fault) else ""
-            raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}{remedy}") from fault
-        missed = uncovered(function, self.state.leaves)
-        if missed:
-            raise ModelError(
-                f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
-                f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model. "
-                f"{_SEED_REMEDY}"
-            )
-        ops = stateful_random_ops(function)
+        arguments = (self._iterator, tf.constant(1, tf.int64))
+        function = trace_step(self._loop, arguments, leaves=self.state.leaves, reference=reference)
+        ops = stateful_ops(function)
         if ops:
             telemetry.emit(
                 Note(
-                    text=f"{reference}: {', '.join(ops)} draw from TensorFlow's own random state, which no checkpoint "
-                    "holds: a resumed run will differ. Use keras.random with a SeedGenerator, or tf.random.Generator",
+                    text=f"{reference}: {', '.join(ops)} draw from TensorFlow's own random state or run Python code, "
+                    "and no checkpoint holds the state of either: a resumed run can differ. Draw with keras.random and "
+                    "a SeedGenerator, or with tf.random.Generator; keep what Python code remembers in variables",
                     warning=True,
                 )
             )
@@ -128,12 +112,14 @@ class Trainer:
         """Train `steps` steps.
 
         Raises:
+            ModelError: an operation of the step failed; names the steps that it was one of.
             NonFinite: the loss stopped being finite; names the step.
         """
         before = self.state.step
         # In doubt until the steps are done.
         self._restored, batch, self._next_batch = None, self._next_batch, None
-        with reading_failures():
+        where = f"between step {before} and step {before + steps}, in segment {segment}"
+        with step_failures(f"{self.recipe.spec.model.build}: train_step failed {where}"), reading_failures():
             first_bad = int(self._loop(self._iterator, tf.constant(steps, tf.int64)).numpy())
         if first_bad != NOT_FOUND:
             raise NonFinite(

@@ -35,6 +35,18 @@ def numbered():
     return model
 
 
+class Untrained(layers.Subclassed):
+    def train_step(self, data):
+        return {"loss": ops.sum(self(data[0], training=True))}
+
+
+def narrow():
+    model = Untrained()
+    model.out = keras.layers.Dense(2)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def linear(use_ema: bool = False, mixed: bool = False):
     if mixed:
         keras.mixed_precision.set_global_policy("mixed_float16")
@@ -227,3 +239,14 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_training(tmp_path: P
     assert "give the model a test_step, or set data.validation_fraction to 0" in str(refused.value)
     spec = spec_of("adversaries", form="alone", data__validation_fraction=0.0)
     assert lab.begin(spec).tip is not None
+
+
+def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+    spec = spec_of("narrow")
+    head = lab.begin(spec)
+    with pytest.raises(ModelError) as stopped:
+        lab.evaluate(spec, head.tip)
+    assert "model.py:narrow: test_step failed on the validation examples: InvalidArgumentError" in str(stopped.value)
+    assert "Received a label value of 2 which is outside the valid range of [0, 2)" in str(stopped.value)
+    assert str(stopped.value).endswith("Set data.classes to have labels checked when the data is prepared")
+    assert lab.log(spec).head() == head

@@ -9,7 +9,7 @@ import pytest
 
 import tasks
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe, load_function, require_function, source_digest
+from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe, load_function, require_function
 
 
 @pytest.fixture(autouse=True)
@@ -137,31 +137,6 @@ def test_an_import_that_failed_is_tried_again_once_repaired(tmp_path: Path) -> N
 
 def test_a_module_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     assert "no_such_package" in refusal("no_such_package.models:build", tmp_path)
-    with pytest.raises(ModelError, match="no_such_module"):
-        source_digest("no_such_module:build", tmp_path)
-
-
-def test_the_digest_of_code_changes_with_the_code_and_nothing_else(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", model="def build(): ...", layers="x = 1")
-    digest = source_digest("model.py:build", folder)
-    assert source_digest("model.py:build", folder) == digest
-    assert source_digest("model.py:other", folder) != digest
-    (folder / "notes.txt").write_text("nothing to do with it")
-    assert source_digest("model.py:build", folder) == digest
-    copy = write(tmp_path / "b", model="def build(): ...", layers="x = 1")
-    assert source_digest("model.py:build", copy) == digest
-    write(folder, layers="x = 2")
-    assert source_digest("model.py:build", folder) != digest
-
-
-def test_the_digest_of_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is not there"):
-        source_digest("model.py:build", tmp_path)
-
-
-def test_a_module_that_is_not_installed_has_no_source(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no module no_such_package\.models is installed"):
-        source_digest("no_such_package.models:build", tmp_path)
 
 
 def test_a_module_that_exits_does_not_end_the_run(tmp_path: Path) -> None:

@@ -10,13 +10,25 @@ from lab import Lab, lab_of, spec_of
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import IdentityChanged, NothingToRestore
+from tasks.foundation.errors import IdentityChanged, ModelError, NothingToRestore
 
 MODEL = """
-def build(width=5, rate=0.1, loss="sparse_categorical_crossentropy", metric="accuracy"):
+class Scaled(keras.layers.Layer):
+    def __init__(self, scale, **config):
+        super().__init__(**config)
+        self.scale = scale
+
+    def call(self, x):
+        return x * self.scale
+
+    def get_config(self):
+        return super().get_config()
+
+
+def build(width=5, rate=0.1, loss="sparse_categorical_crossentropy", metric="accuracy", scale=1.0):
     x = keras.Input((6,))
     y = layers.SeededNoise()(x)
-    y = keras.layers.Dense(width, activation="tanh", name="hidden")(y)
+    y = keras.layers.Dense(width, activation="tanh", name="hidden")(Scaled(scale)(y))
     model = keras.Model(x, keras.layers.Dense(3, activation="softmax")(y))
     if loss == "summed":
         loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
@@ -77,6 +89,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "compile.metrics: ['accuracy'] -> ['sparse_categorical_crossentropy']",
     ),
     "width": ({"model__options": {"width": 7}}, "units: 5 -> 7"),
+    "option": ({"model__options": {"scale": 2.0}}, "model.options.scale: absent -> 2.0"),
     "seed": ({"train__seed": 1}, "train.seed: 0 -> 1"),
     "batch": ({"train__global_batch_size": 16}, "train.global_batch_size: 8 -> 16"),
     "window": ({"data__window_shards": 2}, "data.window_shards: 8 -> 2"),
@@ -110,6 +123,22 @@ def test_other_code_is_refused(lab: Lab, file: str, old: str, new: str, text: st
     with pytest.raises(IdentityChanged) as refused:
         lab.copy_of_code("changed", (file, old, new)).begin(spec_of("build"))
     assert text in str(refused.value)
+
+
+def test_a_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.init_or_restore import stage
+
+    spec = spec_of("build", model__options={"scale": 2.0})
+    complete = stage.identity_of
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            stage,
+            "identity_of",
+            lambda *given: {key: value for key, value in complete(*given).items() if key != "model.options"},
+        )
+        before = lab.begin(spec)
+    assert "model.options" not in before.identity
+    assert lab.begin(spec) == before
 
 
 def test_what_is_operational_may_change(lab: Lab) -> None:
@@ -151,6 +180,40 @@ def test_a_change_of_environment_is_said_and_logged(lab: Lab, monkeypatch: pytes
     assert len(lab.heard.warnings) == 1
     assert "the environment changed, so the bits may differ" in lab.heard.warnings[0]
     assert "'keras': '9.9'" in lab.heard.warnings[0]
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_the_run_is_begun(lab: Lab) -> None:
+    spec = spec_of("build")
+    wrong = lab.copy_of_code("wrong", ("layers.py", "seed=self.seeds) if training", ") if training"))
+    with pytest.raises(ModelError, match=r"train_step uses variables .* would miss them: \S*seed_generator"):
+        wrong.begin(spec)
+    assert lab.log(spec).head() is None
+    # So that the corrected model is not refused as another run.
+    assert lab.begin(spec).tip is not None
+
+
+def test_what_tracing_leaves_behind_is_not_in_the_identity(tmp_path: Path) -> None:
+    marked = """
+    class Marked(keras.layers.Layer):
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.marks = 0
+
+        def call(self, x, training=False):
+            self.marks += bool(training)
+            return x
+
+        def get_config(self):
+            return {**super().get_config(), "marks": self.marks}
+
+
+    def build():
+        model = keras.Sequential([keras.Input((6,)), Marked(), keras.layers.Dense(3)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+    """
+    lab, spec = lab_of(tmp_path, marked), spec_of("build")
+    assert lab.begin(spec) == lab.begin(spec)
 
 
 def test_a_damaged_tip_is_quarantined_and_the_one_before_returned(lab: Lab) -> None:

@@ -104,12 +104,74 @@ def test_what_was_not_looked_for_is_looked_for_by_a_run_that_minds(workshop: Any
         assert checked.content_digest == unchecked.content_digest
 
 
-def test_other_code_is_another_dataset(workshop: Any) -> None:
-    workshop.write("data.py", COUNTING)
-    workshop.write("helper.py", "A = 1\n")
+IMPORTS = {
+    "beside it": ("from .consts import SCALE", "consts.py"),
+    "a name from a module below": ("from .helpers.consts import SCALE", "helpers/consts.py"),
+    "a module below": ("from .helpers import consts", "helpers/consts.py"),
+    "a package": ("from . import helpers", "helpers/__init__.py"),
+    "a package around it": ("from .helpers.consts import SCALE", "helpers/__init__.py"),
+    "inside a function": ("def late():\n    from .helpers.deep import consts", "helpers/deep/consts.py"),
+}
+
+
+@pytest.mark.parametrize("case", IMPORTS)
+def test_other_code_is_another_dataset(workshop: Any, case: str) -> None:
+    statement, file = IMPORTS[case]
+    for name in ("consts.py", "helpers/__init__.py", "helpers/consts.py", "helpers/deep/consts.py"):
+        workshop.write(name, "SCALE = 1\n")
+    workshop.write("data.py", f"{statement}\n{COUNTING}")
     first = workshop.prepare("data.py:load")
-    workshop.write("helper.py", "A = 2\n")
+    workshop.write(file, "SCALE = 2\n")
     assert workshop.prepare("data.py:load").folder != first.folder
+
+
+def test_code_that_a_module_below_imports_from_above_counts(workshop: Any) -> None:
+    workshop.write("consts.py", "SCALE = 1\n")
+    workshop.write("helpers/scaling.py", "from ..consts import SCALE\n")
+    workshop.write("data.py", f"from .helpers.scaling import SCALE\n{COUNTING}")
+    first = workshop.prepare("data.py:load")
+    workshop.write("consts.py", "SCALE = 2\n")
+    assert workshop.prepare("data.py:load").folder != first.folder
+
+
+def test_comments_and_code_that_is_not_imported_do_not_count(workshop: Any) -> None:
+    workshop.write("consts.py", "SCALE = 1\n")
+    workshop.write("model.py", "RATE = 1\n")
+    workshop.write("data.py", f"from .consts import SCALE\n{COUNTING}")
+    first = workshop.prepare("data.py:load")
+    workshop.write("model.py", "RATE = 2\n")
+    workshop.write("consts.py", '"""Constants."""\nSCALE = 1  # as it was\n')
+    assert workshop.prepare("data.py:load") == first.model_copy(update={"already_prepared": True})
+
+
+def test_another_function_of_the_same_file_is_another_dataset(workshop: Any) -> None:
+    workshop.write("data.py", f"{COUNTING}\ndef other(n=100):\n    yield from load(n)\n")
+    assert workshop.prepare("data.py:load").folder != workshop.prepare("data.py:other").folder
+
+
+def test_the_code_of_an_installed_package_counts_with_what_it_imports_of_it(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "counting_package"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "consts.py").write_text("SCALE = 1\n")
+    (package / "unused.py").write_text("SCALE = 1\n")
+    (package / "deep" / "data.py").write_text(f"from counting_package.consts import SCALE\n{COUNTING}")
+    monkeypatch.syspath_prepend(str(package.parent))
+    source = "counting_package.deep.data:load"
+    first = workshop.prepare(source)
+    (package / "unused.py").write_text("SCALE = 2\n")
+    assert workshop.prepare(source).already_prepared
+    for file in ("consts.py", "__init__.py"):
+        (package / file).write_text("SCALE = 3\n")
+        assert workshop.prepare(source).folder != first.folder
+        (package / file).write_text("SCALE = 1\n" if file == "consts.py" else "")
+
+
+def test_the_digest_of_code_needs_no_tensorflow() -> None:
+    program = "import sys, tasks.foundation.model.code_digest; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=_environment()).returncode == 0
 
 
 def test_a_sorted_source_does_not_stay_sorted(workshop: Any) -> None:

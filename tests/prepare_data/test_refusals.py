@@ -233,3 +233,10 @@ def test_tensorflows_own_errors_about_a_full_disk_are_told_as_such(tmp_path: Pat
 
     with pytest.raises(StorageError, match="free some space"), space.disk_errors(tmp_path):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+
+@pytest.mark.parametrize("body", ["    sys.exit(0)", "    yield 1.0, 0\n    sys.exit(0)"])
+def test_a_data_function_that_exits_does_not_end_the_command(workshop: Any, body: str) -> None:
+    """An exit with code 0 would be taken for success."""
+    files = {"data.py": f"import sys\n\n\ndef load():\n{body}\n"}
+    assert "SystemExit: 0" in str(refused(workshop, "data.py:load", {}, files))

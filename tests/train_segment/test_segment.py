@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -79,6 +80,30 @@ def outside():
 
 def stateful():
     return _with(Stateful())
+
+
+def python_code():
+    remembered = []
+
+    def remember(x):
+        return remembered.append(1) or x
+
+    def layer(x):
+        return tf.ensure_shape(tf.numpy_function(remember, [x], x.dtype), x.shape)
+
+    return _with(keras.layers.Lambda(layer))
+
+
+def sampled():
+    def noise(x):
+        drawn = tf.random.log_uniform_candidate_sampler(tf.zeros([1, 1], tf.int64), 1, 2, True, 9)
+        return x + tf.cast(drawn.sampled_candidates[0], x.dtype)
+
+    return _with(keras.layers.Lambda(noise))
+
+
+def narrow():
+    return compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
 
 
 def untraceable():
@@ -295,17 +320,26 @@ def test_a_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
     assert_nothing_is_staged(lab, spec, before)
 
 
-def refusals(folder: str, replicas: int) -> dict[str, str]:
-    """What each model that cannot be trained is told, on so many replicas."""
+def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
+    """What each model that cannot be trained is told on so many replicas, by the stage that begins or that trains."""
+    from tasks.init_or_restore import stage
+
     lab, told = Lab(Path(folder), Path(folder) / "code"), {}
     for build in ("unseeded", "outside", "untraceable"):
         spec = spec_of(build, run=f"{build}-{replicas}", replicas=replicas)
-        start = lab.begin(spec).tip
-        assert start is not None
         try:
-            lab.train(spec, start, 3)
+            if begun:
+                with patch.object(stage, "require_train_step"), patch.object(stage, "require_test_step"):
+                    start = lab.begin(spec).tip
+                assert start is not None
+                lab.train(spec, start, 3)
+            else:
+                lab.begin(spec)
         except BatonError as fault:
             told[build] = f"{type(fault).__name__} {fault.exit_code}: {fault}"
+        head = lab.log(spec).head()
+        assert (head is not None) == begun
+        assert head is None or (head.tip is not None and head.tip.step == 0)
     return told
 
 
@@ -319,29 +353,61 @@ def assert_refused(told: dict[str, str]) -> None:
     assert told["untraceable"].startswith("ModelError 2: model.py:untraceable: train_step cannot be traced: ")
 
 
-def test_state_that_no_checkpoint_would_hold_is_refused(lab: Lab) -> None:
-    assert_refused(refusals(str(lab.root), 1))
-    for spec in (spec_of(build, run=f"{build}-1") for build in ("unseeded", "outside")):
-        head = lab.log(spec).head()
-        assert head is not None
-        assert head.tip is not None
-        assert head.tip.step == 0
+@pytest.mark.parametrize("begun", [False, True])
+def test_state_that_no_checkpoint_would_hold_is_refused(lab: Lab, begun: bool) -> None:
+    assert_refused(refusals(str(lab.root), 1, begun))
 
 
 @pytest.mark.slow
-def test_state_that_no_checkpoint_would_hold_is_refused_on_two_replicas(lab: Lab) -> None:
-    assert_refused(in_fresh_process(refusals, folder=str(lab.root), replicas=2))
+@pytest.mark.parametrize("begun", [False, True])
+def test_state_that_no_checkpoint_would_hold_is_refused_on_two_replicas(lab: Lab, begun: bool) -> None:
+    assert_refused(in_fresh_process(refusals, folder=str(lab.root), replicas=2, begun=begun))
 
 
-def test_random_state_of_tensorflow_is_warned_of(lab: Lab) -> None:
-    spec = spec_of("stateful")
+def label_failure(folder: str, replicas: int) -> str:
+    lab = Lab(Path(folder), Path(folder) / "code")
+    spec = spec_of("narrow", replicas=replicas)
+    start = lab.begin(spec).tip
+    assert start is not None
+    with pytest.raises(ModelError) as stopped:
+        lab.train(spec, start, 3, clock=fast(lab))
+    return str(stopped.value)
+
+
+def assert_label_is_named(told: str) -> None:
+    assert told.startswith("model.py:narrow: train_step failed between step 0 and step 1, in segment 1: Invalid")
+    assert "Received a label value of 2 which is outside the valid range of [0, 2)" in told
+    assert told.endswith("Set data.classes to have labels checked when the data is prepared")
+    assert "\n" not in told
+    assert len(told) < 500
+
+
+def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+    assert_label_is_named(label_failure(str(lab.root), 1))
+
+
+@pytest.mark.slow
+def test_a_label_that_the_model_does_not_have_is_named_on_two_replicas(lab: Lab) -> None:
+    assert_label_is_named(in_fresh_process(label_failure, folder=str(lab.root), replicas=2))
+
+
+@pytest.mark.parametrize(
+    ("build", "op"),
+    [
+        ("stateful", "RandomStandardNormal"),
+        ("python_code", "PyFunc"),
+        ("sampled", "LogUniformCandidateSampler"),
+    ],
+)
+def test_state_outside_of_variables_is_warned_of(lab: Lab, build: str, op: str) -> None:
+    spec = spec_of(build)
     start = lab.begin(spec).tip
     assert start is not None
     lab.train(spec, start, 3)
     assert len(lab.heard.warnings) == 1
-    assert "model.py:stateful: " in lab.heard.warnings[0]
-    assert "RandomStandardNormal" in lab.heard.warnings[0]
-    assert "a resumed run will differ" in lab.heard.warnings[0]
+    assert f"model.py:{build}: " in lab.heard.warnings[0]
+    assert op in lab.heard.warnings[0]
+    assert "a resumed run can differ" in lab.heard.warnings[0]
 
 
 def test_a_model_error_comes_before_anything_is_written(lab: Lab) -> None:

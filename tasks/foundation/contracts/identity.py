@@ -16,6 +16,7 @@ IDENTITY: Mapping[str, str] = {
     "model.config": "another architecture",
     "model.code": "other code in the user's own layers or train_step",
     "model.signature": "other variables",
+    "model.options": "other arguments of the function that builds the model",
     "compile.optimizer": "another optimizer or learning rate",
     "compile.loss": "another loss",
     "compile.metrics": "other metrics, whose sums are part of the state",
@@ -61,12 +62,15 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
 
 
 def require_same_identity(recorded: Mapping[str, Any], now: Mapping[str, Any], *, home: str) -> None:
-    """Refuse to continue a run as another one. Only keys that `now` knows are compared.
+    """Refuse to continue a run as another one. Only keys that both know are compared.
+
+    A log of an earlier version has fewer keys; its run is no other one for that.
 
     Raises:
         IdentityChanged: showing what differs.
     """
-    found = differences({key: value for key, value in recorded.items() if key in now}, now)
+    both = recorded.keys() & now.keys()
+    found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
     if found:
         shown = "; ".join(str(difference) for difference in found[:_SHOWN])
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""

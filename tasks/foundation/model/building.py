@@ -1,7 +1,7 @@
 """From the user's function to a built, compiled model whose every variable exists."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,10 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.user_code import describe, load_function
 
+# The dtype policy right after a module of the user's was imported. Importing happens once in a process, and clearing
+# Keras's session before each build would undo a policy that is set at the top of the module.
+_policies: dict[tuple[str, Path], Any] = {}
+
 
 def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -> keras.Model:
     """Call the user's function in the strategy's scope, from a clean name scope and the run's seed.
@@ -23,15 +27,16 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
         ModelError: the function raises, or returns something else than a compiled `keras.Model`.
     """
     reference = spec.model.build
-    function = load_function(reference, code_folder)
+    function, policy = _load(reference, code_folder)
     # Automatic names count up within a process; from zero they are the same in every process. Clearing resets the
     # dtype policy as well, so the seed, and whatever else is global, is set after it.
     keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(spec.train.seed)
     with accelerator.strategy.scope():
         try:
             model = function(**spec.model.options)
-        except Exception as fault:
+        except (Exception, SystemExit) as fault:
             raise ModelError(f"{reference} raised {describe(fault)}") from fault
     if not isinstance(model, keras.Model):
         raise ModelError(f"{reference} returned {type(model).__name__}; it must return a compiled keras.Model")
@@ -104,6 +109,16 @@ def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: st
         )
 
 
+def _load(reference: str, code_folder: Path) -> tuple[Callable[..., Any], Any]:
+    """The user's function, and the dtype policy that its module is to begin with."""
+    module = (reference.partition(":")[0], code_folder)
+    if module not in _policies and _policies:
+        # What an earlier build set for itself is not this module's.
+        keras.utils.clear_session(free_memory=False)
+    function = load_function(reference, code_folder)
+    return function, _policies.setdefault(module, keras.config.dtype_policy())
+
+
 def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:
     """As Keras calls it: a `compute_loss` of the user's may have no `training`."""
     settings = {"training": False} if "training" in inspect.signature(model.compute_loss).parameters else {}
@@ -114,7 +129,7 @@ def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_w
 def _as_model_error(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         raise ModelError(f"{what}: {describe(fault)}") from fault
 
 

@@ -36,6 +36,7 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
     }
     identity["compile.other"] = compiled | {"optimizers": others} if others else compiled
     identity["model.code"] = digests_of_user_code(model, spec.build)
+    identity["model.options"] = spec.options
     return json.loads(json.dumps(identity, default=str))  # type: ignore[no-any-return]
 
 

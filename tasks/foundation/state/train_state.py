@@ -19,9 +19,18 @@ from tasks.foundation.contracts.checkpoint import (
     checkpoint_folder,
 )
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import DamagedCheckpoint, ModelError, NonFinite, StateMismatch, StorageError
+from tasks.foundation.errors import (
+    DamagedCheckpoint,
+    FileMissing,
+    ModelError,
+    NonFinite,
+    StaleWriter,
+    StateMismatch,
+    StorageError,
+)
 from tasks.foundation.model.building import build_model, make_variables
 from tasks.foundation.model.variables import Leaf, leaves_of
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import check, manifest_digest
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.layout import require_same_signature, signature_of, slots, stored_name, tree_of
@@ -86,11 +95,26 @@ class TrainState:
 
         Raises:
             NonFinite: a trainable variable is NaN or infinite.
+            StaleWriter: another writer moved the tip first, and swept what was being staged.
             StorageError: the store refused, or has other bytes than were sent.
         """
-        step = self.step
-        self.require_finite(f"step {step}")
+        self.require_finite(f"step {self.step}")
         self._require_derived_seeds()
+        try:
+            return self._stage(home, base=base, attempt=attempt)
+        except FileMissing as fault:
+            # Whoever moves the tip sweeps what was begun before; there is nothing wrong with the store then.
+            head = RunLog(home).head()
+            if head is None or head.base == base:
+                raise
+            raise StaleWriter(
+                f"{home.uri}: step {self.step} was trained on top of log entry {base}, but the tip has moved since, to "
+                f"entry {head.base}, and what was being staged is swept; this work is not committed. Another process "
+                "trains the same run: stop one of them, or run again to continue from the newest commit"
+            ) from fault
+
+    def _stage(self, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
+        step = self.step
         folder = checkpoint_folder(step=step, base=base, attempt=attempt)
         options = tf.train.CheckpointOptions(
             experimental_sharding_callback=tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES)

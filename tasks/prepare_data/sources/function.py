@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
-from tasks.foundation.user_code import describe, load_function, source_digest
+from tasks.foundation.model.code_digest import module_digest
+from tasks.foundation.user_code import describe, load_function
 from tasks.prepare_data.sources.base import Located, Source, suggestion
 
 _REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight) for each example"
@@ -15,8 +16,8 @@ _REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight
 def function(reference: str, options: Mapping[str, Any], folder: Path) -> Source:
     """What the function yields, called with the options as keyword arguments.
 
-    Its content is its code, that of the files beside it, the options and `data.version`: change the version when the
-    data behind it have changed.
+    Its content is its code, that of the modules of its folder or package that it imports, the options and
+    `data.version`: change the version when the data behind it have changed.
 
     Args:
         reference: `data.py:load` or `package.module:load`.
@@ -29,9 +30,10 @@ def function(reference: str, options: Mapping[str, Any], folder: Path) -> Source
     """
     try:
         load = load_function(reference, folder)
-        content = source_digest(reference, folder)
     except ModelError as fault:
         raise SourceError(f"data.source: {fault}") from fault
+    # A file may hold several functions; where it lies is not content.
+    content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
     return Source(
         content=content,
@@ -66,7 +68,7 @@ def _check_options(reference: str, load: Callable[..., Any], options: Mapping[st
 def _read(reference: str, load: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Located]:
     try:
         examples = load(**options)
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         raise SourceError(f"{reference}: raised {describe(fault)}; correct it") from fault
     if not isinstance(examples, Iterable) or isinstance(examples, str | bytes | Mapping):
         raise SourceError(f"{reference}: returned {_told(examples)}; {_REMEDY}")
@@ -77,7 +79,7 @@ def _read(reference: str, load: Callable[..., Any], options: Mapping[str, Any]) 
             example = next(iterator)
         except StopIteration:
             return
-        except Exception as fault:
+        except (Exception, SystemExit) as fault:
             raise SourceError(f"{reference}: raised {describe(fault)} for example {index}; correct it") from fault
         yield f"{reference}, example {index}", example
         index += 1

@@ -13,6 +13,21 @@ BAD = {
         "def build():\n    raise KeyError('width')",
         ["model.py:build raised KeyError: 'width' (model.py, line 9)"],
     ),
+    "exits": ("def build():\n    raise SystemExit(0)", ["model.py:build raised SystemExit: 0 (model.py, line 9)"]),
+    "exits when called": (
+        """
+        class Leaving(layers.Subclassed):
+            def call(self, x, training=False):
+                raise SystemExit(0)
+
+
+        def build():
+            model = Leaving()
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+        ["does not take a batch of x float32[8, 6], y int64[8]: SystemExit: 0"],
+    ),
     "another": ("def build():\n    return 5", ["returned int", "compiled keras.Model"]),
     "nothing": ("def build():\n    pass", ["returned NoneType", "compiled keras.Model"]),
     "uncompiled": (
@@ -112,6 +127,31 @@ def test_a_policy_set_by_one_build_does_not_leak_into_the_next(tmp_path: Path) -
     plain = built(lab, spec_of("plain"))
     assert {layer.compute_dtype for layer in plain.model.layers} == {"float32"}
     assert keras.config.dtype_policy().name == "float32"
+
+
+def test_a_policy_set_at_the_top_of_the_module_holds_in_every_build(tmp_path: Path) -> None:
+    plain = Lab(tmp_path)
+    lab = lab_of(
+        tmp_path,
+        """
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+
+
+        def build(policy=None):
+            if policy:
+                keras.mixed_precision.set_global_policy(policy)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    built(plain, spec_of("mixed"))
+    dtypes = []
+    for policy in (None, "mixed_float16", None):
+        model = built(lab, spec_of("build", model__options={"policy": policy})).model
+        dtypes.append(model.layers[-1].compute_dtype)
+    assert dtypes == ["bfloat16", "float16", "bfloat16"]
+    assert built(plain, spec_of("plain")).model.layers[-1].compute_dtype == "float32"
 
 
 def test_initial_weights_are_those_of_the_seed(tmp_path: Path) -> None:

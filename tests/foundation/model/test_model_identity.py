@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, built, lab_of, spec_of
+from lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.model.identity import model_identity
 
 MODEL = '''
 """A docstring."""
+
+import collections
 
 SCALE = 2.0
 RATE = 0.1
@@ -67,6 +69,45 @@ def build():
     return model
 
 
+def scaling(scale, names=("a", "b")):
+    def scaled_loss(y_true, y_pred, offset=scale):
+        return own_loss(y_true, y_pred) * scale + (offset if names else 0.0)
+
+    return scaled_loss
+
+
+class Outer:
+    @staticmethod
+    def layer(power):
+        class Power(keras.layers.Layer):
+            def call(self, x):
+                return x**power
+
+        return Power()
+
+
+def captured():
+    model = keras.Sequential([keras.Input((6,)), Outer.layer(2.0), Outer.layer(1.0), keras.layers.Dense(3)])
+    model.compile("sgd", scaling(2.0), metrics=[scaling(1.0)])
+    return model
+
+
+Sizes = collections.namedtuple("Sizes", "width depth")
+Made = type("Made", (keras.layers.Layer,), {"call": lambda self, x: x * 4.0})
+TAGS = (frozenset({"red", "green", "blue", "white"}), object(), own_loss)
+
+
+class Sized(keras.layers.Layer):
+    def call(self, x):
+        return x * Sizes(1.0, len(TAGS)).width
+
+
+def sourceless():
+    model = keras.Sequential([keras.Input((6,)), Made(), Sized(), keras.layers.Dense(3)])
+    model.compile("sgd", own_loss)
+    return model
+
+
 def subclass():
     model = Inherits(keras.layers.Dense(4), Helper())
     model.compile(keras.optimizers.SGD(RATE), own_loss)
@@ -118,6 +159,14 @@ def test_comments_docstrings_and_the_folder_do_not_count(tmp_path: Path, build: 
         ("subclass", "self.out = keras.layers.Dense(3)", "self.out = keras.layers.Dense(5)", "model.code.model.Base"),
         ("subclass", "self.out(self.hidden(x))", "self.out(ops.tanh(self.hidden(x)))", "model.code.model.Inherits"),
         ("subclass", "SGD(RATE)", "SGD(RATE / 2)", "compile.optimizer.config.learning_rate"),
+        ("captured", "scaling(2.0)", "scaling(3.0)", "model.code.model.scaling.<locals>.scaled_loss"),
+        ("captured", "scaling(1.0)", "scaling(3.0)", "model.code.model.scaling.<locals>.scaled_loss"),
+        ("captured", '("a", "b")', '("a", "c")', "model.code.model.scaling.<locals>.scaled_loss"),
+        ("captured", "Outer.layer(2.0)", "Outer.layer(3.0)", "model.code.model.Outer.layer.<locals>.Power"),
+        ("captured", "Outer.layer(1.0)", "Outer.layer(3.0)", "model.code.model.Outer.layer.<locals>.Power"),
+        # What has no source of its own is known by its module.
+        ("sourceless", "x * 4.0", "x * 5.0", "model.code.model.Made"),
+        ("sourceless", '"width depth"', '"width depth", defaults=(1,)', "model.code.model.Sizes"),
         # What Keras cannot serialize is known by its source.
         ("subclass", "keras.layers.Dense(4)", "keras.layers.Dense(4, activation='relu')", "model.config.source"),
         ("adversaries", "Adam(0.01)", "Adam(0.05)", "compile.other.optimizers.adversaries/maker_optimizer.config"),
@@ -136,3 +185,17 @@ def test_a_sibling_module_counts(tmp_path: Path) -> None:
     changed = lab.copy_of_code("changed", ("layers.py", "ops.mean(ops.softplus(-self.judge(made)))", "ops.mean(made)"))
     found = [str(each) for each in differences(identity(lab, "adversaries"), identity(changed, "adversaries"))]
     assert [text.partition(":")[0] for text in found] == ["model.code.layers.Adversaries"]
+
+
+def code_of(folder: str, model: str) -> Any:
+    (Path(folder)).mkdir()
+    return identity(lab_of(Path(folder), model), "sourceless")["model.code"]
+
+
+def test_constants_are_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for seed in ("1", "2", "3"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        found.append(in_fresh_process(code_of, folder=str(tmp_path / seed), model=MODEL))
+    assert found[0] == found[1] == found[2]
+    assert "model.Sized" in found[0]

@@ -12,8 +12,17 @@ import tensorflow as tf
 from lab import Lab, built
 
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.log_entry import Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import DamagedCheckpoint, NonFinite, StateMismatch, StorageError
+from tasks.foundation.errors import (
+    DamagedCheckpoint,
+    FileMissing,
+    NonFinite,
+    StaleWriter,
+    StateMismatch,
+    StorageError,
+)
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.local import LocalStorage
@@ -175,6 +184,26 @@ def test_a_store_that_keeps_other_bytes_is_found_out(state: Any, home: LocalStor
     with pytest.raises(StorageError, match=r"sent \d+ bytes with crc32c .* the store has"):
         staged(state, Forgetful(home.root))
     assert not list(home.root.rglob("manifest.json"))
+
+
+class Swept(LocalStorage):
+    """Another process has moved the tip, and sweeps what was begun before."""
+
+    def stat(self, path: str) -> Stored:
+        self.delete(path.rpartition("/")[0])
+        return super().stat(path)
+
+
+def test_who_is_swept_while_staging_is_told_of_the_other_writer(state: Any, home: LocalStorage) -> None:
+    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+    RunLog(home).append(lambda _: Origin(identity={}, environment=environment), attempt="other")
+    with pytest.raises(StaleWriter) as refused:
+        state.stage(Swept(home.root), base=7, attempt="abc")
+    assert "step 0 was trained on top of log entry 7, but the tip has moved since" in str(refused.value)
+    assert "Another process trains the same run" in str(refused.value)
+    assert refused.value.exit_code == 1
+    with pytest.raises(FileMissing):
+        state.stage(Swept(home.root), base=0, attempt="abc")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""Train steps and what goes wrong in them: one piece for the stage that begins a run and for the one that trains."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.errors import BatonError, ModelError
+from tasks.foundation.model.variables import Leaf, uncovered
+from tasks.foundation.user_code import describe
+
+_SEED_REMEDY = "Give keras.random functions a keras.random.SeedGenerator that a layer holds"
+_LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
+_LONGEST_TEXT = 300
+# Lines of TensorFlow's message that say where in its graph, and not what.
+_WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
+# The machine's doing and not the model's: a lost worker, a step that was called off.
+_OUTER_CAUSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+
+
+def take_step(model: keras.Model, strategy: Any, batch: Any) -> Any:
+    """One train step on every replica, to be traced; the sum of their losses, or None if the step tells none."""
+    logs = strategy.run(model.train_step, args=(batch,))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None) if "loss" in logs else None
+
+
+def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf], reference: str) -> Any:
+    """Trace a `tf.function` that trains, and refuse a model with state that would not be saved.
+
+    Args:
+        function: calls `take_step`. It is traced and not called, so no variable changes.
+        arguments: of the function.
+        leaves: what will be saved.
+        reference: what the user calls the model, for messages.
+
+    Returns:
+        The concrete function.
+
+    Raises:
+        ModelError: the step cannot be traced, or uses a variable that is not among the leaves.
+    """
+    try:
+        concrete = function.get_concrete_function(*arguments)
+    except BatonError:
+        raise
+    except (Exception, SystemExit) as fault:
+        # Keras's global seed generator, made by each replica's own thread, is beyond TensorFlow.
+        remedy = f". {_SEED_REMEDY}" if "seed_generator" in str(fault) else ""
+        raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}{remedy}") from fault
+    missed = uncovered(concrete, leaves)
+    if missed:
+        raise ModelError(
+            f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
+            f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model. "
+            f"{_SEED_REMEDY}"
+        )
+    return concrete
+
+
+def require_train_step(
+    model: keras.Model, batch: Sequence[Any], *, leaves: Iterable[Leaf], reference: str, accelerator: Accelerator
+) -> None:
+    """See that a model can be trained, before a run is begun that the corrected model could not continue.
+
+    Args:
+        model: with all its variables.
+        batch: see `make_variables`.
+        leaves: what will be saved.
+        reference: what the user calls the model, for messages.
+        accelerator: whose replicas the step is traced for.
+
+    Raises:
+        ModelError: see `trace_step`.
+    """
+    strategy = accelerator.strategy
+    step = tf.function(lambda *parts: take_step(model, strategy, parts), jit_compile=False)
+    arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
+    trace_step(step, arguments, leaves=leaves, reference=reference)
+
+
+@contextmanager
+def step_failures(what: str) -> Iterator[None]:
+    """Around running traced steps, and around `reading_failures`: what is wrong with the data is said by that.
+
+    Args:
+        what: what failed and where.
+
+    Raises:
+        ModelError: an operation failed, for instance on a label that the model does not have.
+    """
+    try:
+        yield
+    except _OUTER_CAUSES:
+        raise
+    except tf.errors.OpError as fault:
+        text = _what_it_says(fault)
+        remedy = _LABEL_REMEDY if "label" in text.lower() else ""
+        raise ModelError(f"{what}: {type(fault).__name__}: {text}{remedy}") from fault
+
+
+def _what_it_says(fault: tf.errors.OpError) -> str:
+    """The first line of TensorFlow's message that is about the matter, not too long."""
+    lines = [" ".join(line.split()) for line in str(fault.message).splitlines()]
+    telling = [line for line in lines if line and not line.startswith(_WHERE) and "root error(s) found" not in line]
+    text = next(iter(telling), "no message")
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
