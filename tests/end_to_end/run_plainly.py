@@ -16,11 +16,11 @@ from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs  # noqa: E402
 from tasks.evaluate.stage import evaluate  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
+from tasks.foundation.model import stepping  # noqa: E402
 from tasks.foundation.state import train_state  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
 from tasks.init_or_restore.stage import init_or_restore  # noqa: E402
 from tasks.prepare_data.stage import prepare_data  # noqa: E402
-from tasks.train_segment import trainer  # noqa: E402
 from tasks.train_segment.stage import train_segment  # noqa: E402
 
 PLAIN = Stages(
@@ -36,7 +36,7 @@ def leave_out_seed_state() -> None:
     """Break the state tree on purpose."""
     complete = train_state.leaves_of
     train_state.leaves_of = lambda model: tuple(leaf for leaf in complete(model) if not leaf.seed)
-    trainer.uncovered = lambda _function, _leaves: ()
+    stepping.uncovered = lambda _function, _leaves: ()
 
 
 def main() -> int:
