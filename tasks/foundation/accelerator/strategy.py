@@ -5,7 +5,6 @@ caller decides, and who asks for something else is told to start another process
 """
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +52,21 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
     if kind != "cpu":
         raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use cpu or auto")
     intra, inter = thread_counts(spec, recorded)
-    first = _first_settings(kind, spec.replicas, intra, inter)
-    if first != (kind, spec.replicas, intra, inter):
+    settings = (kind, spec.replicas, intra, inter)
+    if not _taken:
+        _taken.append((settings, _make(*settings)))
+    first, accelerator = _taken[0]
+    if first != settings:
         raise AcceleratorError(
-            f"this process runs with accelerator, replicas and threads {first}; "
-            f"{(kind, spec.replicas, intra, inter)} needs a process of its own"
+            f"this process runs with accelerator, replicas and threads {first}; {settings} needs a process of its own"
         )
-    return _make(*first)
+    return accelerator
 
 
-# One value for every argument: the first call's.
-_settings: list[tuple[str, int, int, int]] = []
+# What the first call asked for, and got.
+_taken: list[tuple[tuple[str, int, int, int], Accelerator]] = []
 
 
-def _first_settings(*settings: Any) -> tuple[str, int, int, int]:
-    if not _settings:
-        _settings.append(settings)
-    return _settings[0]
-
-
-@cache
 def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
