@@ -106,7 +106,7 @@ def test_housekeeping_makes_nobody_stale(lab: Lab) -> None:
     lab.evaluate(spec, start.tip)  # type: ignore[arg-type]
     entry = commit(lab, pair)
     assert entry.number == start.number + 2
-    assert entry.head.evaluated == start.tip.path  # type: ignore[union-attr]
+    assert entry.head.evaluated == (start.tip.path,)  # type: ignore[union-attr]
 
 
 def test_retention(lab: Lab) -> None:

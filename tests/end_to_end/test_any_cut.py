@@ -75,11 +75,12 @@ def test_it_would_be_seen_if_the_seed_state_were_left_out(
     assert resumed["state_digest"] != straight["state_digest"]
 
 
-def test_four_replicas(plainly: Callable[..., Any], stored_bytes: Read, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_more_replicas(plainly: Callable[..., Any], stored_bytes: Read, tmp_path: Path, replicas: int) -> None:
     whole = ["train.segment_steps=1000"]
-    straight = plainly("digits", tmp_path / "straight", replicas=4, extra=whole).result
-    plainly("digits", tmp_path / "cut", "--until-step", "31", replicas=4, extra=whole)
-    resumed = plainly("digits", tmp_path / "cut", replicas=4, extra=whole).result
+    straight = plainly("digits", tmp_path / "straight", replicas=replicas, extra=whole).result
+    plainly("digits", tmp_path / "cut", "--until-step", "31", replicas=replicas, extra=whole)
+    resumed = plainly("digits", tmp_path / "cut", replicas=replicas, extra=whole).result
     assert stored_bytes(resumed["checkpoint"]) == stored_bytes(straight["checkpoint"])
     assert resumed["state_digest"] == straight["state_digest"]
 
