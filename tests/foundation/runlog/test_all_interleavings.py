@@ -75,6 +75,9 @@ class Scene:
         there = set(home.files(""))
         for path in there - self.state.keys():
             home.delete(path)
+        # On a disk an emptied folder stays, and is seen.
+        for folder in set(home.folders("checkpoints")) - {path.rsplit("/", 1)[0] for path in self.state}:
+            home.delete(folder)
         for path in (self.state.keys() - there) | {"log/HINT"}:
             home.write(path, self.state[path])
         return home
