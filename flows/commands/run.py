@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -87,4 +88,12 @@ def _continue_command(file: Path, overrides: list[str], run_file: RunFile, resul
         kept = [override for override in kept if not override.startswith("train.steps=")]
         kept.append(f"train.steps={2 * run_file.spec.train.steps}")
     words = [word for override in kept for word in ("--set", override)]
-    return shlex.join(["baton", "run", os.fspath(file), *words])
+    return shlex.join([_program(), "run", os.fspath(file), *words])
+
+
+def _program() -> str:
+    """`baton`, or where it lies if the shell would not find it: a command that is printed must work as it stands."""
+    program = Path(sys.argv[0])
+    if program.name != "baton" or shutil.which("baton"):
+        return "baton"
+    return os.path.relpath(program)
