@@ -21,21 +21,28 @@ def commit(log: RunLog, body: Commit) -> Entry:
 
     def decide(head: Head | None) -> Body:
         if head is None or head.base != staged.base:
-            raise StaleWriter(
-                f"{log.home.uri}: step {staged.step} was trained on top of log entry {staged.base}, but the tip has "
-                f"moved since{_by_whom(log, head)}; this work is not committed. Another process trains the same run: "
-                "stop one of them, or run again to continue from the newest commit"
-            )
+            raise stale_writer(log, head, step=staged.step, base=staged.base)
         return body
 
-    head = log.head()
-    earlier = _own_earlier_commit(log, head, staged)
-    if earlier is not None:
-        return earlier
-    entry = log.append(decide, attempt=staged.attempt)
+    try:
+        entry = log.append(decide, attempt=staged.attempt)
+    except StaleWriter:
+        # Perhaps it was this very commit that moved the tip, and its answer got lost.
+        entry = _own_earlier_commit(log, log.head(), staged)
+        if entry is None:
+            raise
     if entry is None:
         raise AssertionError("a commit always has something to say")
     return entry
+
+
+def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> StaleWriter:
+    """What the loser is told: work on `step` began at log entry `base`, and `head` is not on it any more."""
+    return StaleWriter(
+        f"{log.home.uri}: step {step} was trained on top of log entry {base}, but the tip has moved "
+        f"since{_by_whom(log, head)}; this work is not committed. Another process trains the same run: stop one of "
+        "them, or run again to continue from the newest commit"
+    )
 
 
 def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink) -> Head | None:

@@ -24,12 +24,12 @@ from tasks.foundation.errors import (
     FileMissing,
     ModelError,
     NonFinite,
-    StaleWriter,
     StateMismatch,
     StorageError,
 )
 from tasks.foundation.model.building import build_model, make_variables
 from tasks.foundation.model.variables import Leaf, leaves_of
+from tasks.foundation.runlog.committing import stale_writer
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import check, manifest_digest
 from tasks.foundation.state.digest import digest_of
@@ -104,14 +104,11 @@ class TrainState:
             return self._stage(home, base=base, attempt=attempt)
         except FileMissing as fault:
             # Whoever moves the tip sweeps what was begun before; there is nothing wrong with the store then.
-            head = RunLog(home).head()
+            log = RunLog(home)
+            head = log.head()
             if head is None or head.base == base:
                 raise
-            raise StaleWriter(
-                f"{home.uri}: step {self.step} was trained on top of log entry {base}, but the tip has moved since, to "
-                f"entry {head.base}, and what was being staged is swept; this work is not committed. Another process "
-                "trains the same run: stop one of them, or run again to continue from the newest commit"
-            ) from fault
+            raise stale_writer(log, head, step=self.step, base=base) from fault
 
     def _stage(self, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
         step = self.step
