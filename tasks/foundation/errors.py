@@ -17,7 +17,9 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
-    └── NonFinite                      1  no    a loss or a weight is NaN or infinite
+    ├── NoProgress                     1  no    attempt after attempt, the run gets no further
+    └── BlowUp                         1  no    the loss has run away
+        └── NonFinite                  1  no    a loss or a weight is NaN or infinite
 
 Each says the name, the value and the remedy. The command turns them into its exit code; retries ask
 `retryable`.
@@ -118,5 +120,21 @@ class StateMismatch(BatonError):
     exit_code = 2
 
 
-class NonFinite(BatonError):
+class NoProgress(BatonError):
+    """Several attempts in a row did not bring the run further; another one would only cost."""
+
+
+class BlowUp(BatonError):
+    """The loss has run away; nothing of it is committed.
+
+    Attributes:
+        step: the step it was found at, counted from initialization.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class NonFinite(BlowUp):
     """A loss or a weight is NaN or infinite; nothing of it is committed."""

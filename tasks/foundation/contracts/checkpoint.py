@@ -34,6 +34,9 @@ class CheckpointManifest(Contract):
     replicas: int = Field(ge=1)
     state_digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of the train state")
     signature: tuple[VariableRecord, ...]
+    configured: dict[str, float] = Field(
+        default_factory=dict, description="learning rates as the model was compiled with, by path of their variable"
+    )
     files: tuple[FileRecord, ...]
 
 

@@ -1,26 +1,53 @@
-"""What makes a run this run. Everything in the run file that is not named here is operational and may change."""
+"""What makes a run this run, as its log records it, and which changes of it can be accepted.
 
-from collections.abc import Iterator, Mapping
+Which keys of the run file decide what is recorded here stands in run_file_keys.py.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import IdentityChanged
+from tasks.foundation.errors import IdentityChanged, RunFileError
 
-# key of the origin entry: why a change of it would make another run
-IDENTITY: Mapping[str, str] = {
-    "data.content_digest": "other examples",
-    "data.window_shards": "another order of the examples",
-    "train.seed": "other initial weights, order and dropout",
-    "train.global_batch_size": "other batches",
-    "model.config": "another architecture",
-    "model.code": "other code in the user's own layers or train_step",
-    "model.signature": "other variables",
-    "model.options": "other arguments of the function that builds the model",
-    "compile.optimizer": "another optimizer or learning rate",
-    "compile.loss": "another loss",
-    "compile.metrics": "other metrics, whose sums are part of the state",
-    "compile.other": "another way to compute gradients or metrics",
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A key of the identity.
+
+    Attributes:
+        why: a change of it would make another run, with ...
+        accepted: what an accepted change does; None where the checkpoint could not be restored, so it never is.
+    """
+
+    why: str
+    accepted: str | None
+
+
+_SAME_VARIABLES = "holds from that step on, if all variables stay the same"
+_OTHER_BATCHES = (
+    "the order is another function from that step on: examples of the epoch may be seen again or not at all"
+)
+
+IDENTITY: Mapping[str, Recorded] = {
+    "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
+    "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
+    "train.seed": Recorded(
+        "other initial weights, order and dropout",
+        "another order from that step on; weights and random streams are the checkpoint's",
+    ),
+    "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
+    "model.config": Recorded("another architecture", _SAME_VARIABLES),
+    "model.code": Recorded("other code in the user's own layers or train_step", _SAME_VARIABLES),
+    "model.signature": Recorded("other variables", None),
+    "model.options": Recorded("other arguments of the function that builds the model", _SAME_VARIABLES),
+    "compile.optimizer": Recorded(
+        "another optimizer or learning rate", f"{_SAME_VARIABLES}; a changed learning rate replaces the checkpoint's"
+    ),
+    "compile.loss": Recorded("another loss", "holds from that step on"),
+    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _SAME_VARIABLES),
+    "compile.other": Recorded("another way to compute gradients or metrics", _SAME_VARIABLES),
 }
 
 _ABSENT = "absent"
@@ -29,11 +56,12 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One leaf that differs."""
+    """One leaf that differs, `key`, below the identity key `of`."""
 
     key: str
     recorded: Any
     now: Any
+    of: str
 
     def __str__(self) -> str:
         return f"{self.key}: {_short(self.recorded)} -> {_short(self.now)}"
@@ -48,7 +76,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
             if old != new:
-                found.append(Difference(leaf, old, new))
+                found.append(Difference(leaf, old, new, key))
     return tuple(found)
 
 
@@ -61,23 +89,85 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def require_same_identity(recorded: Mapping[str, Any], now: Mapping[str, Any], *, home: str) -> None:
+def accepted_keys(words: str) -> tuple[str, ...]:
+    """The identity keys that `--accept` names: `optimizer,data` or `compile.optimizer`; none for no words.
+
+    Raises:
+        RunFileError: a word names no key, or one whose change can never be accepted.
+    """
+    known = _words()
+    keys: list[str] = []
+    for word in [part.strip() for part in words.split(",")] if words else []:
+        if word in IDENTITY and word not in known:
+            raise RunFileError(
+                f"--accept {word}: with other variables the checkpoint cannot be restored; give the changed run "
+                "another name under run:, so that it begins at step 0"
+            )
+        if word not in known:
+            raise RunFileError(f"--accept {word or repr(word)} names nothing; say one or more of {', '.join(known)}")
+        keys.extend(known[word])
+    return tuple(dict.fromkeys(keys))
+
+
+def require_same_identity(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], *, home: str, accept: Sequence[str] = ()
+) -> tuple[Difference, ...]:
     """Refuse to continue a run as another one. Only keys that both know are compared.
 
     A log of an earlier version has fewer keys; its run is no other one for that.
 
+    Args:
+        recorded: the identity in the log.
+        now: that of the run file.
+        home: the run's, for the message.
+        accept: identity keys that may differ, see `accepted_keys`.
+
+    Returns:
+        What differs and was accepted.
+
     Raises:
-        IdentityChanged: showing what differs.
+        IdentityChanged: showing what else differs.
     """
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
-    if found:
-        shown = "; ".join(str(difference) for difference in found[:_SHOWN])
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise IdentityChanged(
-            f"{home} was begun as another run: {shown}{more}. Put the run file back as it was, or give it another "
-            "name under run: to begin a new run"
-        )
+    refused = tuple(each for each in found if each.of not in accept or IDENTITY[each.of].accepted is None)
+    if refused:
+        raise IdentityChanged(f"{home} was begun as another run: {in_words(refused)}. {_remedies(found, home)}")
+    return found
+
+
+def in_words(found: Sequence[Difference]) -> str:
+    """The first few differences, and how many more there are."""
+    shown = "; ".join(str(difference) for difference in found[:_SHOWN])
+    return f"{shown}; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
+
+
+def _remedies(found: Sequence[Difference], home: str) -> str:
+    back = "Put the run file back as it was"
+    keys = list(dict.fromkeys(each.of for each in found))
+    if any(IDENTITY[key].accepted is None for key in keys):
+        return f"{back}, or give it another name under run: to begin a new run"
+    accept = ",".join(map(_word, keys))
+    return (
+        f"{back}; or go on with the change from the newest checkpoint: baton run FILE --accept {accept}; or keep this "
+        f"run and change a copy of it: baton fork {shlex.quote(home)} --as NEW, then baton run FILE --set run=NEW "
+        f"--accept {accept}; or give it another name under run: to begin a new run"
+    )
+
+
+def _words() -> dict[str, tuple[str, ...]]:
+    """What can be said after `--accept`, and the keys that it names."""
+    acceptable = [key for key, recorded in IDENTITY.items() if recorded.accepted is not None]
+    words: dict[str, tuple[str, ...]] = {_word(key): (key,) for key in acceptable}
+    for group in ("data", "model", "compile"):
+        words[group] = tuple(key for key in acceptable if key.startswith(f"{group}."))
+    return words | {key: (key,) for key in acceptable}
+
+
+def _word(key: str) -> str:
+    """The short name of a key, where that says enough: `optimizer`, but `model.config`."""
+    group, _, name = key.partition(".")
+    return key if group == "model" or name == "other" else name
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,13 +1,15 @@
 """Entries of the run log. Each carries the folded state, so that the newest one says everything."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import ExitReason, MetricRow
+from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow
+
+BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
 
 class Environment(Contract):
@@ -20,10 +22,22 @@ class Environment(Contract):
     versions: dict[str, str]
 
 
+class Lineage(Contract):
+    """The checkpoint of another run that this one began from."""
+
+    home: str = Field(description="address of the other run's home when it was forked")
+    path: str
+    step: int = Field(ge=0)
+    state_digest: str
+    entry: int = Field(ge=0, description="number of the entry of the other run's log that committed it")
+
+
 class Origin(Contract):
     """First entry: what makes this run this run."""
 
     kind: Literal["origin"] = "origin"
+    forked_from: Lineage | None = None
+    skipped_batches: int = Field(default=0, ge=0, description="batches that the other run had skipped by then")
     identity: dict[str, Any] = Field(description="identity keys of the run, see contracts/identity.py")
     environment: Environment
 
@@ -34,7 +48,7 @@ class Commit(Contract):
     kind: Literal["checkpoint"] = "checkpoint"
     checkpoint: CheckpointRef
     parent: str | None = Field(description="path of the checkpoint that training started from")
-    exit_reason: ExitReason | Literal["initialized"]
+    exit_reason: ExitReason | Literal["initialized", "forked"]
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -67,14 +81,29 @@ class Evaluation(Contract):
     keep_best: KeepBest | None = Field(description="what counted as best when this was measured")
 
 
+class Rewind(Contract):
+    """The loss blew up: back to a commit on a segment border, and other batches from there.
+
+    One entry says both, so that the data order stays a function of the log.
+    """
+
+    kind: Literal["rewind"] = "rewind"
+    to: CheckpointRef
+    blown_up_at: int = Field(ge=1, description="the step whose loss, or whose weights, were no good")
+    reason: str
+    skip_batches: int = Field(ge=1, description="global batches that are skipped, besides those skipped before")
+
+
 class Change(Contract):
-    """The environment of the run changed."""
+    """The environment of the run changed, or a change of its identity was accepted."""
 
     kind: Literal["change"] = "change"
     environment: Environment
+    identity: dict[str, Any] | None = Field(default=None, description="the new identity; None: it is as before")
+    accepted: tuple[str, ...] = Field(default=(), description="the identity keys whose change was accepted")
 
 
-Body = Annotated[Origin | Commit | Quarantine | Retire | Evaluation | Change, Field(discriminator="kind")]
+Body = Annotated[Origin | Commit | Quarantine | Rewind | Retire | Evaluation | Change, Field(discriminator="kind")]
 
 
 class Retired(Contract):
@@ -105,7 +134,10 @@ class Head(Contract):
     quarantined: tuple[CheckpointRef, ...]
     best: Best | None
     evaluated: tuple[str, ...] = Field(description="paths of the retained checkpoints that have been evaluated")
+    borders: tuple[str, ...] = Field(default=(), description="paths of the retained checkpoints on segment borders")
     skipped_batches: int = Field(ge=0)
+    rewinds: int = Field(default=0, ge=0, description="rewinds in a row that have not got past `blown_up_at` yet")
+    blown_up_at: int | None = None
     identity: dict[str, Any]
     environment: Environment
 

@@ -12,7 +12,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED_RUN_NAMES = {"datasets"}
 
 
-def _check_run_name(name: str) -> str:
+def check_run_name(name: str) -> str:
+    """Refuse what cannot be the name of a run, with a ValueError that says why."""
     if not _RUN_NAME.fullmatch(name):
         raise ValueError("use letters, digits, '.', '_' and '-', beginning with a letter or digit")
     if name in _RESERVED_RUN_NAMES:
@@ -92,6 +93,22 @@ class TrainSpec(Contract):
         default=50, ge=1, description="metrics are read, logged and reset at each multiple of so many steps"
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
+    stop_after_seconds: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="a command stops, resumable, after so many seconds"
+    )
+    on_blowup: Literal["stop", "rewind"] = Field(
+        default="stop", description="what a loss that blows up leads to: stop, or rewind to the last segment border"
+    )
+    blowup_factor: float | None = Field(
+        default=None,
+        gt=1,
+        allow_inf_nan=False,
+        description="a logged loss over so many times its running median is a blow-up; left out: only NaN and infinity",
+    )
+    rewind_skip_batches: int = Field(default=100, ge=1, description="global batches that a rewind skips; at least 1")
+    rewind_tries: int = Field(
+        default=3, ge=1, description="rewinds in a row that do not get past the blow-up, before the run stops"
+    )
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:
@@ -139,6 +156,12 @@ class CheckpointSpec(Contract):
         default=None, ge=1, description="checkpoints at multiples of so many steps stay for good; at least 1"
     )
     keep_best: KeepBest | None = Field(default=None, description="a metric and a mode, {metric: accuracy, mode: max}")
+    every_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="commit within a segment too, at least so many seconds apart; left out: only at its end",
+    )
 
 
 class EvaluateSpec(Contract):
@@ -149,10 +172,30 @@ class EvaluateSpec(Contract):
     )
 
 
+class StopSpec(Contract):
+    """How a run answers when it has to go."""
+
+    grace_seconds: float = Field(
+        default=25.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds between the notice (SIGTERM, preemption) and the end of the machine; more than 0",
+    )
+    answer_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds within which training heeds a notice; inner loops are sized for it; more than 0",
+    )
+    attempts_without_progress: int = Field(
+        default=5, ge=1, description="attempts in a row that do not advance the run before it refuses to go on"
+    )
+
+
 class RunSpec(Contract):
     """A run file."""
 
-    run: Annotated[str, AfterValidator(_check_run_name)] = Field(
+    run: Annotated[str, AfterValidator(check_run_name)] = Field(
         description="the run's name; its home is <storage>/<run>/"
     )
     storage: str = Field(min_length=1, description="a folder, relative to the run file, or gs://bucket/prefix")
@@ -164,6 +207,7 @@ class RunSpec(Contract):
     accelerator: AcceleratorSpec = Field(default_factory=AcceleratorSpec, description="{kind: auto}")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, description="keep_last, keep_best")
     evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps")
+    stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
 
     @model_validator(mode="after")
     def _best_needs_evaluation(self) -> Self:

@@ -1,9 +1,9 @@
-"""The appends that move the tip: commit and quarantine."""
+"""The appends that move the tip: commit, quarantine and rewind."""
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import NothingToRestore, StaleWriter
+from tasks.foundation.errors import BlowUp, NothingToRestore, StaleWriter
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import damage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -77,6 +77,46 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) ->
         return Quarantine(path=tip.path, reason=reason)
 
     log.append(decide, attempt=attempt)
+
+
+def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str) -> Entry:
+    """Go back to a commit on a segment border from before a blow-up, and skip `train.rewind_skip_batches` from there.
+
+    Each further try that has not got past the blow-up goes one border further back, as far as they are retained. After
+    the restarts of PaLM (Chowdhery et al., 2022, section 5.1).
+
+    Args:
+        log: the run's.
+        fault: what happened, and at which step.
+        base: number of the log entry that the work started from.
+        spec: the run file.
+        attempt: who works.
+
+    Raises:
+        BlowUp: `fault`, with what was tried, when `train.rewind_tries` are used up or no border is left.
+        StaleWriter: another writer moved the tip first.
+    """
+
+    def decide(head: Head | None) -> Body:
+        if head is None or head.base != base:
+            raise stale_writer(log, head, step=fault.step, base=base)
+        if head.rewinds >= spec.train.rewind_tries:
+            tried = f"{head.rewinds} rewinds in a row have not got past it (train.rewind_tries)"
+            raise type(fault)(f"{fault}; {tried}", step=fault.step)
+        borders = [ref for ref in head.retained if ref.path in head.borders and ref.step < fault.step]
+        if not borders:
+            raise type(fault)(f"{fault}; no checkpoint on a segment border before it is retained", step=fault.step)
+        return Rewind(
+            to=borders[-1] if head.rewinds == 0 else borders[-2:][0],
+            blown_up_at=fault.step,
+            reason=str(fault),
+            skip_batches=spec.train.rewind_skip_batches,
+        )
+
+    entry = log.append(decide, attempt=attempt)
+    if entry is None:
+        raise AssertionError("a rewind always has something to say")
+    return entry
 
 
 def evaluation_due(head: Head, spec: RunSpec) -> bool:

@@ -3,6 +3,7 @@
 import math
 
 from tasks.foundation.contracts.log_entry import (
+    BORDER_REASONS,
     Best,
     Body,
     Change,
@@ -13,11 +14,12 @@ from tasks.foundation.contracts.log_entry import (
     Quarantine,
     Retire,
     Retired,
+    Rewind,
 )
 from tasks.foundation.errors import RunLogError
 
 
-def fold(head: Head | None, body: Body) -> Head:
+def fold(head: Head | None, body: Body) -> Head:  # noqa: PLR0911 - one return a kind
     """The state after `body`, which becomes entry `head.number + 1` (or 0).
 
     Raises:
@@ -36,7 +38,7 @@ def fold(head: Head | None, body: Body) -> Head:
             quarantined=(),
             best=None,
             evaluated=(),
-            skipped_batches=0,
+            skipped_batches=body.skipped_batches,
             identity=body.identity,
             environment=body.environment,
         )
@@ -48,23 +50,58 @@ def fold(head: Head | None, body: Body) -> Head:
             return _commit(head, body)
         case Quarantine():
             return _quarantine(head, body)
+        case Rewind():
+            return _rewind(head, body)
         case Retire():
             return _retire(head, body)
         case Evaluation():
             return _evaluation(head, body)
         case Change():
-            return head.model_copy(update={"environment": body.environment})
+            return _change(head, body)
 
 
 def _commit(head: Head, body: Commit) -> Head:
+    border = (body.checkpoint.path,) if body.exit_reason in BORDER_REASONS else ()
+    past = head.blown_up_at is None or body.checkpoint.step >= head.blown_up_at
     return head.model_copy(
         update={
             "base": head.number,
             "commits": head.commits + 1,
             "tip": body.checkpoint,
             "retained": (*head.retained, body.checkpoint),
+            "borders": (*head.borders, *border),
+            "rewinds": 0 if past else head.rewinds,
+            "blown_up_at": None if past else head.blown_up_at,
         }
     )
+
+
+def _rewind(head: Head, body: Rewind) -> Head:
+    """What came after the border is no longer of this run: its files go as those of retired checkpoints do."""
+    place = head.retained.index(body.to) + 1
+    dropped = tuple(ref.path for ref in head.retained[place:])
+    best = None if head.best is not None and head.best.checkpoint.path in dropped else head.best
+    return head.model_copy(
+        update={
+            "base": head.number,
+            "tip": body.to,
+            "retained": head.retained[:place],
+            "retired": (*head.retired, *(Retired(path=path, at_commit=head.commits) for path in dropped)),
+            "evaluated": tuple(path for path in head.evaluated if path not in dropped),
+            "borders": tuple(path for path in head.borders if path not in dropped),
+            "best": best,
+            "skipped_batches": head.skipped_batches + body.skip_batches,
+            "rewinds": head.rewinds + 1,
+            "blown_up_at": max(body.blown_up_at, head.blown_up_at or 0),
+        }
+    )
+
+
+def _change(head: Head, body: Change) -> Head:
+    if body.identity is None:
+        return head.model_copy(update={"environment": body.environment})
+    # Work that was begun as the run was before must not be committed on top of what it is now.
+    return head.model_copy(update={"environment": body.environment, "identity": body.identity, "base": head.number})
 
 
 def _quarantine(head: Head, body: Quarantine) -> Head:
@@ -78,6 +115,7 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
             "retained": retained,
             "quarantined": (*head.quarantined, *damaged),
             "evaluated": tuple(path for path in head.evaluated if path != body.path),
+            "borders": tuple(path for path in head.borders if path != body.path),
             "best": best,
         }
     )
@@ -94,6 +132,7 @@ def _retire(head: Head, body: Retire) -> Head:
             "retained": tuple(kept for kept in head.retained if kept.path not in body.paths),
             "retired": (*retired, *new),
             "evaluated": tuple(path for path in head.evaluated if path not in body.paths),
+            "borders": tuple(path for path in head.borders if path not in body.paths),
         }
     )
 

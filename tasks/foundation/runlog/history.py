@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.runlog.log import RunLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,20 @@ def commit_of(entry: Entry) -> Commit:
     if not isinstance(entry.body, Commit):
         raise TypeError(f"entry {entry.number} is a {entry.body.kind}, not a checkpoint")
     return entry.body
+
+
+def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
+    """The last `count` metric rows on the way to the tip, oldest first; reads no more of the log than it needs."""
+    rows: list[MetricRow] = []
+    path = None if head.tip is None else head.tip.path
+    number = head.base
+    while path is not None and number >= 0 and len(rows) < count:
+        body = log.entry(number).body
+        if isinstance(body, Commit) and body.checkpoint.path == path:
+            rows = [*body.history, *rows]
+            path = body.parent
+        number -= 1
+    return rows[-count:]
 
 
 def history_of(entries: Iterable[Entry]) -> History:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Head, Retire
-from tasks.foundation.contracts.run_spec import CheckpointSpec
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.runlog.log import RunLog
 
 _COMMITS_BETWEEN_RETIRING_AND_DELETING = 2
@@ -54,13 +54,24 @@ class KeepBestEvaluated:
         return set() if head.best is None else {head.best.checkpoint.path}
 
 
-def policies_of(spec: CheckpointSpec) -> tuple[Policy, ...]:
+@dataclass(frozen=True, slots=True)
+class KeepBorders:
+    """The two newest on segment borders: commits between them must not push out what a rewind goes back to."""
+
+    def keeps(self, head: Head) -> set[str]:
+        """Paths of the newest checkpoints on segment borders."""
+        return set(head.borders[-2:])
+
+
+def policies_of(spec: RunSpec) -> tuple[Policy, ...]:
     """The policies that a run file asks for. The tip is always among the last."""
-    policies: list[Policy] = [KeepLast(spec.keep_last)]
-    if spec.keep_every_steps is not None:
-        policies.append(KeepEvery(spec.keep_every_steps))
-    if spec.keep_best is not None:
+    policies: list[Policy] = [KeepLast(spec.checkpoint.keep_last)]
+    if spec.checkpoint.keep_every_steps is not None:
+        policies.append(KeepEvery(spec.checkpoint.keep_every_steps))
+    if spec.checkpoint.keep_best is not None:
         policies.append(KeepBestEvaluated())
+    if spec.train.on_blowup == "rewind":
+        policies.append(KeepBorders())
     return tuple(policies)
 
 

@@ -110,7 +110,10 @@ TOP_LEVEL: list[Contract] = [
     ),
     DATASET,
     SegmentRequest(spec=SPEC, dataset=DATASET, start=REF, base=3, skipped_batches=0, until_step=10, number=1),
-    SegmentResult(staged=REF, exit_reason="segment_end", history=ROWS, examples=40, seconds={"train": 0.25}),
+    SegmentResult(
+        staged=REF, parent=REF.path, exit_reason="segment_end", history=ROWS, examples=40, seconds={"train": 0.25}
+    ),
+    SegmentResult(staged=None, parent=REF.path, exit_reason="sigterm", history=(), examples=0, seconds={}),
     *(Entry(number=7, time="2025-01-01T00:00:00+00:00", attempt="a", body=body, head=HEAD) for body in BODIES),
 ]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from log_making import ACCURACY, ENVIRONMENT, committing, evaluation, origin, ref
 
-from tasks.foundation.contracts.log_entry import Body, Change, Head, Quarantine, Retire
+from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Origin, Quarantine, Retire, Rewind
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.folding import fold
@@ -135,3 +135,53 @@ def test_what_was_evaluated_stays_so_whatever_comes_late() -> None:
     assert head.tip is not None
     damaged = fold(head, Quarantine(path=head.tip.path, reason="flipped"))
     assert set(damaged.evaluated) == {ONE.path, TWO.path} - {head.tip.path}
+
+
+def rewind(to: Commit, *, at: int, skip: int = 5) -> Rewind:
+    return Rewind(to=to.checkpoint, blown_up_at=at, reason="NaN", skip_batches=skip)
+
+
+def within(commit: Commit) -> Commit:
+    return commit.model_copy(update={"exit_reason": "interval"})
+
+
+def test_a_rewind_drops_what_came_after_the_border() -> None:
+    first, second, third = COMMITS
+    before = folded(first, second, within(third), evaluation(THREE, accuracy=0.9))
+    assert before.borders == (ONE.path, TWO.path)
+    assert before.best is not None
+    head = fold(before, rewind(second, at=23))
+    assert short(head) == START | {
+        "number": 5, "base": 5, "commits": 3, "tip": 10, "retained": [0, 10], "retired": [("00000020", 3)],
+    }  # fmt: skip
+    assert (head.skipped_batches, head.rewinds, head.blown_up_at) == (5, 1, 23)
+    assert head.borders == (ONE.path, TWO.path)
+    assert head.evaluated == ()
+
+
+def test_rewinds_in_a_row_are_counted_until_a_commit_gets_past() -> None:
+    first, second, _ = COMMITS
+    head = folded(first, second, rewind(second, at=23), rewind(first, at=12))
+    assert (head.rewinds, head.blown_up_at, head.skipped_batches) == (2, 23, 10)
+    head = fold(head, committing(ref(20, 4)))
+    assert (head.rewinds, head.blown_up_at) == (2, 23)
+    head = fold(head, committing(ref(23, 5)))
+    assert (head.rewinds, head.blown_up_at, head.skipped_batches) == (0, None, 10)
+
+
+def test_an_accepted_change_of_identity_moves_the_base_and_not_the_tip() -> None:
+    head = folded(*COMMITS, Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",)))
+    assert short(head) == AFTER_COMMITS | {"number": 4, "base": 4}
+    assert head.identity == {"seed": 1}
+
+
+def test_a_fork_goes_on_with_the_batches_that_were_skipped_before() -> None:
+    head = fold(None, Origin(identity={}, environment=ENVIRONMENT, skipped_batches=7))
+    assert head.skipped_batches == 7
+
+
+def test_borders_leave_with_their_checkpoints() -> None:
+    first, second, third = COMMITS
+    head = folded(first, second, third, Retire(paths=(ONE.path,), deleted=()))
+    assert head.borders == (TWO.path, THREE.path)
+    assert fold(head, Quarantine(path=THREE.path, reason="r")).borders == (TWO.path,)

@@ -17,13 +17,21 @@ from log_making import (
 )
 
 from tasks.foundation.contracts.log_entry import Change, Head, Retire
-from tasks.foundation.contracts.run_spec import CheckpointSpec, KeepBest
+from tasks.foundation.contracts.run_spec import CheckpointSpec, KeepBest, RunSpec
 from tasks.foundation.errors import StorageError
 from tasks.foundation.runlog.committing import quarantine
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.history import commit_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.retention import KeepBestEvaluated, KeepEvery, KeepLast, Policy, clear_away, policies_of
+from tasks.foundation.runlog.retention import (
+    KeepBestEvaluated,
+    KeepBorders,
+    KeepEvery,
+    KeepLast,
+    Policy,
+    clear_away,
+    policies_of,
+)
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 
@@ -70,7 +78,18 @@ def test_policies(policy: Policy, best: int | None, kept: set[int]) -> None:
     ],
 )
 def test_the_policies_of_a_run_file(spec: CheckpointSpec, policies: tuple[Policy, ...]) -> None:
-    assert policies_of(spec) == policies
+    run = RunSpec.model_validate(
+        {
+            "run": "r",
+            "storage": "memory://r",
+            "data": {"source": "digits"},
+            "model": "model.py:build_model",
+            "train": {"steps": 1, "global_batch_size": 1},
+        }
+    ).model_copy(update={"checkpoint": spec})
+    assert policies_of(run) == policies
+    rewinding = run.model_copy(update={"train": run.train.model_copy(update={"on_blowup": "rewind"})})
+    assert policies_of(rewinding) == (*policies, KeepBorders())
 
 
 def steps_on_disk(store: Storage) -> list[int]:
