@@ -1,0 +1,1 @@
+"""Everything that asks a running training to stop, led to one place."""
