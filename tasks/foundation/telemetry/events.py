@@ -14,6 +14,13 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """From now on, until the next one, this process's time goes to `cause`: one of `contracts.attempt.CAUSES`."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
     """So many examples of the source have been read."""
 
@@ -49,7 +56,7 @@ class Evaluated:
     examples: int
 
 
-Event = Note | Preparing | Training | Committed | Evaluated
+Event = Note | Phase | Preparing | Training | Committed | Evaluated
 
 
 class Sink(Protocol):

@@ -1,0 +1,50 @@
+"""Where a stage's own time goes: laps by cause, each of them announced."""
+
+import time
+from collections.abc import Callable
+
+from tasks.foundation.telemetry.events import Phase, Sink
+
+
+class Stopwatch:
+    """Wall-clock seconds by cause. From `begin(cause)` until the next one all time goes to `cause`.
+
+    It belongs to one thread. What runs beside it in another thread (an upload, say) begins no lap of its own:
+    otherwise one second would be counted twice.
+    """
+
+    def __init__(self, telemetry: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is counted before the first `begin`.
+
+        Args:
+            telemetry: is told of every change of cause.
+            clock: seconds, never going back.
+        """
+        self._telemetry = telemetry
+        self._clock = clock
+        self._laps: dict[str, float] = {}
+        self._cause: str | None = None
+        self._since = 0.0
+
+    def begin(self, cause: str) -> None:
+        """Close the lap before, and give time to `cause` from now on.
+
+        Args:
+            cause: one of `contracts.attempt.CAUSES`; the one that runs already goes on. It is announced all the same:
+                somebody else may have announced another one meanwhile.
+        """
+        now = self._clock()
+        self._close(now)
+        self._cause, self._since = cause, now
+        self._telemetry.emit(Phase(cause=cause))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by cause since the first `begin`, the running lap up to this moment included; they add up."""
+        self._close(self._clock())
+        return dict(self._laps)
+
+    def _close(self, now: float) -> None:
+        if self._cause is not None:
+            self._laps[self._cause] = self._laps.get(self._cause, 0.0) + now - self._since
+            self._since = now
