@@ -1,10 +1,15 @@
 """The flow: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate."""
 
+import signal
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from prefect import flow, get_run_logger, tags
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
+from prefect.states import Completed
 
 from flows.relay import Goal, RelayResult, Stages, relay
 from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
@@ -48,6 +53,18 @@ class PrefectLog:
                 pass
 
 
+class MachineIsGoing(TerminationSignal):
+    """The metadata server says that this machine is about to be taken: the same as a SIGTERM, only sooner.
+
+    Attributes:
+        reason: preempted or maintenance.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(signal=signal.SIGTERM)
+        self.reason = reason
+
+
 def tags_of(spec: RunSpec) -> tuple[str, str]:
     """Tags of a training run's flow runs and task runs."""
     return "baton", f"run:{spec.run}"
@@ -63,21 +80,40 @@ def _run_name() -> str:
 def train_run(
     run_file: str,
     overrides: list[str] | None = None,
+    *,
     until_step: int | None = None,
     max_segments: int | None = None,
-) -> RelayResult:
+    max_seconds: float | None = None,
+    accept: list[str] | None = None,
+    try_again: bool = False,
+) -> Any:
     """Train a run to its goal, in segments, from wherever its log says that it stands.
+
+    It returns a `RelayResult`. A flow run that ends within its own bounds (segments, seconds) with work left is
+    `Stopped`, which Prefect counts as completed; one whose machine is taken has crashed.
 
     Args:
         run_file: path of the run file.
         overrides: settings that replace those of the file, each as a.b=c.
         until_step: the absolute step to go to; left out: train.steps.
         max_segments: stop after so many segments.
+        max_seconds: stop after so many seconds; left out: train.stop_after_seconds.
+        accept: changed identity keys that are accepted, as compile.optimizer.
+        try_again: forget the attempts in a row that did not get further.
     """
     run = load_run_file(Path(run_file), overrides or [])
-    goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments)
+    goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     with tags(*tags_of(run.spec)):
-        return relay(run, goal, STAGES, telemetry=Several((WATCHER.get(), PrefectLog())))
+        sinks = Several((WATCHER.get(), PrefectLog()))
+        result = relay(run, goal, STAGES, telemetry=sinks, accept=accept or (), try_again=try_again)
+    if result.exit_reason in {"preempted", "maintenance"}:
+        raise MachineIsGoing(result.exit_reason)
+    return _stopped(result) if result.stopped else result
+
+
+def _stopped(result: RelayResult) -> State[RelayResult]:
+    why = result.exit_reason.replace("_", " ")
+    return Completed(name="Stopped", message=f"{why}: step {result.step}, with work left to do", data=result)
 
 
 def _text(metrics: object) -> str:

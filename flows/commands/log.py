@@ -4,7 +4,19 @@ from typing import Any
 
 from flows.commands.address import Address, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
-from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Evaluation, Origin, Quarantine, Retire
+from tasks.foundation.contracts.identity import differences, in_words
+from tasks.foundation.contracts.log_entry import (
+    Change,
+    Commit,
+    Entry,
+    Environment,
+    Evaluation,
+    Head,
+    Origin,
+    Quarantine,
+    Retire,
+    Rewind,
+)
 from tasks.foundation.telemetry.wording import metric_words, short_path, size_words
 
 
@@ -17,7 +29,8 @@ def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) 
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "entries": [_facts(entry) for entry in entries]})
         return
-    for line in aligned([_words(entry) for entry in entries]):
+    before = [None, *(entry.head for entry in entries)]
+    for line in aligned([_words(entry, head) for entry, head in zip(entries, before, strict=False)]):
         say(line)
 
 
@@ -33,23 +46,32 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _words(entry: Entry) -> tuple[str, ...]:
-    step = _step(entry)
-    return (f"{entry.number:>6}", entry.time, entry.body.kind, "" if step is None else f"{step:>8}", _what(entry))
+def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
+    step = "" if (found := _step(entry)) is None else f"{found:>8}"
+    return (f"{entry.number:>6}", entry.time, entry.body.kind, step, _what(entry, before))
 
 
 def _step(entry: Entry) -> int | None:
     """The step that an entry is about."""
-    return entry.body.checkpoint.step if isinstance(entry.body, Commit | Evaluation) else None
-
-
-def _what(entry: Entry) -> str:
     match entry.body:
-        case Origin(environment=environment) | Change(environment=environment):
-            return (
-                f"{environment.accelerator}, {environment.replicas} replicas, threads "
-                f"{environment.intra_op_threads}/{environment.inter_op_threads}"
-            )
+        case Commit() | Evaluation():
+            return entry.body.checkpoint.step
+        case Rewind():
+            return entry.body.to.step
+    return None
+
+
+def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one a kind
+    match entry.body:
+        case Origin(environment=environment, forked_from=lineage):
+            source = "" if lineage is None else f"forked from {lineage.home} at step {lineage.step}; "
+            return source + _environment_words(environment)
+        case Change() as change:
+            changed = "" if change.identity is None else f"{_accepted_words(change, before)}; "
+            return changed + _environment_words(change.environment)
+        case Rewind() as rewind:
+            skipped = f"skips {rewind.skip_batches} batches"
+            return f"back to {short_path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
         case Commit() as commit:
             metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
             words = (
@@ -66,3 +88,15 @@ def _what(entry: Entry) -> str:
         case Retire() as retire:
             parts = (("retired", retire.paths), ("deleted", retire.deleted))
             return "; ".join(f"{verb} {', '.join(map(short_path, paths))}" for verb, paths in parts if paths)
+
+
+def _accepted_words(change: Change, before: Head | None) -> str:
+    found = differences(before.identity if before else {}, change.identity or {})
+    return f"accepted {', '.join(change.accepted)}: {in_words(found)}"
+
+
+def _environment_words(environment: Environment) -> str:
+    return (
+        f"{environment.accelerator}, {environment.replicas} replicas, threads "
+        f"{environment.intra_op_threads}/{environment.inter_op_threads}"
+    )

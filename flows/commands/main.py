@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands import list_runs, log, report, run, status, verify
+from flows.commands import fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
 from tasks.foundation.errors import BatonError
 
@@ -37,7 +37,9 @@ app.command("status")(status.status)
 app.command("list")(list_runs.list_runs)
 app.command("log")(log.log)
 app.command("verify")(verify.verify)
+app.command("fork")(fork.fork)
 app.command("report")(report.report)
+app.command("prove")(prove.prove)
 
 
 def _version(asked: bool) -> None:

@@ -4,15 +4,18 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
 from flows.commands.output import AsJson, say_json
-from flows.relay import Goal, RelayResult, preflight, relay_is_done, storage_of
+from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason
+from flows.relay import Goal, RelayResult, interrupted, preflight, relay_is_done, require_not_stuck, storage_of
+from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.runlog.history import history_of
@@ -20,75 +23,112 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
 
-_RESUMABLE = 3
-
 
 def run(
     file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
     overrides: Overrides = None,
+    *,
     until_step: Annotated[int | None, typer.Option(help="go to this step, counted from initialization")] = None,
     max_segments: Annotated[int | None, typer.Option(help="stop after so many segments")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="stop after so many seconds, with a last commit")] = None,
+    accept: Annotated[
+        str, typer.Option(metavar="KEYS", help="accept that these of the run's identity changed, as optimizer,data")
+    ] = "",
+    try_again: Annotated[
+        bool, typer.Option("--try-again", help="after a repair: forget the attempts that did not get further")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run file, or go on with it, to its target."""
     run_file = load_run_file(file, overrides or [])
-    goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments)
+    goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+    accepted = accepted_keys(accept)
     preflight(run_file)
     if run_file.spec.storage.startswith("memory:"):
         raise RunFileError(f"storage is {run_file.spec.storage}, which ends with this process; name a folder")
+    log = RunLog(storage_of(run_file).at(run_file.spec.run))
+    parameters = {
+        "run_file": str(run_file.path),
+        "overrides": overrides or [],
+        "until_step": until_step,
+        "max_segments": max_segments,
+        "max_seconds": max_seconds,
+        "accept": list(accepted),
+        "try_again": try_again,
+    }
     with Console(sys.stderr if as_json else sys.stdout) as console:
-        result = relay_is_done(run_file, goal)
+        result = relay_is_done(run_file, goal, accept=accepted)
         if result is None:
-            result = _train(run_file, overrides or [], until_step, max_segments, console)
+            require_not_stuck(run_file, try_again=try_again)
+            head = log.head()
+            result = _train(run_file, parameters, console, since=-1 if head is None else head.number)
         console.stop()
-        home = storage_of(run_file).at(run_file.spec.run)
-        print_closing(
-            console,
-            home=home,
-            history=history_of(RunLog(home).entries()),
-            spec=run_file.spec,
-            exit_reason=result.exit_reason,
-            report_path=result.report,
-            continue_command=_continue_command(file, overrides or [], run_file, result),
-        )
+        if result is None:
+            console.emit(Note(text="stopped before the run began; the same command begins it"))
+        else:
+            _close(console, run_file, log, result, said=(os.fspath(file), overrides or []))
     if as_json:
-        say_json(result.model_dump())
-    return _RESUMABLE if result.exit_reason == "max_segments" else 0
+        say_json({"exit_reason": "stopped"} if result is None else result.model_dump())
+    return RESUMABLE if result is None or result.stopped else 0
 
 
-def _train(
-    run_file: RunFile, overrides: list[str], until_step: int | None, max_segments: int | None, console: Console
-) -> RelayResult:
-    """Through Prefect, whose embedded API starts while TensorFlow is being imported."""
+def _train(run_file: RunFile, parameters: dict[str, Any], console: Console, *, since: int) -> RelayResult | None:
+    """Through Prefect, whose embedded API starts while TensorFlow is being imported.
+
+    Returns:
+        What was reached; None if a signal came before the run began.
+    """
     from flows.quiet import quiet, start_prefect_api
 
-    quiet()
-    console.emit(
-        Note(text=f"starting Prefect and TensorFlow; the home is {storage_of(run_file).at(run_file.spec.run).uri}")
+    with sigterm_raises():
+        try:
+            quiet()
+            home = storage_of(run_file).at(run_file.spec.run).uri
+            console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {home}"))
+            api = start_prefect_api()
+            from prefect import tags
+            from prefect.exceptions import TerminationSignal
+
+            from flows.train_run import WATCHER, tags_of, train_run
+
+            api.join()
+            token = WATCHER.set(console)
+            try:
+                # Tags that are to stand on the flow run itself must be there before it begins.
+                with tags(*tags_of(run_file.spec)):
+                    result: RelayResult = train_run(**parameters)
+                    return result
+            except TerminationSignal as fault:
+                raise Terminated from fault
+            finally:
+                WATCHER.reset(token)
+        except (Terminated, KeyboardInterrupt) as fault:
+            # Prefect has heard of it; the flow run has crashed or waits to be scheduled again.
+            return interrupted(run_file, stop_reason(fault), since=since)
+
+
+def _close(
+    console: Console, run_file: RunFile, log: RunLog, result: RelayResult, *, said: tuple[str, Sequence[str]]
+) -> None:
+    print_closing(
+        console,
+        home=log.home,
+        history=history_of(log.entries()),
+        spec=run_file.spec,
+        exit_reason=result.exit_reason,
+        report_path=result.report,
+        continue_command=_continue_command(*said, run_file, result),
     )
-    api = start_prefect_api()
-    from prefect import tags
-
-    from flows.train_run import WATCHER, tags_of, train_run
-
-    api.join()
-    token = WATCHER.set(console)
-    try:
-        # Tags that are to stand on the flow run itself must be there before it begins.
-        with tags(*tags_of(run_file.spec)):
-            return train_run(str(run_file.path), overrides, until_step, max_segments)
-    finally:
-        WATCHER.reset(token)
 
 
-def _continue_command(file: Path, overrides: list[str], run_file: RunFile, result: RelayResult) -> str:
+def _continue_command(file: str, overrides: Sequence[str], run_file: RunFile, result: RelayResult) -> str:
     """What to type to train on; a finished run goes on to a later target."""
     kept = list(overrides)
     if result.step >= run_file.spec.train.steps:
         kept = [override for override in kept if not override.startswith("train.steps=")]
         kept.append(f"train.steps={2 * run_file.spec.train.steps}")
     words = [word for override in kept for word in ("--set", override)]
-    return shlex.join([_program(), "run", os.fspath(file), *words])
+    return shlex.join([_program(), "run", file, *words])
 
 
 def _program() -> str:

@@ -1,12 +1,15 @@
-"""`baton status`: where a run stands, from its log."""
+"""`baton status`: where a run stands, from its log, and where its time went, from its attempts."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from flows.commands.address import Address, OpenedRun, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
-from tasks.evaluate.report.plots import seconds_by_cause
+from flows.commands.spending import account_facts, account_words
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head
+from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
+from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
 
@@ -14,16 +17,19 @@ from tasks.foundation.telemetry.wording import duration_words, metric_words, num
 def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Say where a run stands."""
     opened = open_run(address, overrides)
-    history = history_of(opened.log.entries())
-    facts = _facts(opened, history, history.head or opened.head())
+    entries = list(opened.log.entries())
+    history = history_of(entries)
+    account = account_of(read_attempts(opened.home), entries, history, now=datetime.now(UTC))
+    facts = _facts(opened, history, history.head or opened.head(), account)
     if as_json:
         say_json(facts)
     else:
-        for line in aligned([(label, text) for label, text in _words(facts) if text]):
+        lines = [*_words(facts), *_time_words(facts, account)]
+        for line in aligned([(label, text) for label, text in lines if text]):
             say(line)
 
 
-def _facts(opened: OpenedRun, history: History, head: Head) -> dict[str, Any]:
+def _facts(opened: OpenedRun, history: History, head: Head, account: Account | None) -> dict[str, Any]:
     tip = head.tip
     evaluation = history.evaluations[-1] if history.evaluations else None
     return {
@@ -42,7 +48,8 @@ def _facts(opened: OpenedRun, history: History, head: Head) -> dict[str, Any]:
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
-        "seconds": seconds_by_cause(history),
+        "seconds": seconds_in_log(history) if account is None else account.seconds,
+        "account": None if account is None else account_facts(account),
         "environment": head.environment.model_dump(),
     }
 
@@ -91,6 +98,11 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("best", words))
     for label in ("retained", "quarantined"):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
-    seconds = ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts["seconds"].items())
-    lines.append(("time", seconds))
     return lines
+
+
+def _time_words(facts: dict[str, Any], account: Account | None) -> list[tuple[str, str]]:
+    if account is not None:
+        return account_words(account)
+    seconds = ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts["seconds"].items())
+    return [("time", seconds), ("attempts", "not recorded: the time is that of committed segments alone")]

@@ -1,21 +1,25 @@
 """The stage train-segment: committed checkpoint -> staged checkpoint."""
 
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
-from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.schedule import next_multiple
-from tasks.foundation.contracts.segment import ExitReason, MetricRow, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult, StopReason
+from tasks.foundation.errors import BlowUp
+from tasks.foundation.runlog.history import recent_rows
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.listening import Stops, listening
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Sink, Training
+from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
+from tasks.train_segment.leg import Land, Leg, land_on
 from tasks.train_segment.loop import steps_within
 from tasks.train_segment.trainer import Recipe, Trainer
 
-# How long an inner loop may last: the progress bar moves, and a stop is answered.
+# The longest that an inner loop may last, in seconds: the progress bar moves.
 _INNER_LOOP_SECONDS = 1.0
 
 # The warm trainer of this process; empty after any exception.
@@ -30,8 +34,12 @@ def train_segment(
     recorded: Environment,
     telemetry: Sink,
     clock: Callable[[], float] = time.monotonic,
+    land: Land = land_on,
 ) -> SegmentResult:
     """Train from `request.start` to the absolute step `request.until_step`, and stage what was reached.
+
+    Asked to stop (by a signal, the metadata server or the time budget), it ends the inner loop, commits what was
+    trained if that fits into the grace period, and returns with the reason. A signal is raised again on return.
 
     Args:
         request: where to start and where to stop.
@@ -40,37 +48,34 @@ def train_segment(
         recorded: the run's environment, for its thread counts.
         telemetry: is told of progress.
         clock: seconds, never going back.
+        land: makes a staged checkpoint the tip, for commits inside a long segment and on a stop.
 
     Raises:
         DamagedCheckpoint: the checkpoint to start from is not what the log says.
         ModelError: the user's model cannot be trained.
-        NonFinite: loss or weights are NaN or infinite.
+        BlowUp: the loss ran away, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
+        StaleWriter: another writer moved the tip, before a commit inside the segment.
     """
-    stopwatch = _Stopwatch(clock)
-    accelerator = acquire(request.spec.accelerator, recorded)
-    home = storage.at(request.spec.run)
-    recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
-    trainer = _take_trainer(recipe, storage, accelerator)
-    stopwatch.lap("build")
-    trainer.restore(home, request.start)
-    stopwatch.lap("restore")
-    trainer.seek(request.start.step + request.skipped_batches)
-    trainer.compile(telemetry)
-    stopwatch.lap("compile")
-    history, reason = _train(trainer, request, telemetry, clock)
-    trainer.state.require_finite(f"step {trainer.state.step}, in segment {request.number}")
-    stopwatch.lap("train")
-    staged: CheckpointRef = trainer.state.stage(home, base=request.base, attempt=uuid.uuid4().hex)
-    trainer.holds(staged)
-    stopwatch.lap("stage")
-    _warm.append(trainer)
-    return SegmentResult(
-        staged=staged,
-        exit_reason=reason,
-        history=tuple(history),
-        examples=(staged.step - request.start.step) * request.spec.train.global_batch_size,
-        seconds=stopwatch.seconds,
-    )
+    with listening(request.spec.stop, within_seconds=request.stop_within_seconds, telemetry=telemetry) as stops:
+        leg = Leg(request, storage.at(request.spec.run), telemetry=telemetry, clock=clock, land=land)
+        leg.spends("build")
+        accelerator = acquire(request.spec.accelerator, recorded)
+        recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
+        trainer = _take_trainer(recipe, storage, accelerator)
+        leg.spends("restore")
+        trainer.restore(leg.home, request.start)
+        trainer.seek(request.start.step + request.skipped_batches)
+        leg.spends("compile")
+        trainer.compile(telemetry)
+        leg.spends("train")
+        try:
+            result = _train(trainer, request, leg, stops, telemetry=telemetry, clock=clock)
+        except BlowUp as fault:
+            if request.spec.train.on_blowup == "stop":
+                raise
+            result = leg.rewind(fault)
+        _warm.append(trainer)
+        return result
 
 
 def forget_trainer() -> None:
@@ -87,46 +92,56 @@ def _take_trainer(recipe: Recipe, storage: Storage, accelerator: Accelerator) ->
 
 
 def _train(
-    trainer: Trainer, request: SegmentRequest, telemetry: Sink, clock: Callable[[], float]
-) -> tuple[list[MetricRow], ExitReason]:
+    trainer: Trainer, request: SegmentRequest, leg: Leg, stops: Stops, *, telemetry: Sink, clock: Callable[[], float]
+) -> SegmentResult:
     """Inner loops up to the segment's end; each ends at every absolute step that matters."""
     train = request.spec.train
-    history: list[MetricRow] = []
     began = clock()
+    # Half of the promise, since the speed of the last inner loop is no promise for the next.
+    longest = min(_INNER_LOOP_SECONDS, request.spec.stop.answer_seconds / 2)
     steps_per_second = 0.0
+    watch = _loss_watch(request, leg.home)
+    reason: BorderReason = "segment_end"
     while trainer.state.step < request.until_step:
         step = trainer.state.step
-        in_time = train.segment_seconds is None or clock() - began < train.segment_seconds
-        if not in_time and step > request.start.step:
-            return history, "segment_seconds"
+        stop = stops.asked
+        if stop is not None:
+            return _stop(trainer, leg, stops, stop.reason)
+        if train.segment_seconds is not None and clock() - began >= train.segment_seconds and step > leg.start.step:
+            reason = "segment_seconds"
+            break
+        if leg.commit_is_due(step):
+            leg.commit(trainer, "interval")
+            leg.spends("train")
         end = min(request.until_step, next_multiple(train.log_every_steps, step))
-        steps = min(end - step, steps_within(_INNER_LOOP_SECONDS, steps_per_second))
+        steps = min(end - step, steps_within(longest, steps_per_second))
         inner_began = clock()
         trainer.run(steps, segment=request.number)
         steps_per_second = steps / max(clock() - inner_began, 1e-9)
         if trainer.state.step % train.log_every_steps == 0:
-            history.append(trainer.read_metrics())
+            row = trainer.read_metrics()
+            watch.look_at(row)
+            leg.rows.append(row)
         telemetry.emit(
             Training(
                 step=trainer.state.step,
                 target=train.steps,
-                metrics=history[-1].metrics if history else {},
+                metrics=leg.rows[-1].metrics if leg.rows else {},
                 examples_per_second=steps_per_second * train.global_batch_size,
             )
         )
-    return history, "segment_end"
+    return leg.result(leg.stage(trainer), reason)
 
 
-class _Stopwatch:
-    """Wall-clock seconds by cause; the causes add up to the whole."""
+def _stop(trainer: Trainer, leg: Leg, stops: Stops, reason: StopReason) -> SegmentResult:
+    if trainer.state.step > leg.start.step:
+        leg.commit_if_it_fits(trainer, reason, grace_left=stops.grace_left())
+    return leg.result(None, reason)
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last = clock()
-        self.seconds: dict[str, float] = {}
 
-    def lap(self, cause: str) -> None:
-        """All time since the lap before goes to `cause`."""
-        now = self._clock()
-        self.seconds[cause] = self.seconds.get(cause, 0.0) + now - self._last
-        self._last = now
+def _loss_watch(request: SegmentRequest, home: Storage) -> LossWatch:
+    factor = request.spec.train.blowup_factor
+    if factor is None:
+        return LossWatch(None)
+    log = RunLog(home)
+    return LossWatch(factor, recent_rows(log, log.entry(request.base).head, MEDIAN_ROWS))

@@ -46,6 +46,8 @@ class Trainer:
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
         self._loop = make_loop(self.state.model, accelerator.strategy)
+        # How long the last staging took; known costs decide whether a commit fits into a grace period.
+        self.staging_seconds: float | None = None
         self._restored: str | None = None
         self._iterator: Any = None
         self._next_batch: int | None = None
@@ -123,8 +125,9 @@ class Trainer:
             first_bad = int(self._loop(self._iterator, tf.constant(steps, tf.int64)).numpy())
         if first_bad != NOT_FOUND:
             raise NonFinite(
-                f"the loss is not finite at step {before + first_bad + 1}, in segment {segment}; nothing of this "
-                "segment is committed. Lower the learning rate, clip gradients, or look at the data of that step"
+                f"the loss is not finite at step {before + first_bad + 1}, in segment {segment}, which is not "
+                "committed. Lower the learning rate, clip gradients, or look at the data of that step",
+                step=before + first_bad + 1,
             )
         self.state.step = before + steps
         self._next_batch = None if batch is None else batch + steps

@@ -105,13 +105,15 @@ class Lab:
         dataset = self.prepare(spec)
         return init_or_restore(spec, dataset, code_folder=self.code, storage=self.storage, telemetry=self.heard)
 
-    def request(self, spec: RunSpec, start: CheckpointRef, until: int, *, base: int | None = None) -> SegmentRequest:
+    def request(
+        self, spec: RunSpec, start: CheckpointRef, until: int, *, base: int | None = None, skipped_batches: int = 0
+    ) -> SegmentRequest:
         return SegmentRequest(
             spec=spec,
             dataset=self.prepare(spec),
             start=start,
             base=start.base + 1 if base is None else base,
-            skipped_batches=0,
+            skipped_batches=skipped_batches,
             until_step=until,
             number=1,
         )
@@ -123,7 +125,7 @@ class Lab:
         head = self.log(spec).head()
         assert head is not None
         return train_segment(
-            self.request(spec, start, until, base=head.base),
+            self.request(spec, start, until, base=head.base, skipped_batches=head.skipped_batches),
             code_folder=self.code,
             storage=self.storage,
             recorded=head.environment,
@@ -143,6 +145,27 @@ class Lab:
             entry: Entry = checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.heard)
             newest = self.log(spec).head()
             assert entry.head.tip == result.staged
+            assert newest is not None
+            head = newest
+        return head
+
+    def relay(self, spec: RunSpec, *borders: int, cold: bool = False, **settings: Any) -> Head:
+        """Segments to each of the borders, as often as it takes: stops and rewinds are gone on from.
+
+        Cold: each as a new process would.
+        """
+        from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+        from tasks.train_segment.stage import forget_trainer
+
+        head = self.log(spec).head() or self.begin(spec)
+        while head.tip is not None and (left := [border for border in borders if border > head.tip.step]):
+            if cold:
+                forget_trainer()
+            request = self.request(spec, head.tip, left[0], base=head.base)
+            result = self.train(spec, head.tip, left[0], **settings)
+            if result.staged is not None:
+                checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.heard)
+            newest = self.log(spec).head()
             assert newest is not None
             head = newest
         return head

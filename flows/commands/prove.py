@@ -1,0 +1,118 @@
+"""`baton prove`: is a run of this file the same however it is cut? Tried out, on this machine."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.address import Overrides
+from flows.commands.output import AsJson, aligned, say, say_json
+from flows.proving.processes import FreshProcesses, ending_like_interrupts
+from flows.proving.proof import Workshop
+from flows.proving.proof import prove as proof_of
+from flows.proving.receipt import Receipt, VariableDifference, store
+from flows.relay import preflight, storage_of
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import RunFileError
+from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.wording import number_words
+
+_DIFFERENT = 1
+# Odd, so that sums of metrics are under way at the end; and few, since a proof is mostly waiting for TensorFlow.
+_STEPS = 31
+
+
+def prove(
+    file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
+    overrides: Overrides = None,
+    *,
+    steps: Annotated[int, typer.Option(help="how far to train; at least 4")] = _STEPS,
+    share_data: Annotated[
+        bool, typer.Option("--share-data", help="prepare the data once, not anew for each training")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the scratch folder")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train a few steps straight, and again cut and killed, and compare every bit.
+
+    Nothing of the run itself is touched; the receipt goes into its home. Exits 1 if the two differ, and says where.
+    """
+    run = load_run_file(file, overrides or [])
+    preflight(run)
+    if run.spec.storage.startswith("memory:"):
+        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder")
+    with Console(sys.stderr if as_json else sys.stdout) as console, ending_like_interrupts(), _scratch(keep) as folder:
+        workshop = Workshop(
+            folder=folder, processes=FreshProcesses(folder / "said"), share_data=share_data, telemetry=console
+        )
+        receipt = proof_of(run, tuple(overrides or ()), steps=steps, workshop=workshop)
+    address = store(receipt, storage_of(run).at(run.spec.run))
+    kept = str(folder) if keep else None
+    if as_json:
+        say_json({**receipt.model_dump(), "receipt": address, "kept": kept})
+    else:
+        _say(receipt, address, kept)
+    return 0 if receipt.verdict == "same" else _DIFFERENT
+
+
+@contextmanager
+def _scratch(keep: bool) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="baton-prove-"))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(receipt: Receipt, address: str, kept: str | None) -> None:
+    cuts = ", ".join(map(str, receipt.cuts))
+    how = f"{receipt.steps} steps straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
+    if receipt.verdict == "same":
+        say(f"proved: {receipt.run}: {how}: the same bits")
+    else:
+        say(f"NOT the same: {receipt.run}: {how}")
+    environment = receipt.environment
+    threads = f"{environment.intra_op_threads}/{environment.inter_op_threads}"
+    lines = [
+        ("digest", _pair(receipt.straight.state_digest, receipt.cut.state_digest)),
+        ("examples", _pair(receipt.straight.content_digest, receipt.cut.content_digest)),
+        ("variables", _variables(receipt)),
+        ("first", "" if receipt.first_difference is None else _difference(receipt.first_difference)),
+        ("metrics", _metrics(receipt)),
+        *(("cause", cause) for cause in receipt.causes),
+        ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}"),
+        ("receipt", address),
+        ("kept", kept or ""),
+    ]
+    for line in aligned([(label, text) for label, text in lines if text]):
+        say(line)
+
+
+def _pair(straight: str, cut: str) -> str:
+    return straight if straight == cut else f"{straight[:16]}… straight, {cut[:16]}… cut"
+
+
+def _variables(receipt: Receipt) -> str:
+    if not receipt.differing:
+        return f"{receipt.variables} compared, all the same"
+    return f"{receipt.differing} of {receipt.variables} differ"
+
+
+def _difference(found: VariableDifference) -> str:
+    what = f"{found.path}  {found.dtype}{list(found.shape)}"
+    if found.only_in:
+        return f"{what}: only in the {found.only_in} training"
+    largest = "" if found.largest is None else f", by up to {number_words(found.largest)}"
+    return f"{what}: {found.values} of its values differ{largest}"
+
+
+def _metrics(receipt: Receipt) -> str:
+    if receipt.first_differing_step is not None:
+        return f"first differ at step {receipt.first_differing_step}"
+    return f"{receipt.metric_rows} rows, all the same"

@@ -1,0 +1,74 @@
+"""The story without Prefect, for a process of its own: `python -m flows.plain FILE [options]`.
+
+The last line of standard output is the result as JSON. A `BatonError` is the last thing on standard error, as
+`error: Class: text`, and ends the process with its exit code.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.foundation.accelerator.environment import quiet_tensorflow
+
+quiet_tensorflow()
+
+from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason  # noqa: E402
+from flows.relay import Goal, Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs  # noqa: E402
+from tasks.evaluate.stage import evaluate  # noqa: E402
+from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
+from tasks.foundation.errors import BatonError  # noqa: E402
+from tasks.foundation.telemetry.console import Console  # noqa: E402
+from tasks.init_or_restore.stage import init_or_restore  # noqa: E402
+from tasks.prepare_data.stage import prepare_data  # noqa: E402
+from tasks.train_segment.stage import train_segment  # noqa: E402
+
+PLAIN = Stages(
+    prepare_data=prepare_data,
+    init_or_restore=init_or_restore,
+    train_segment=train_segment,
+    checkpoint_to_gcs=checkpoint_to_gcs,
+    evaluate=evaluate,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train one run file to its goal.
+
+    Args:
+        arguments: what follows the module's name; left out: the process's own.
+
+    Returns:
+        The exit code: 0, 3 after a signal, or that of the `BatonError` that ended the run.
+    """
+    parser = argparse.ArgumentParser(prog="python -m flows.plain", description="Train a run file without Prefect.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    parser.add_argument("--until-step", type=int)
+    parser.add_argument("--max-segments", type=int)
+    parser.add_argument("--max-seconds", type=float)
+    parser.add_argument("--try-again", action="store_true")
+    options = parser.parse_args(arguments)
+    try:
+        run = load_run_file(options.file, options.overrides)
+        goal = Goal.of(
+            run.spec,
+            until_step=options.until_step,
+            max_segments=options.max_segments,
+            max_seconds=options.max_seconds,
+        )
+        with sigterm_raises(), Console(sys.stderr) as console:
+            result = relay(run, goal, PLAIN, telemetry=console, try_again=options.try_again)
+    except (Terminated, KeyboardInterrupt) as fault:
+        sys.stderr.write(f"stopped: {stop_reason(fault)}\n")
+        return RESUMABLE
+    except BatonError as fault:
+        sys.stderr.write(f"error: {type(fault).__name__}: {fault}\n")
+        return fault.exit_code
+    sys.stdout.write(result.model_dump_json() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

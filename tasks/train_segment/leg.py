@@ -1,0 +1,148 @@
+"""What lies between two commits of a segment: its start, its base, its rows and its seconds.
+
+A segment without commits inside is one leg. Each commit begins the next, on top of itself.
+"""
+
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import ExitReason, MetricRow, SegmentRequest, SegmentResult, StopReason
+from tasks.foundation.errors import BlowUp
+from tasks.foundation.runlog.committing import rewind
+from tasks.foundation.runlog.landing import land as land_on
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.stopwatch import Stopwatch
+from tasks.foundation.telemetry.wording import duration_words
+from tasks.train_segment.trainer import Trainer
+
+__all__ = ["Land", "Leg", "land_on"]
+
+# A commit stages the state, then reads it once more to verify it: at most as long again.
+_COMMIT_PER_STAGING = 2.0
+
+
+class Land(Protocol):
+    """Makes a staged checkpoint the tip, see `runlog.landing.land`."""
+
+    def __call__(self, home: Storage, body: Commit, *, spec: RunSpec, telemetry: Sink) -> Entry:
+        """Verify, commit, retire."""
+
+
+class Leg:
+    """The work since the last commit, and the ways to end it."""
+
+    def __init__(
+        self, request: SegmentRequest, home: Storage, *, telemetry: Sink, clock: Callable[[], float], land: Land
+    ) -> None:
+        self.home = home
+        self.start: CheckpointRef = request.start
+        self.base = request.base
+        self.rows: list[MetricRow] = []
+        self._spec = request.spec
+        self._telemetry = telemetry
+        self._clock = clock
+        self._land = land
+        self._number = request.number
+        self._trains_since = 0.0
+        self._stopwatch = Stopwatch(telemetry, clock)
+
+    def spends(self, cause: str) -> None:
+        """From now on time goes to `cause`."""
+        self._stopwatch.begin(cause)
+        if cause == "train":
+            self._trains_since = self._clock()
+
+    def commit_is_due(self, step: int) -> bool:
+        """Whether `checkpoint.every_seconds` have passed, and something was trained meanwhile."""
+        every = self._spec.checkpoint.every_seconds
+        return every is not None and step > self.start.step and self._clock() - self._trains_since >= every
+
+    def stage(self, trainer: Trainer) -> CheckpointRef:
+        """Write the state to the home; not committed yet.
+
+        Raises:
+            NonFinite: a weight is NaN or infinite.
+            StaleWriter: another writer moved the tip, and swept what was being staged.
+        """
+        trainer.state.require_finite(f"step {trainer.state.step}, in segment {self._number}")
+        self.spends("stage")
+        began = self._clock()
+        staged = trainer.state.stage(self.home, base=self.base, attempt=uuid.uuid4().hex)
+        trainer.staging_seconds = self._clock() - began
+        trainer.holds(staged)
+        return staged
+
+    def commit(self, trainer: Trainer, reason: ExitReason) -> None:
+        """Commit inside the segment; what follows is a new leg on top.
+
+        Raises:
+            StaleWriter: another writer moved the tip first.
+        """
+        result = self.result(self.stage(trainer), reason)
+        if result.staged is None:
+            raise AssertionError("staging gives a checkpoint or raises")
+        self.spends("commit")
+        body = Commit(
+            checkpoint=result.staged,
+            parent=result.parent,
+            exit_reason=reason,
+            history=result.history,
+            examples=result.examples,
+            seconds=result.seconds,
+        )
+        entry = self._land(self.home, body, spec=self._spec, telemetry=self._telemetry)
+        self.start, self.base, self.rows = result.staged, entry.number, []
+        self._stopwatch = Stopwatch(self._telemetry, self._clock)
+
+    def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
+        """Commit before a stop, unless it is known to take longer than there is time. `grace_left` is in seconds."""
+        known = trainer.staging_seconds
+        cost = 0.0 if known is None else _COMMIT_PER_STAGING * known
+        if cost <= grace_left:
+            self.commit(trainer, reason)
+            return
+        self._telemetry.emit(
+            Note(
+                text=f"a commit takes about {duration_words(cost)} and {duration_words(max(grace_left, 0))} of "
+                f"stop.grace_seconds are left: steps {self.start.step + 1} to {trainer.state.step} are not committed "
+                "and will be trained again",
+                warning=True,
+            )
+        )
+
+    def rewind(self, fault: BlowUp) -> SegmentResult:
+        """Log the way back to a segment border; the next segment begins there.
+
+        Raises:
+            BlowUp: there is no way back any more.
+            StaleWriter: another writer moved the tip first.
+        """
+        entry = rewind(RunLog(self.home), fault, base=self.base, spec=self._spec, attempt=uuid.uuid4().hex)
+        tip = entry.head.tip
+        self._telemetry.emit(
+            Note(
+                text=f"{fault}. Rewound to step {tip.step if tip else 0}, skipping "
+                f"{self._spec.train.rewind_skip_batches} global batches (rewind {entry.head.rewinds} of at most "
+                f"{self._spec.train.rewind_tries} in a row)",
+                warning=True,
+            )
+        )
+        return self.result(None, "rewind")
+
+    def result(self, staged: CheckpointRef | None, reason: ExitReason) -> SegmentResult:
+        """What the leg came to."""
+        trained = 0 if staged is None else staged.step - self.start.step
+        return SegmentResult(
+            staged=staged,
+            parent=self.start.path,
+            exit_reason=reason,
+            history=tuple(self.rows),
+            examples=trained * self._spec.train.global_batch_size,
+            seconds=self._stopwatch.seconds,
+        )

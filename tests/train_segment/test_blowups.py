@@ -1,0 +1,131 @@
+"""Losses that run away: the run stops, or goes back to a segment border and skips batches, as a function of its log."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, differing, lab_of, spec_of
+
+from tasks.foundation.contracts.log_entry import Commit, Rewind
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.errors import BlowUp, NonFinite
+from tasks.foundation.runlog.history import history_of
+from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
+from tasks.train_segment.stage import forget_trainer
+
+MODEL = """
+def squaring():
+    # 1e30 becomes infinite, 1 stays 1.
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Lambda(lambda x: x * x), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+BORDERS = (4, 8, 12, 16, 20)
+
+
+def rows(*losses: float) -> list[MetricRow]:
+    return [MetricRow(step=step, metrics={"loss": loss}) for step, loss in enumerate(losses, start=1)]
+
+
+def test_a_loss_over_k_times_the_running_median_is_a_blow_up() -> None:
+    watch = LossWatch(3.0, rows(1.0, 1.0, 2.0, 2.0, 2.0))
+    watch.look_at(MetricRow(step=6, metrics={"loss": 6.0}))
+    with pytest.raises(BlowUp, match=r"logged at step 7 is 6.1, more than train.blowup_factor = 3 times the median 2"):
+        watch.look_at(MetricRow(step=7, metrics={"loss": 6.1}))
+
+
+def test_few_rows_no_factor_and_no_loss_are_no_verdict() -> None:
+    LossWatch(2.0, rows(1.0, 1.0, 1.0, 1.0)).look_at(MetricRow(step=9, metrics={"loss": 99.0}))
+    LossWatch(None, rows(*[1.0] * 30)).look_at(MetricRow(step=31, metrics={"loss": 99.0}))
+    LossWatch(2.0, rows(*[1.0] * 30)).look_at(MetricRow(step=31, metrics={"error": 99.0}))
+
+
+def test_old_losses_are_forgotten() -> None:
+    watch = LossWatch(3.0, rows(*[100.0] * MEDIAN_ROWS, *[1.0] * MEDIAN_ROWS))
+    with pytest.raises(BlowUp):
+        watch.look_at(MetricRow(step=99, metrics={"loss": 4.0}))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    forget_trainer()
+    return lab_of(tmp_path, MODEL)
+
+
+def divergent(run: str, **changes: Any) -> RunSpec:
+    """One example in 120 makes the loss of its batch infinite."""
+    settings = {
+        "data__options": {"form": "divergent", "examples": 120},
+        "data__validation_fraction": 0.0,
+        "train__on_blowup": "rewind",
+        "train__rewind_skip_batches": 6,
+        "train__log_every_steps": 2,
+        "train__steps": 20,
+    }
+    return spec_of("squaring", run=run, **(settings | changes))
+
+
+def rewinds(lab: Lab, spec: RunSpec) -> list[tuple[int, int, int]]:
+    bodies = [entry.body for entry in lab.log(spec).entries()]
+    return [(body.blown_up_at, body.to.step, body.skip_batches) for body in bodies if isinstance(body, Rewind)]
+
+
+def bad_step(lab: Lab) -> int:
+    """The step at which the first bad batch is met."""
+    spec = divergent("stopping", train__on_blowup="stop")
+    with pytest.raises(NonFinite) as stopped:
+        lab.relay(spec, *BORDERS)
+    return stopped.value.step
+
+
+def test_a_rewind_goes_back_to_a_border_and_skips_batches(lab: Lab) -> None:
+    bad = bad_step(lab)
+    spec = divergent("rewinding")
+    head = lab.relay(spec, *BORDERS)
+    border = (bad - 1) // 4 * 4
+    assert rewinds(lab, spec)[0] == (bad, border, 6)
+    assert head.tip is not None
+    assert head.tip.step == 20
+    assert head.skipped_batches == 6 * len(rewinds(lab, spec))
+    assert [row.step for row in history_of(lab.log(spec).entries()).rows] == list(range(2, 21, 2))
+    assert any(f"Rewound to step {border}, skipping 6 global batches" in warning for warning in lab.heard.warnings)
+
+
+def test_a_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
+    """Commits between the borders, made by a clock, change neither the place to go back to nor the bits."""
+    straight = divergent("straight")
+    often = divergent("often", checkpoint={"every_seconds": 1e-9, "keep_last": 1})
+    one = lab.relay(straight, *BORDERS)
+    forget_trainer()
+    other = lab.relay(often, *BORDERS)
+    assert rewinds(lab, straight) == rewinds(lab, often) != []
+    assert one.tip is not None
+    assert other.tip is not None
+    assert differing(lab.tensors(straight, one.tip), lab.tensors(often, other.tip)) == []
+    assert history_of(lab.log(straight).entries()).rows == history_of(lab.log(often).entries()).rows
+    committed = [entry.body for entry in lab.log(often).entries() if isinstance(entry.body, Commit)]
+    assert "interval" in {body.exit_reason for body in committed}
+
+
+def test_tries_are_bounded_and_go_further_back_each_time(lab: Lab) -> None:
+    """One skipped batch is not enough when the bad one lies further on."""
+    bad = bad_step(lab)
+    assert bad > 5
+    spec = divergent("bounded", train__rewind_skip_batches=1, train__rewind_tries=2)
+    with pytest.raises(NonFinite, match=r"2 rewinds in a row have not got past it \(train.rewind_tries\)"):
+        lab.relay(spec, *BORDERS)
+    border = (bad - 1) // 4 * 4
+    assert rewinds(lab, spec) == [(bad, border, 1), (bad - 1, border - 4, 1)]
+
+
+def test_a_running_median_can_rewind_too(lab: Lab) -> None:
+    """With a factor, the verdict falls at log steps, and comes out the same from a cold start."""
+    spec = divergent("median", data__options={"form": "plain", "examples": 120}, train__blowup_factor=1.0000001)
+    with pytest.raises(BlowUp, match=r"more than train\.blowup_factor"):
+        lab.relay(spec, *BORDERS)
+    cold = divergent("cold", data__options={"form": "plain", "examples": 120}, train__blowup_factor=1.0000001)
+    with pytest.raises(BlowUp) as told:
+        lab.relay(cold, *BORDERS, cold=True)
+    assert rewinds(lab, cold) == rewinds(lab, spec)
+    assert told.value.step > 10
