@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Seconds that a fresh Prefect home may take to start beside a busy TensorFlow.
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-.PHONY: install run test test-fast lint bench lock clean
+.PHONY: install run test test-fast lint bench chaos lock clean
 .DEFAULT_GOAL := run
 
 install: $(VENV)/installed
@@ -34,6 +34,10 @@ lint: install
 
 bench: install
 	$(BIN)/python tests/benchmarks/loop_against_fit.py
+
+# Some 350 interruptions of real runs; about an hour on two cores.
+chaos: install
+	$(BIN)/python tests/end_to_end/chaos.py
 
 # Needs uv. Plain pins, without the addresses of any index.
 lock:

@@ -28,7 +28,8 @@ from tasks.foundation.runlog.committing import evaluation_due
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
-from tasks.foundation.stops.listening import listening
+from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
@@ -322,12 +323,13 @@ class _Relay:
     def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> str | None:
         """One segment; why the command is to stop after it, if it is.
 
-        Signals are held from the first step to the end of the commit: one in between would lose a segment that is
-        trained already. A signal is raised again on the way out.
+        Both are held together: a signal between the last step and the commit would lose a segment that is trained
+        already. What its handler raised is raised after them.
         """
         spec, seconds_left = self.run.spec, self._seconds_left()
         request = _next_segment(spec, dataset, head, self.goal, number=number, seconds_left=seconds_left)
-        with listening(spec.stop, within_seconds=seconds_left, telemetry=self.telemetry) as stops:
+
+        def work(stops: Stops) -> str | None:
             result = self.stages.train_segment(
                 request,
                 code_folder=self.run.folder,
@@ -338,6 +340,8 @@ class _Relay:
             if result.staged is not None:
                 self.stages.checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.telemetry)
             return None if stops.asked is None else stops.asked.reason
+
+        return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
 
     def _seconds_left(self) -> float | None:
         return None if self.goal.max_seconds is None else self.goal.max_seconds - self.elapsed()

@@ -18,18 +18,25 @@ ALLOWED = {
     "contracts": {"errors"},
     "errors": set(),
     "storage": {"contracts", "errors"},
-    "runlog": {"contracts", "errors", "storage", "telemetry"},
+    "process": set(),
+    "runlog": {"contracts", "errors", "process", "storage", "telemetry"},
     "user_code": {"errors"},
+    "stops": {"contracts", "errors", "telemetry"},
 }
 # Files that only move files need: an image without TensorFlow holds them.
 LIGHT = (
     "contracts/",
     "errors.py",
+    "process.py",
     "storage/",
     "runlog/",
+    "stops/",
     "user_code.py",
     "telemetry/__init__.py",
     "telemetry/events.py",
+    "telemetry/ledger.py",
+    "telemetry/lost_work.py",
+    "telemetry/stopwatch.py",
 )
 
 

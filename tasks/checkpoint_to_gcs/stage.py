@@ -6,7 +6,7 @@ The room bears its full name from the start; on a home that is a local folder it
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.runlog.landing import land
-from tasks.foundation.stops.listening import listening
+from tasks.foundation.stops.holding import hold
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Phase, Sink
 
@@ -39,5 +39,6 @@ def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage
         seconds=result.seconds,
     )
     # A signal in between would lose the segment that is staged; it is heeded as soon as the commit is made.
-    with listening(request.spec.stop):
-        return land(storage.at(request.spec.run), body, spec=request.spec, telemetry=telemetry)
+    return hold(
+        lambda _: land(storage.at(request.spec.run), body, spec=request.spec, telemetry=telemetry), request.spec.stop
+    )

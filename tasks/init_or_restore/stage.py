@@ -1,13 +1,13 @@
 """The stage init-or-restore: nothing, or the tip of the log -> the committed checkpoint to start from."""
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.identity import require_same_identity
-from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
+from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.errors import RunLogError
@@ -15,31 +15,51 @@ from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.model.stepping import require_train_step
 from tasks.foundation.runlog.committing import commit, sound_tip
+from tasks.foundation.runlog.forking import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Note, Sink
+from tasks.foundation.telemetry.events import Committed, Sink
+from tasks.init_or_restore.changes import note_changes
 from tasks.init_or_restore.identity import identity_of
 
 
 def init_or_restore(
-    spec: RunSpec, dataset: DatasetRef, *, code_folder: Path, storage: Storage, telemetry: Sink
+    spec: RunSpec,
+    dataset: DatasetRef,
+    *,
+    code_folder: Path,
+    storage: Storage,
+    telemetry: Sink,
+    accept: Sequence[str] = (),
 ) -> Head:
     """Begin the run, or find the checkpoint it goes on from.
 
     A fresh run commits step 0, so that training only ever restores. A tip that proves damaged is quarantined and the
     one before becomes the tip.
 
+    Args:
+        spec: the run file.
+        dataset: what it prepared.
+        code_folder: the run file's folder.
+        storage: the root that the run's home is below.
+        telemetry: is told what was committed, and what differs from before.
+        accept: identity keys that may differ from the run on disk; a difference is logged, and holds from here on.
+
     Returns:
         The head; its tip is whole and is what to train from.
 
     Raises:
-        IdentityChanged: the run on disk is another one.
+        IdentityChanged: the run on disk is another one, in more than was accepted.
+        StateMismatch: what was accepted changes the variables, so that the tip could not be restored.
+        InvalidInput: the run is a fork that was not finished.
         NothingToRestore: all that was retained is damaged.
+        RunLogError: the log has lost an entry, or cannot be read.
         ModelError: the user's model cannot be used, or lacks the metric of `checkpoint.keep_best`.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
+    log.require_whole()
     head = sound_tip(log, attempt=attempt, telemetry=telemetry)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
@@ -56,12 +76,23 @@ def init_or_restore(
             require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
     head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
     # Also right after beginning: of two that begin at once, one finds the other's origin.
-    require_same_identity(head.identity, identity, home=log.home.uri)
+    if head.tip is None:
+        refuse_unfinished_fork(log)
+    head = note_changes(
+        log,
+        head,
+        identity=identity,
+        environment=accelerator.environment,
+        state=state,
+        accept=accept,
+        attempt=attempt,
+        telemetry=telemetry,
+    )
     if head.tip is None:
         staged = state.stage(log.home, base=head.base, attempt=attempt)
         head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
         telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
-    return _note_environment(log, head, accelerator.environment, attempt=attempt, telemetry=telemetry)
+    return head
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:
@@ -73,22 +104,3 @@ def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *
     if head is None:
         raise RunLogError(f"{log.home.uri}: the log was there and is gone; see whether the folder is still mounted")
     return head
-
-
-def _note_environment(log: RunLog, head: Head, environment: Environment, *, attempt: str, telemetry: Sink) -> Head:
-    """A change of devices, threads or versions can change the bits: say so aloud, and in the log."""
-    if head.environment == environment:
-        return head
-    before, now = head.environment.model_dump(), environment.model_dump()
-    changed = "; ".join(f"{key}: {before[key]} -> {now[key]}" for key in now if now[key] != before[key])
-    telemetry.emit(
-        Note(text=f"the environment changed, so the bits may differ from an uninterrupted run: {changed}", warning=True)
-    )
-
-    def decide(newest: Head | None) -> Body | None:
-        if newest is None or newest.environment == environment:
-            return None
-        return Change(environment=environment)
-
-    entry = log.append(decide, attempt=attempt)
-    return head if entry is None else entry.head

@@ -11,7 +11,8 @@ from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, Seg
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.stops.listening import Stops, listening
+from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Sink, Training
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
@@ -39,7 +40,8 @@ def train_segment(
     """Train from `request.start` to the absolute step `request.until_step`, and stage what was reached.
 
     Asked to stop (by a signal, the metadata server or the time budget), it ends the inner loop, commits what was
-    trained if that fits into the grace period, and returns with the reason. A signal is raised again on return.
+    trained if that fits into the grace period, and returns with the reason; what a signal's handler raised meanwhile is
+    raised then. Model, loop and data live in the thread that `hold` keeps for such work.
 
     Args:
         request: where to start and where to stop.
@@ -56,7 +58,8 @@ def train_segment(
         BlowUp: the loss ran away, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
         StaleWriter: another writer moved the tip, before a commit inside the segment.
     """
-    with listening(request.spec.stop, within_seconds=request.stop_within_seconds, telemetry=telemetry) as stops:
+
+    def work(stops: Stops) -> SegmentResult:
         leg = Leg(request, storage.at(request.spec.run), telemetry=telemetry, clock=clock, land=land)
         leg.spends("build")
         accelerator = acquire(request.spec.accelerator, recorded)
@@ -76,6 +79,8 @@ def train_segment(
             result = leg.rewind(fault)
         _warm.append(trainer)
         return result
+
+    return hold(work, request.spec.stop, within_seconds=request.stop_within_seconds, telemetry=telemetry)
 
 
 def forget_trainer() -> None:

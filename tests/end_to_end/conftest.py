@@ -3,12 +3,20 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect_server import running_server
 from processes import DRIVER, Finished, run_file, settings
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server of its own on a free port of 127.0.0.1; its API's address."""
+    with running_server(tmp_path_factory.mktemp("prefect-server")) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

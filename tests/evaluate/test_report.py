@@ -4,9 +4,12 @@ import html.parser
 import math
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ledger_making import NOON, record_of
 
 from tasks.evaluate.report.report import write_report
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -59,8 +62,12 @@ class Run:
         body = Evaluation(checkpoint=ref, metrics=metrics, examples=180, seconds=0.5, keep_best=rule)
         self.log.append(lambda _: body, attempt="e" * 32)
 
+    def attempt(self, name: str, **changes: Any) -> None:
+        record = record_of(name, **changes)
+        self.home.write(f"attempts/{name}.json", record.to_json())
+
     def report(self, title: str = "a-run") -> str:
-        address = write_report(self.home, title=title)
+        address = write_report(self.home, title=title, now=NOON + timedelta(seconds=10))
         assert address == f"{self.home.uri}/report/index.html"
         return Path(address).read_text(encoding="utf-8")
 
@@ -129,6 +136,79 @@ def test_values_are_escaped(run: Run) -> None:
     assert "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;" in page
     assert page.count("<b>") == page.count("</b>")  # the identity's own "<b>" is text
     assert "&quot;&lt;b&gt;&quot;" in page
+
+
+def tried(run: Run) -> Run:
+    """One that died without a word, one that was ended by an error, one at work."""
+    gone = (NOON - timedelta(hours=3)).isoformat()
+    run.attempt("a" * 32, began=gone, alive=gone, doing="compile", uncommitted_seconds=12.0)
+    run.attempt("b" * 32, ended="ValueError", message="<script>no\nway</script> " + "x" * 500, host="<i>h</i>")
+    run.attempt("c" * 32, seconds={"train": 1.0, "unattributed": 0.5}, step=1234, uncommitted_seconds=1.0)
+    return run
+
+
+def rows_below(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    table = page.split(f"<h2>{heading}</h2>")[1].split("</table>", maxsplit=1)[0]
+    return [
+        [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in table.split("<tr>")[2:]
+    ]
+
+
+def test_where_the_time_went(run: Run) -> None:
+    page = tried(trained(run)).report()
+    assert rows_below(page, "Where the time went") == [
+        ["lost work", "42 s", "34.6%", "badput"],
+        ["compile", "40 s", "32.9%", "badput"],
+        ["start-up", "20 s", "16.5%", "badput"],
+        ["train", "19 s", "15.6%", "goodput"],
+        ["unattributed", "0.5 s", "0.4%", "badput"],
+        ["all", "2 min 02 s", "100%", ""],
+    ]
+    attempts = rows_below(page, "Attempts")
+    assert attempts[0] == [
+        "2026-01-31 09:00:00", "host", "1 min 00 s", "100 → 130", "12 s", "died without a word in compile",
+    ]  # fmt: skip
+    assert attempts[1][1] == "&lt;i&gt;h&lt;/i&gt;"
+    assert attempts[1][5].startswith("ValueError: &lt;script&gt;no way&lt;/script&gt; xxx")
+    assert len(attempts[1][5]) < 250
+    assert attempts[2][2:] == ["1.5 s", "100 → 1,234", "", "at work: train"]
+    assert "<b>15.6%</b><span>goodput, of 2 min 02 s</span>" in page
+    assert "1 of the attempts died without a word" in page
+    assert "Between attempts no process was at work for 2 h 59 min." in page
+    assert "script" not in Elements(page).tags
+
+
+def test_the_picture_shows_the_numbers_of_the_account(run: Run) -> None:
+    trained(run).report()
+    before = run.home.read("report/seconds.png")
+    tried(run).report()
+    assert run.home.read("report/seconds.png") != before
+
+
+def test_the_page_is_a_function_of_log_and_attempts(run: Run) -> None:
+    assert tried(trained(run)).report() == run.report()
+
+
+def test_without_attempts_the_page_says_so(run: Run) -> None:
+    page = trained(run).report()
+    assert "Attempts are not recorded for this run" in page
+    assert "in committed segments" in page
+    assert "<h2>Attempts</h2>" not in page
+
+
+def test_odd_attempts(run: Run) -> None:
+    run.attempt("d" * 32, seconds={})
+    run.home.write("attempts/note.txt", b"hello")
+    page = run.report()
+    assert "Files that are no attempt&#x27;s record, and left out: 1." in page
+    assert rows_below(page, "Where the time went")[-1] == ["all", "0.0 s", "", ""]
+    for number in range(250):
+        run.attempt(f"{number:032x}")
+    page = run.report()
+    assert len(rows_below(page, "Attempts")) == 200
+    assert "51 earlier attempts are not shown." in page
 
 
 def test_only_step_0(run: Run) -> None:

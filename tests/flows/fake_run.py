@@ -3,8 +3,10 @@
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
+from ledger_making import record_of
 
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
@@ -113,6 +115,11 @@ class FakeRun:
             keep_best=KeepBest(metric="accuracy", mode="max"),
         )  # fmt: skip
         self.log.append(lambda _: body, attempt=uuid.uuid4().hex)
+
+    def attempt(self, name: str, **changes: Any) -> None:
+        """The record of an attempt, see `record_of`."""
+        record = record_of(name, **changes)
+        self.home.write(f"attempts/{name}.json", record.to_json())
 
     def retire(self, keep_last: int) -> None:
         clear_away(self.log, [KeepLast(keep_last)], attempt=uuid.uuid4().hex)

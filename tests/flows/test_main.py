@@ -31,7 +31,8 @@ def raising(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
 def test_each_error_has_its_exit_code_and_text(
     kind: type[errors.BatonError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raising(monkeypatch, kind("train.steps = 0 [bold]is[/bold] too few; use 1"))
+    more = {"step": 7} if issubclass(kind, errors.BlowUp) else {}
+    raising(monkeypatch, kind("train.steps = 0 [bold]is[/bold] too few; use 1", **more))
     assert main(["status", "run.yaml", "--json"]) == kind.exit_code
     captured = capsys.readouterr()
     assert captured.err == "error: train.steps = 0 [bold]is[/bold] too few; use 1\n"
@@ -95,7 +96,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("baton ")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for verb in ("run", "status", "list", "log", "verify", "report"):
+    for verb in ("run", "status", "list", "log", "verify", "fork", "report"):
         assert f"  {verb} " in out
         assert main([verb, "--help"]) == 0
         assert "--json" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def test_status(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["best"]["step"] == 200
     assert facts["evaluation"]["metrics"] == {"accuracy": 0.75}
     assert facts["seconds"] == {"train": 6.0, "stage": 1.5, "evaluate": 0.5}
+    assert facts["account"] is None
 
 
 def test_status_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +53,49 @@ def test_status_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"^quarantined +checkpoints/00000300-", out, re.MULTILINE)
     assert re.search(r"^validation +accuracy 0.75  \(180 examples, step 200\)$", out, re.MULTILINE)
     assert re.search(r"^time +train 4.0 s, stage 1.0 s, evaluate 0.5 s$", out, re.MULTILINE)
+    assert re.search(r"^attempts +not recorded: the time is that of committed segments alone$", out, re.MULTILINE)
+
+
+def tried(run: FakeRun) -> FakeRun:
+    """Two attempts of the past, one of them dead, and one at work now."""
+    now = datetime.now(UTC).isoformat()
+    run.attempt("a" * 32)
+    run.attempt("b" * 32, ended="complete", uncommitted_seconds=0.0, host="[bold]h[/bold]")
+    run.attempt("c" * 32, began=now, alive=now, seconds={"train": 10.0, "unattributed": 0.2}, uncommitted_seconds=9.0)
+    run.home.write("attempts/note.txt", b"hello")
+    return run
+
+
+def test_status_tells_where_the_time_went(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = as_json(capsys, "status", tried(run).address)
+    seconds = {
+        "compile": 40.0, "train": 40.0, "lost work": 30.0, "start-up": 20.0, "unattributed": 0.2,
+    }  # fmt: skip
+    assert facts["seconds"] == seconds
+    account = facts["account"]
+    assert account["total_seconds"] == pytest.approx(130.2)
+    assert account["goodput_seconds"] == 40.0
+    assert account["goodput_share"] == pytest.approx(40 / 130.2)
+    assert account["unattributed_share"] == pytest.approx(0.2 / 130.2)
+    assert account["badput_seconds"] == {cause: amount for cause, amount in seconds.items() if cause != "train"}
+    assert sum(account["badput_seconds"].values()) + 40.0 == pytest.approx(account["total_seconds"])
+    assert (account["alive"], account["died_without_a_word"], account["unreadable"]) == (1, 1, 1)
+    assert [each["lost_seconds"] for each in account["attempts"]] == [30.0, 0.0, 0.0]
+    assert [each["is_alive"] for each in account["attempts"]] == [False, False, True]
+
+
+def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", tried(run).address]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        r"time +2 min 10 s in 3 attempts \(1 at work, 1 died without a word\)",
+        r"goodput +30\.7%  40 s of training that counts",
+        r"badput +compile 40 s \(30\.7%\), lost work 30 s \(23\.0%\), start-up 20 s .*, unattributed 0\.2 s \(0\.2%\)",
+        r"away +\d+ h \d\d min between attempts, no process at work",
+        r"left out +1 files below attempts/ are no attempt's record",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), line
+    assert "not recorded" not in out
 
 
 def test_a_run_file_and_its_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

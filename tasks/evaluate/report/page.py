@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tasks.evaluate.report.tables import Cell, code, table, time_words
+from tasks.evaluate.report.times import goodput_words, where_the_time_went
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
+from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, short_path, size_words
 
@@ -56,23 +59,24 @@ class Picture:
     png: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """Markup that is escaped already, and how its column is set."""
-
-    html: str
-    kind: str = ""
-
-
-def render(*, title: str, address: str, entries: Sequence[Entry], history: History, pictures: Sequence[Picture]) -> str:
-    """The page, a function of the log alone."""
+def render(
+    *,
+    title: str,
+    address: str,
+    entries: Sequence[Entry],
+    history: History,
+    account: Account | None,
+    pictures: Sequence[Picture],
+) -> str:
+    """The page, a function of the log and of the account of the attempts."""
     head = entries[-1].head
-    as_of = f"as of log entry {head.number}, {_time(entries[-1].time)} UTC"
+    as_of = f"as of log entry {head.number}, {time_words(entries[-1].time)} UTC"
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="home"><span class="code">{escape(address)}</span><br>{as_of}</p>',
-        _tiles(history, head),
+        _tiles(history, head, account),
         *_pictures(pictures),
+        *where_the_time_went(account),
         "<h2>Checkpoints</h2>",
         _checkpoints(entries, head),
         *_evaluations(history),
@@ -92,7 +96,7 @@ def render(*, title: str, address: str, entries: Sequence[Entry], history: Histo
     )
 
 
-def _tiles(history: History, head: Head) -> str:
+def _tiles(history: History, head: Head, account: Account | None) -> str:
     tiles = [
         ("step", f"{head.tip.step:,}" if head.tip else "none"),
         ("segments", f"{history.segments:,}"),
@@ -104,7 +108,10 @@ def _tiles(history: History, head: Head) -> str:
         tiles += [(name, number_words(value)) for name, value in history.rows[-1].metrics.items()]
     if head.best is not None:
         tiles.append((f"best {head.best.metric}, step {head.best.checkpoint.step:,}", number_words(head.best.value)))
-    tiles.append(("in committed segments", duration_words(sum(history.seconds.values()))))
+    if account is None:
+        tiles.append(("in committed segments", duration_words(sum(history.seconds.values()))))
+    else:
+        tiles.append((f"goodput, of {duration_words(account.total_seconds)}", goodput_words(account)))
     cells = (f"<div class=tile><b>{escape(value)}</b><span>{escape(label)}</span></div>" for label, value in tiles)
     return f'<div class="tiles">{"".join(cells)}</div>'
 
@@ -133,18 +140,18 @@ def _checkpoints(entries: Sequence[Entry], head: Head) -> str:
             metrics = metric_words(entry.body.history[-1].metrics) if entry.body.history else ""
             rows.append(
                 [
-                    _Cell(f"{ref.step:,}", "number"),
-                    _Cell("".join(_mark(word, reasons.get(ref.path, "")) for word in _standing(ref.path, head))),
-                    _Cell(escape(metrics.replace("  ", ", "))),
-                    _Cell(escape(size_words(ref.size)), "number"),
-                    _Cell(_code(ref.state_digest[:_DIGEST_CHARACTERS], whole=ref.state_digest)),
-                    _Cell(escape(entry.body.exit_reason.replace("_", " "))),
-                    _Cell(_time(entry.time)),
-                    _Cell(_code(short_path(ref.path).removeprefix("checkpoints/"), whole=ref.path)),
+                    Cell(f"{ref.step:,}", "number"),
+                    Cell("".join(_mark(word, reasons.get(ref.path, "")) for word in _standing(ref.path, head))),
+                    Cell(escape(metrics.replace("  ", ", "))),
+                    Cell(escape(size_words(ref.size)), "number"),
+                    Cell(code(ref.state_digest[:_DIGEST_CHARACTERS], whole=ref.state_digest)),
+                    Cell(escape(entry.body.exit_reason.replace("_", " "))),
+                    Cell(time_words(entry.time)),
+                    Cell(code(short_path(ref.path).removeprefix("checkpoints/"), whole=ref.path)),
                 ]
             )
     headings = ("step", "state", "training metrics", "size", "state digest", "ended by", "committed, UTC", "folder")
-    return _table(headings, rows, numbers={0, 3}) if rows else '<p class="note">None is committed yet.</p>'
+    return table(headings, rows, numbers={0, 3}) if rows else '<p class="note">None is committed yet.</p>'
 
 
 def _standing(path: str, head: Head) -> list[str]:
@@ -174,32 +181,18 @@ def _evaluations(history: History) -> Iterable[str]:
     names = list(dict.fromkeys(name for evaluation in history.evaluations for name in evaluation.metrics))
     rows = [
         [
-            _Cell(f"{evaluation.checkpoint.step:,}", "number"),
+            Cell(f"{evaluation.checkpoint.step:,}", "number"),
             *(
-                _Cell(number_words(evaluation.metrics[name]) if name in evaluation.metrics else "", "number")
+                Cell(number_words(evaluation.metrics[name]) if name in evaluation.metrics else "", "number")
                 for name in names
             ),
-            _Cell(f"{evaluation.examples:,}", "number"),
-            _Cell(escape(duration_words(evaluation.seconds)), "number"),
+            Cell(f"{evaluation.examples:,}", "number"),
+            Cell(escape(duration_words(evaluation.seconds)), "number"),
         ]
         for evaluation in history.evaluations
     ]
     yield "<h2>Evaluations</h2>"
-    yield _table(("step", *names, "examples", "time"), rows, numbers=set(range(len(names) + 3)))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], *, numbers: set[int]) -> str:
-    first = "".join(
-        f'<th class="number">{escape(text)}</th>' if index in numbers else f"<th>{escape(text)}</th>"
-        for index, text in enumerate(headings)
-    )
-    body = "\n".join(
-        "<tr>"
-        + "".join(f'<td class="{cell.kind}">{cell.html}</td>' if cell.kind else f"<td>{cell.html}</td>" for cell in row)
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="table"><table><thead><tr>{first}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    yield table(("step", *names, "examples", "time"), rows, numbers=set(range(len(names) + 3)))
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
@@ -213,13 +206,3 @@ def _facts(facts: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
-
-
-def _code(text: str, *, whole: str) -> str:
-    """What fits the column; the whole on hovering."""
-    return f'<code title="{escape(whole)}">{escape(text)}</code>'
-
-
-def _time(time: str) -> str:
-    """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
-    return escape(time[:19].replace("T", " "))

@@ -5,10 +5,11 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasks.foundation.runlog.accounting import GOOD, LOST
 from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.telemetry.wording import duration_words
 
@@ -35,13 +36,18 @@ class Plot:
     png: bytes
 
 
-def draw(history: History) -> tuple[Plot, ...]:
-    """All pictures of a run: loss first, the other metrics, speed, time. None where nothing was trained."""
+def draw(history: History, seconds: Mapping[str, float]) -> tuple[Plot, ...]:
+    """All pictures of a run: loss first, the other metrics, speed, time. None where nothing was trained.
+
+    Args:
+        history: the curves.
+        seconds: where the time went, by cause, in the order to be shown.
+    """
     if not history.segments:
         return ()
     for logger in ("matplotlib", "matplotlib.font_manager"):
         logging.getLogger(logger).setLevel(logging.ERROR)  # building its font cache is not the run's news
-    return (*_curves(history), *_speed(history), *_seconds(history))
+    return (*_curves(history), *_speed(history), *_seconds(seconds))
 
 
 def _curves(history: History) -> Iterator[Plot]:
@@ -109,15 +115,15 @@ def _speed(history: History) -> Iterator[Plot]:
     yield Plot(name="speed", caption="examples per second, by segment", png=_png(figure))
 
 
-def _seconds(history: History) -> Iterator[Plot]:
-    """Where the time went, in committed segments and evaluations."""
-    amounts = seconds_by_cause(history)
+def _seconds(amounts: Mapping[str, float]) -> Iterator[Plot]:
+    """Where the time went: what trained the run, what is lost, and all the rest."""
     if not amounts:
         return
     total = sum(amounts.values())
     figure, axes = _figure(height_inches=max(_HEIGHT_INCHES, 0.3 * len(amounts) + 0.8))
     positions = range(len(amounts))
-    axes.barh(positions, list(amounts.values()), color=_TRAINING, height=0.62)
+    colors = [_TRAINING if cause == GOOD else _VALIDATION if cause == LOST else _GREY for cause in amounts]
+    axes.barh(positions, list(amounts.values()), color=colors, height=0.62)
     axes.set_yticks(positions, labels=list(amounts), parse_math=False)
     axes.invert_yaxis()
     for position, amount in zip(positions, amounts.values(), strict=True):
@@ -128,15 +134,6 @@ def _seconds(history: History) -> Iterator[Plot]:
     axes.xaxis.grid(visible=True, color=_FAINT, linewidth=0.7)
     axes.set_xlabel("seconds")
     yield Plot(name="seconds", caption="seconds by cause", png=_png(figure))
-
-
-def seconds_by_cause(history: History) -> dict[str, float]:
-    """Seconds of the lineage by cause, largest first; evaluations are a cause of their own."""
-    amounts = dict(history.seconds)
-    evaluating = sum(evaluation.seconds for evaluation in history.evaluations)
-    if evaluating:
-        amounts["evaluate"] = amounts.get("evaluate", 0.0) + evaluating
-    return dict(sorted(amounts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _figure(*, height_inches: float = _HEIGHT_INCHES) -> "tuple[Figure, Axes]":

@@ -48,22 +48,27 @@ def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> Sta
 def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink) -> Head | None:
     """The head, once its tip has been read whole; damaged tips are quarantined on the way.
 
+    Only where an older one is whole: if all are damaged, none is quarantined, so that a backup of their files is all
+    that is needed to go on.
+
     Raises:
         NothingToRestore: every retained checkpoint is damaged, and training had gone beyond step 0.
     """
     while True:
         head = log.head()
         if head is None or head.tip is None:
-            if head is not None and any(ref.step > 0 for ref in head.quarantined):
-                raise NothingToRestore(
-                    f"{log.home.uri}: every retained checkpoint is damaged: "
-                    f"{', '.join(ref.path for ref in head.quarantined)}. Restore their files from a backup, or start "
-                    "a run of another name"
-                )
             return head
         reason = damage(log.home, head.tip)
         if reason is None:
             return head
+        older = reversed(head.retained[:-1])
+        trained = any(ref.step > 0 for ref in (*head.retained, *head.quarantined))
+        if trained and all(damage(log.home, ref) is not None for ref in older):
+            raise NothingToRestore(
+                f"{log.home.uri}: every retained checkpoint is damaged: "
+                f"{', '.join(ref.path for ref in head.retained)}. Restore their files from a backup, or start a run "
+                f"of another name ({reason})"
+            )
         telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))
         quarantine(log, head.tip, reason, attempt=attempt)
 

@@ -4,6 +4,7 @@ After Delta Lake's transaction log: optimistic concurrency by put-if-absent, no 
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from tasks.foundation.storage.base import Storage
 
 _LOGGER = logging.getLogger(__name__)
 _HINT = "log/HINT"
+_ENTRY = re.compile(r"log/(\d{8})\.json")
 
 Decide = Callable[[Head | None], Body | None]
 
@@ -40,14 +42,44 @@ class RunLog:
         try:
             data = self.home.read(path)
         except FileMissing as fault:
-            raise RunLogError(f"{where} is not there; the log has lost an entry, restore it from a backup") from fault
-        entry = Entry.from_json(data, where=where, error=RunLogError)
+            raise _lost(where) from fault
+        try:
+            entry = Entry.from_json(data, where=where, error=RunLogError)
+        except RunLogError as fault:
+            remedy = "restore the file from a backup"
+            if not self.home.exists(_path(number + 1)):
+                remedy += "; without one, delete it while no process of this run lives, and only what it says is lost"
+            raise RunLogError(f"{fault}; {remedy}") from fault
         if entry.number != number:
             raise RunLogError(f"{where} calls itself entry {entry.number}; restore the file from a backup")
         return entry
 
+    def require_whole(self) -> None:
+        """See that no entry is missing: appending to such a log could put a second history beside the first.
+
+        Raises:
+            RunLogError: an entry, or the whole log of a run that has checkpoints, is gone.
+        """
+        staged = next(iter(self.home.folders("checkpoints")), None)
+        listed = {int(match[1]) for path in self.home.files("log") if (match := _ENTRY.fullmatch(path))}
+        for number in range(max(listed, default=0)):
+            # A listing may be late: what it lacks is asked for by name.
+            if number not in listed and not self.home.exists(_path(number)):
+                raise _lost(f"{self.home.uri}/{_path(number)}")
+        # The origin is the first of all files; so it is there, unless it was lost.
+        if staged is not None and not listed and not self.home.exists(_path(0)):
+            raise RunLogError(
+                f"{self.home.uri} holds checkpoints ({staged}) but no log; restore log/ from a backup, or move the "
+                "folder away to begin anew"
+            )
+
     def entries(self) -> Iterator[Entry]:
-        """All entries, oldest first."""
+        """All entries, oldest first.
+
+        Raises:
+            RunLogError: one is not there, or cannot be read.
+        """
+        self.require_whole()
         newest = self._newest()
         if newest is not None:
             for number in range(newest + 1):
@@ -71,6 +103,8 @@ class RunLog:
             body = decide(head)
             if body is None:
                 return None
+            if head is None:
+                self.require_whole()
             number = 0 if head is None else head.number + 1
             entry = Entry(
                 number=number,
@@ -125,6 +159,13 @@ class RunLog:
         except StorageError as fault:
             # The entry is committed; a missing hint costs time, never truth.
             _LOGGER.warning("could not write %s: %s", _HINT, fault)
+
+
+def _lost(where: str) -> RunLogError:
+    return RunLogError(
+        f"{where} is not there; the log has lost an entry, restore it from a backup, or see whether its disk is still "
+        "mounted"
+    )
 
 
 def _path(number: int) -> str:

@@ -12,7 +12,7 @@ from tasks.foundation.storage.base import Storage
 
 # Ends that the user, or the run file, asked for: they say nothing about whether the run can get further.
 DELIBERATE_ENDS = frozenset(
-    {"complete", "until_step", "max_segments", "nothing_to_do", "time_budget", "sigint", "KeyboardInterrupt", "left"}
+    {"complete", "until_step", "max_segments", "nothing_to_do", "sigint", "KeyboardInterrupt", "left"}
 )
 # Being told to go is nobody's fault, but whoever is told so before each first commit never gets anywhere.
 _TOLD_TO_GO = frozenset({"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal"})

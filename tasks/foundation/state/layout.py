@@ -82,5 +82,11 @@ def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[Varia
     raise StateMismatch(f"{where} belongs to another model: {shown}{more}")
 
 
+def is_learning_rate(leaf: Leaf) -> bool:
+    """Whether this is the variable in which an optimizer keeps the learning rate that it was made with."""
+    name = leaf.path.rsplit("/", 1)[-1]
+    return leaf.path.startswith(("optimizer/", "optimizers/")) and name == "learning_rate"
+
+
 def _text(record: VariableRecord) -> str:
     return f"{record.path} {record.dtype}{list(record.shape)}{' per replica' if record.per_replica else ''}"

@@ -1,9 +1,10 @@
 """The train state of one process: the model and every variable it has, saved and restored as a named tree."""
 
 import hashlib
+import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,20 @@ from tasks.foundation.runlog.committing import stale_writer
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import check, manifest_digest
 from tasks.foundation.state.digest import digest_of
-from tasks.foundation.state.layout import require_same_signature, signature_of, slots, stored_name, tree_of
+from tasks.foundation.state.layout import (
+    is_learning_rate,
+    require_same_signature,
+    signature_of,
+    slots,
+    stored_name,
+    tree_of,
+)
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.leftovers import temporary_folder
 
 _PREFIX = "ckpt"
+# What TensorFlow puts among the temporary files besides: sources that AutoGraph writes, a checkpoint's index.
+_ROOM_BESIDES_BYTES = 1 << 20
 # Shards of this size go up and come down side by side.
 _SHARD_BYTES = 64 << 20
 
@@ -57,6 +68,10 @@ class TrainState:
         self._slots = {key: part for leaf in self.leaves for key, part in slots(leaf).items()}
         self._checkpoint = tf.train.Checkpoint(**tree_of(self.leaves))
         self._derive_seeds()
+        # A learning rate is a variable, so that a restored one would replace what the run file says now.
+        self._configured = {
+            leaf.path: float(leaf.components[0].numpy()) for leaf in self.leaves if is_learning_rate(leaf)
+        }
 
     @property
     def step(self) -> int:
@@ -81,8 +96,9 @@ class TrainState:
             part = leaf.components[0]
             if leaf.trainable and part.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(part))):
                 raise NonFinite(
-                    f"{where}: {leaf.path} holds NaN or infinity; nothing of this segment is committed. Lower the "
-                    "learning rate, clip gradients, or look at the data of these steps"
+                    f"{where}: {leaf.path} holds NaN or infinity, which is not committed. Lower the learning rate, "
+                    "clip gradients, or look at the data of these steps",
+                    step=self.step,
                 )
 
     def stage(self, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
@@ -96,10 +112,13 @@ class TrainState:
         Raises:
             NonFinite: a trainable variable is NaN or infinite.
             StaleWriter: another writer moved the tip first, and swept what was being staged.
-            StorageError: the store refused, or has other bytes than were sent.
+            StorageError: the store or the folder for temporary files refused, or the store has other bytes than sent.
+            RunLogError: the run's log is gone, so this would be staged beside nothing.
         """
         self.require_finite(f"step {self.step}")
         self._require_derived_seeds()
+        # A home that was moved away, or whose disk is no longer mounted, must not be begun anew by an upload.
+        RunLog(home).entry(base)
         try:
             return self._stage(home, base=base, attempt=attempt)
         except FileMissing as fault:
@@ -116,9 +135,9 @@ class TrainState:
         options = tf.train.CheckpointOptions(
             experimental_sharding_callback=tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES)
         )
-        with tempfile.TemporaryDirectory(prefix="baton-staging-") as local:
-            written = self._checkpoint.write(str(Path(local) / _PREFIX), options=options)
-            files = tuple(_upload(home, file, f"{folder}/{file.name}") for file in sorted(Path(local).iterdir()))
+        with _temporary_files_of(f"step {step}"), temporary_folder("baton-staging-") as local:
+            written = self._checkpoint.write(str(local / _PREFIX), options=options)
+            files = tuple(_upload(home, file, f"{folder}/{file.name}") for file in sorted(local.iterdir()))
             state_digest = self._digest_of_files(written)
         manifest = CheckpointManifest(
             step=step,
@@ -127,6 +146,7 @@ class TrainState:
             replicas=self.accelerator.replicas,
             state_digest=state_digest,
             signature=self.signature,
+            configured=self._configured,
             files=files,
         ).to_json()
         home.create(f"{folder}/manifest.json", manifest)
@@ -150,11 +170,11 @@ class TrainState:
         where = f"{home.uri}/{ref.path}"
         manifest = check(home, ref)
         require_same_signature(manifest.signature, self.signature, where=where)
-        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="baton-restoring-") as local:
+        with _temporary_files_of(where), ExitStack() as stack, temporary_folder("baton-restoring-") as local:
             for file in manifest.files:
                 source = stack.enter_context(home.local_file(f"{ref.path}/{file.name}"))
-                (Path(local) / file.name).symlink_to(source)
-            self._read(str(Path(local) / _PREFIX), manifest)
+                (local / file.name).symlink_to(source)
+            self._read(str(local / _PREFIX), manifest)
         self._derive_seeds()
         same_replicas = manifest.replicas == self.accelerator.replicas
         if self.step != ref.step or (same_replicas and self.digest() != ref.state_digest):
@@ -162,6 +182,14 @@ class TrainState:
                 f"{where} was restored as step {self.step}, digest {self.digest()[:12]}…; "
                 f"the log says step {ref.step}, digest {ref.state_digest[:12]}…"
             )
+        self._take_accepted_learning_rates(manifest)
+
+    def _take_accepted_learning_rates(self, manifest: CheckpointManifest) -> None:
+        """One that the model is compiled with now and was not then; the user's code may have changed it meanwhile."""
+        for leaf in self.leaves:
+            now = self._configured.get(leaf.path)
+            if now is not None and now != manifest.configured.get(leaf.path, now):
+                leaf.variable.assign(now)
 
     def _read(self, prefix: str, manifest: CheckpointManifest) -> None:
         if manifest.replicas == self.accelerator.replicas:
@@ -220,10 +248,40 @@ def build_train_state(
 
     Raises:
         ModelError: the user's code or model cannot be used.
+        StorageError: there is no room to write a checkpoint before it is uploaded.
     """
     model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
     make_variables(model, batch, reference=spec.model.build, accelerator=accelerator)
-    return TrainState(model, accelerator)
+    state = TrainState(model, accelerator)
+    _require_room(state)
+    return state
+
+
+def _require_room(state: TrainState) -> None:
+    """Before anything is trained: without room, AutoGraph fails first, and blames the model."""
+    folder = tempfile.gettempdir()
+    parts = [part for leaf in state.leaves for part in (leaf.components if leaf.per_replica else leaf.components[:1])]
+    needed = sum(part.shape.num_elements() * part.dtype.size for part in parts) + _ROOM_BESIDES_BYTES
+    with _temporary_files_of("the train state"):
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageError(
+            f"{folder} has {free} bytes left, and a checkpoint of this model takes {needed} there before it is "
+            "uploaded; free some space there, or name another folder with TMPDIR, and run again"
+        )
+
+
+@contextmanager
+def _temporary_files_of(what: str) -> Iterator[None]:
+    """What TensorFlow and the system say of a full or locked folder for temporary files, as one sentence of Baton's."""
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as fault:
+        said = (fault.message if isinstance(fault, tf.errors.OpError) else str(fault)).splitlines()
+        raise StorageError(
+            f"{what}: no files could be written or read in {tempfile.gettempdir()} ({said[0] if said else fault}); "
+            "free some space there, or name another folder with TMPDIR, and run again"
+        ) from fault
 
 
 def _derived(seed: Any, replica: int) -> Any:

@@ -56,10 +56,7 @@ class Listener(Protocol):
     """Who is told, at most once by each of the three sources."""
 
     def hear(self, reason: StopReason) -> None:
-        """Called at once, from the polling thread."""
-
-    def tell(self, reason: StopReason) -> None:
-        """Called after it, from the polling thread."""
+        """Called from the polling thread."""
 
 
 @contextmanager
@@ -109,7 +106,6 @@ class _Watch:
                 return
             if reason is not None:
                 self._listener.hear(reason)
-                self._listener.tell(reason)
                 del due[source]
                 continue
             waits[source] = self._poll_seconds if answered else min(2 * waits[source], _LONGEST_WAIT_SECONDS)

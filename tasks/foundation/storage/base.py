@@ -53,6 +53,15 @@ class Storage(Protocol):
     def upload(self, source: Path, path: str) -> Stored:
         """Copy a local file to `path`, replacing what is there; says what was read from `source`."""
 
+    def copy(self, path: str, target: str) -> None:
+        """Have the content of `path` at `target` too, replacing what is there, durable on return.
+
+        The bytes stay within the store: a hard link on a local disk, a copy inside the bucket on Cloud Storage.
+
+        Raises:
+            FileMissing: there is nothing at `path`.
+        """
+
     def stat(self, path: str) -> Stored:
         """Size and checksum as the store has them.
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,16 +10,24 @@ from pathlib import Path
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.leftovers import temporary_file
 
 # Unfinished files; no reader looks at such a name.
 _UNFINISHED = ".unfinished-"
+# What a file system says that knows no hard links, or has no more of them for this file.
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 
 
 class LocalStorage:
-    """Files below a local folder, which is made when the first file is written."""
+    """Files below a local folder, which is made when the first file is written.
 
-    def __init__(self, root: Path) -> None:
+    A folder that was there and is gone, because it was moved or its disk is no longer mounted, is not made again:
+    whoever works on it would go on beside the true one. What was seen is shared with the stores made by `at`.
+    """
+
+    def __init__(self, root: Path, seen: set[Path] | None = None) -> None:
         self.root = root
+        self._seen = set() if seen is None else seen
 
     @property
     def uri(self) -> str:
@@ -29,7 +36,7 @@ class LocalStorage:
 
     def at(self, folder: str) -> "LocalStorage":
         """The same, one folder down."""
-        return LocalStorage(self.root / folder)
+        return LocalStorage(self.root / folder, self._seen)
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
@@ -51,7 +58,7 @@ class LocalStorage:
             except FileExistsError as fault:
                 raise FileAlreadyThere(f"{target} exists already") from fault
             except OSError as fault:
-                if fault.errno in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}:
+                if fault.errno in _NO_HARD_LINKS:
                     raise StorageError(
                         f"{target.parent} is on a file system without hard links ({fault.strerror}), so a commit "
                         "cannot be made atomic there; use a local disk, NFS or gs://"
@@ -77,6 +84,25 @@ class LocalStorage:
             unfinished.replace(target)
             _sync_folder(target.parent)
         return checksum_file(source)
+
+    def copy(self, path: str, target: str) -> None:
+        """A hard link: no file here is ever written to again. Where it cannot be made, a copy of the bytes."""
+        source, place = self.root / path, self.root / target
+        with self._errors_of(path):
+            if not source.is_file():
+                raise FileNotFoundError(source)
+        with self._errors_of(target), self._unfinished_file(place) as unfinished:
+            unfinished.unlink()
+            try:
+                os.link(source, unfinished)
+            except OSError as fault:
+                if fault.errno not in {*_NO_HARD_LINKS, errno.EXDEV}:
+                    raise
+                shutil.copyfile(source, unfinished)
+                with unfinished.open("rb") as file:
+                    os.fsync(file.fileno())
+            unfinished.replace(place)
+            _sync_folder(place.parent)
 
     def stat(self, path: str) -> Stored:
         """Reads the file: a local disk keeps no checksum."""
@@ -109,6 +135,7 @@ class LocalStorage:
         target = self.root / folder
         with self._errors_of(folder), suppress(FileNotFoundError):
             if target.is_dir():
+                self._seen -= {root for root in self._seen if root.is_relative_to(target)}
                 shutil.rmtree(target, onerror=_unless_gone)
             else:
                 target.unlink()
@@ -117,29 +144,43 @@ class LocalStorage:
     def _unfinished_file(self, target: Path) -> Iterator[Path]:
         """A temporary name beside the target, gone afterwards whatever happens (but a kill)."""
         _make_durably(target.parent)
-        handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
-        os.fchmod(handle, 0o644)  # mkstemp's 0600 would lock out the group that shares a home
-        os.close(handle)
-        try:
-            yield Path(name)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with temporary_file(target.parent, _UNFINISHED) as unfinished:
+            yield unfinished
 
     @contextmanager
     def _errors_of(self, path: str) -> Iterator[None]:
         where = self.root / path
         try:
+            self._require_root()
             yield
+            if self.root.is_dir():
+                self._seen.add(self.root)
         except FileNotFoundError as fault:
+            self._require_root()
             raise FileMissing(f"{where} is not there") from fault
         except (FileExistsError, NotADirectoryError) as fault:
             raise StorageError(f"{where}: a file stands where a folder is needed; move it away") from fault
         except PermissionError as fault:
-            raise StorageError(f"{where}: permission denied; see who owns the folder ({fault.filename})") from fault
+            raise StorageError(
+                f"{where}: permission denied; see who owns the folder ({fault.filename}), and run again"
+            ) from fault
         except OSError as fault:
             if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StorageError(f"{where}: no space left on the disk; free some and run again") from fault
-            raise StorageError(f"{where}: {fault.strerror or fault}") from fault
+            if fault.errno == errno.EFBIG:
+                raise StorageError(
+                    f"{where}: larger than a file may be here; raise the limit (ulimit -f) and run again"
+                ) from fault
+            if fault.errno == errno.EROFS:
+                raise StorageError(f"{where}: the disk is mounted read-only; make it writable and run again") from fault
+            raise StorageError(f"{where}: {fault.strerror or fault}; see to the disk and run again") from fault
+
+    def _require_root(self) -> None:
+        if self.root in self._seen and not self.root.is_dir():
+            raise StorageError(
+                f"{self.root} was there and is gone; see whether it was moved or its disk is no longer mounted, bring "
+                "it back and run again"
+            )
 
 
 def _unless_gone(_function: object, _path: str, fault: tuple[type[BaseException], BaseException, object]) -> None:

@@ -61,6 +61,10 @@ class MemoryStorage:
         self.write(path, data)
         return checksum_bytes(data)
 
+    def copy(self, path: str, target: str) -> None:
+        """See `Storage.copy`."""
+        self.write(target, self.read(path))
+
     def stat(self, path: str) -> Stored:
         """See `Storage.stat`."""
         return checksum_bytes(self.read(path))

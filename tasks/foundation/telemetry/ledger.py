@@ -33,6 +33,11 @@ _START_UP, _TRAIN = "start-up", "train"
 _SHORTEST_SECONDS, _LONGEST_SECONDS, _SHARE_OF_AGE = 0.5, 30.0, 0.01
 _PATIENCE_SECONDS = 10.0  # a store that hangs must not hold up a process that has to go
 _MESSAGE_CHARACTERS = 2000
+# Whoever is still there after that is not shutting down: a notebook, or a service that takes the next run.
+_LONGEST_SHUT_DOWN_SECONDS = 60.0
+
+# The ledger that is to sign at exit; one for the process, or a second would be counted twice.
+_to_sign_at_exit: list["Ledger"] = []
 
 
 def sign_interval(age: float) -> float:
@@ -92,9 +97,12 @@ class Ledger:
         self._began_clock = self._last - age
         self._seconds[_START_UP] += age
         self._began = (self._now() - timedelta(seconds=age)).isoformat(timespec="milliseconds")
+        while _to_sign_at_exit:
+            atexit.unregister(_to_sign_at_exit.pop()._sign_at_exit)  # what comes now is ours to count
         if self._whole_process:
             # The last registered is the first called: what others tear down at exit is counted, if they come later.
             atexit.register(self._sign_at_exit)
+            _to_sign_at_exit.append(self)
         return self
 
     def __exit__(
@@ -226,5 +234,7 @@ class Ledger:
     def _sign_at_exit(self) -> None:
         # The run may have been deleted meanwhile. Nobody reads warnings any more.
         with suppress(Exception):
-            if self._home is not None and self._home.exists(attempt_path(self.attempt)):
+            if self._clock() - self._last > _LONGEST_SHUT_DOWN_SECONDS or self._home is None:
+                return
+            if self._home.exists(attempt_path(self.attempt)):
                 self._write(warns=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.foundation.storage.base import Storage
 
-_CALLS = {"read", "exists", "create", "write", "upload", "stat", "local_file", "files", "folders", "delete"}
+_CALLS = {"read", "exists", "create", "write", "upload", "copy", "stat", "local_file", "files", "folders", "delete"}
 
 
 class Counting:

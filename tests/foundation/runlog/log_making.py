@@ -9,7 +9,18 @@ from tasks.foundation.contracts.checkpoint import (
     FileRecord,
     checkpoint_folder,
 )
-from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, Origin, Quarantine
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Commit,
+    Entry,
+    Environment,
+    Evaluation,
+    Head,
+    Origin,
+    Quarantine,
+    Rewind,
+)
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
@@ -80,6 +91,19 @@ def evaluation(checkpoint: CheckpointRef, keep_best: KeepBest | None = ACCURACY,
     return Evaluation(checkpoint=checkpoint, metrics=metrics, examples=3, seconds=0.5, keep_best=keep_best)
 
 
+def change_of_seed(head: Head | None) -> Body | None:
+    """Accept another seed, as `init_or_restore` does: it moves the base, whatever the base is."""
+    if head is None or head.identity == {"seed": 1}:
+        return None
+    return Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",))
+
+
+def moves_base(body: Body) -> bool:
+    return isinstance(body, Origin | Commit | Quarantine | Rewind) or (
+        isinstance(body, Change) and body.identity is not None
+    )
+
+
 def begin(home: Storage) -> RunLog:
     """A run with its origin and step 0 committed."""
     log = RunLog(home)
@@ -142,8 +166,7 @@ def assert_sound(home: Storage) -> list[Entry]:
         entries.append(entry)
         assert entry.head.number == entry.number == number
         assert _replays(entry, before), "the log does not replay"
-        moved = isinstance(entry.body, Origin | Commit | Quarantine)
-        assert entry.head.base == (entry.number if moved else before.base if before else None)
+        assert entry.head.base == (entry.number if moves_base(entry.body) else before.base if before else None)
         if isinstance(entry.body, Commit):
             assert before is not None
             assert entry.body.checkpoint.base == before.base, "committed on a base that was no longer current"

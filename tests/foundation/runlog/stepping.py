@@ -17,7 +17,7 @@ from greenlet import greenlet
 
 from tasks.foundation.storage.base import Storage, Stored
 
-_CHANGING = {"create", "write", "upload", "delete"}
+_CHANGING = {"create", "write", "upload", "copy", "delete"}
 
 
 class Call(NamedTuple):
@@ -111,17 +111,18 @@ class Execution:
 
 
 class Stepped:
-    """A store that waits for the writer's turn before every call."""
+    """A store, or a folder of it, that waits for the writer's turn before every call."""
 
-    def __init__(self, execution: Execution, number: int) -> None:
-        self._execution, self._number, self._store = execution, number, execution.store
+    def __init__(self, execution: Execution, number: int, folder: str = "") -> None:
+        self._execution, self._number, self._folder = execution, number, folder
+        self._store = execution.store.at(folder) if folder else execution.store
 
     @property
     def uri(self) -> str:
         return self._store.uri
 
     def at(self, folder: str) -> Storage:
-        raise NotImplementedError(folder)
+        return Stepped(self._execution, self._number, f"{self._folder}/{folder}".lstrip("/"))
 
     def read(self, path: str) -> bytes:
         self._turn("read", path)
@@ -144,6 +145,11 @@ class Stepped:
         self._turn("upload", path)
         return self._store.upload(source, path)
 
+    def copy(self, path: str, target: str) -> None:
+        # Nobody changes what is copied.
+        self._turn("copy", target)
+        self._store.copy(path, target)
+
     def stat(self, path: str) -> Stored:
         self._turn("stat", path)
         return self._store.stat(path)
@@ -165,7 +171,7 @@ class Stepped:
         self._store.delete(folder)
 
     def _turn(self, verb: str, path: str) -> Call:
-        call = Call(verb, path)
+        call = Call(verb, f"{self._folder}/{path}".lstrip("/"))
         self._execution.turn(self._number, call)
         return call
 

@@ -1,165 +1,18 @@
 """Two and three writers on one log: every order of their storage calls, with crashes and lost answers."""
 
-import os
-import shutil
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from log_making import (
-    Act,
-    assert_sound,
-    begin,
-    committing,
-    evaluation,
-    folders,
-    head_of,
-    origin,
-    stage,
-    train,
-)
+from log_making import Act, assert_sound, committing, evaluation, folders, head_of, origin, stage, train
+from scene import Scene, assert_one_winner, in_memory, moments, on, played
 from stepping import Call, Execution, Stepped, Writer, explore
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
+from tasks.foundation.contracts.log_entry import Entry, Quarantine
 from tasks.foundation.errors import FileAlreadyThere, StaleWriter, StorageError
 from tasks.foundation.runlog.committing import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.retention import KeepBestEvaluated, KeepLast, clear_away
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
-
-
-@pytest.fixture(params=["memory", "file"])
-def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    if request.param == "memory":
-        memory = MemoryStorage(f"interleavings-{uuid.uuid4().hex}")
-        yield memory
-        memory.delete("")
-        return
-    # Who comes first does not depend on when the bytes reach the disk; waiting for that takes most of the time.
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    shared_memory = Path("/dev/shm")  # noqa: S108 - a file system like any other, but quick
-    folder = tempfile.mkdtemp(dir=shared_memory if os.access(shared_memory, os.W_OK) else tmp_path)
-    yield LocalStorage(Path(folder) / "home")
-    shutil.rmtree(folder)
-
-
-# Three writers on a disk: three commits show it; the rest of the long ones run in memory.
-in_memory = pytest.mark.parametrize("home", ["memory"], indirect=True)
-
-
-class Scene:
-    """A run of four commits, of which the eldest is long retired and the next is to be; and two rivals for its base."""
-
-    def __init__(self) -> None:
-        home = MemoryStorage(f"scene-{uuid.uuid4().hex}")
-        log = begin(home)
-        for step in (10, 20, 30):
-            train(log, step)
-            clear_away(log, [KeepLast(2)], attempt="keeper")
-        self.base = head_of(log).base
-        self.tip = head_of(log).tip
-        assert self.tip is not None
-        self.rivals = [stage(home, 40, self.base, f"rival{number}") for number in range(3)]
-        self.stale = stage(home, 11, 1, "stale")
-        self.state = {path: home.read(path) for path in home.files("")}
-        self.entries = {path for path in self.state if path.startswith("log/0")}
-        home.delete("")
-
-    def set_up(self, home: Storage) -> Storage:
-        """Make the home what it was: remove what is new, restore what is gone. Nothing else is ever written anew."""
-        there = set(home.files(""))
-        for path in there - self.state.keys():
-            home.delete(path)
-        # On a disk an emptied folder stays, and is seen.
-        for folder in set(home.folders("checkpoints")) - {path.rsplit("/", 1)[0] for path in self.state}:
-            home.delete(folder)
-        for path in (self.state.keys() - there) | {"log/HINT"}:
-            home.write(path, self.state[path])
-        return home
-
-    def commits(self, rival: int) -> Act:
-        return lambda store: commit(RunLog(store), committing(self.rivals[rival], parent=self.parent.path))
-
-    def commits_twice(self, rival: int) -> Act:
-        """Commit, stage the next on top of it, commit that."""
-
-        def work(store: Storage) -> Entry:
-            log = RunLog(store)
-            first = commit(log, committing(self.rivals[rival], parent=self.parent.path))
-            staged = stage(store, 50, first.head.base, f"rival{rival}")
-            return commit(log, committing(staged, parent=self.rivals[rival].path))
-
-        return work
-
-    def keeps_house(self, store: Storage) -> None:
-        log = RunLog(store)
-        log.append(lambda head: None if head is None else evaluation(self.parent, accuracy=0.5), attempt="keeper")
-        clear_away(log, [KeepLast(1), KeepBestEvaluated()], attempt="keeper")
-
-    def clears_away(self, store: Storage) -> None:
-        clear_away(RunLog(store), [KeepLast(1)], attempt="keeper")
-
-    def quarantines(self, store: Storage) -> None:
-        quarantine(RunLog(store), self.parent, "crc32c differs", attempt="doctor")
-
-    @property
-    def parent(self) -> CheckpointRef:
-        assert self.tip is not None
-        return self.tip
-
-    def play(
-        self, home: Storage, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
-    ) -> int:
-        def look(execution: Execution) -> None:
-            for path in self.entries:
-                assert execution.store.read(path) == self.state[path], "an entry of the log was changed"
-            check(execution, assert_sound(execution.store))
-
-        return explore(lambda: Execution(self.set_up(home), writers()), look)
-
-
-@pytest.fixture(scope="module")
-def scene() -> Scene:
-    return Scene()
-
-
-def on(entries: list[Entry], base: int) -> list[Commit]:
-    return [entry.body for entry in entries if isinstance(entry.body, Commit) and entry.body.checkpoint.base == base]
-
-
-def assert_one_winner(execution: Execution, entries: list[Entry], rivals: list[int], base: int) -> None:
-    """Of the rivals that lived exactly one came through, unless a dead one did; the others were told."""
-    won = on(entries, base)
-    assert len(won) <= 1
-    winners = [number for number in rivals if number in execution.results]
-    losers = [number for number in rivals if number in execution.faults]
-    assert all(isinstance(execution.faults[number], StaleWriter) for number in losers), execution.faults
-    assert set(winners) | set(losers) | execution.dead >= set(rivals)
-    for number in winners:
-        entry = execution.results[number]
-        assert isinstance(entry, Entry)
-        assert entry in entries
-        assert isinstance(entry.body, Commit)
-        assert entry.body in won
-    if losers or set(rivals) - execution.dead:
-        assert len(won) == 1
-    assert len(winners) + len(set(rivals) & execution.dead) >= 1
-    assert len(winners) <= 1
-
-
-def moments(changes: int) -> list[tuple[int | None, int | None]]:
-    """Nobody dies; or one of two dies, after so many of its changes."""
-    return [(None, None), *((count, None) for count in range(changes)), *((None, count) for count in range(changes))]
-
-
-def played(request: pytest.FixtureRequest, count: int, at_least: int) -> None:
-    print(f"{request.node.name}: {count} interleavings")  # noqa: T201 - shown by pytest -rP
-    assert count >= at_least
 
 
 def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:

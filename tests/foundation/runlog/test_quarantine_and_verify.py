@@ -97,6 +97,7 @@ def test_nothing_to_restore_is_said_and_a_damaged_start_is_begun_anew(store: Sto
     assert head.tip is None  # step 0 can be made again
     train(log, 0, attempt="b")
     train(log, 10, attempt="b")
+    before = {path: store.read(path) for path in store.files("")}
     for kept in head_of(log).retained:
         store.delete(kept.path)
     with pytest.raises(NothingToRestore, match="Restore their files from a backup") as told:
@@ -104,6 +105,12 @@ def test_nothing_to_restore_is_said_and_a_damaged_start_is_begun_anew(store: Sto
     assert told.value.exit_code == 4
     assert not told.value.retryable
     assert "checkpoints/00000010" in str(told.value)
+    for path, data in before.items():
+        store.write(path, data)  # the backup that was asked for
+    head = sound_tip(log, attempt="c", telemetry=Silent())
+    assert head is not None
+    assert head.tip is not None
+    assert head.tip.step == 10
 
 
 def test_one_bad_read_is_no_verdict(store: Storage) -> None:

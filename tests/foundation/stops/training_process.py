@@ -16,19 +16,23 @@ PATIENCE_SECONDS = 60.0  # a bound for tests that would hang, never an expectati
 PRELUDE = """
 import hashlib, os, signal, sys, time
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.stops.listening import listening
+from tasks.foundation.stops.holding import hold
+
+def say(*words):
+    # In one piece: notes are printed by another thread.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 class Printing:
     def emit(self, event):
-        print(f"note: {event.text}\\n", end="", flush=True)  # in one piece, beside the main thread's lines
+        say("note:", event.text)
 
-def in_c_code():
-    # Minutes in one call that lets other threads run, as TensorFlow's calls do; no Python handler runs meanwhile.
-    print("in C code", flush=True)
+def in_c_code(_stops):
+    # Minutes in one call that lets other threads run, as TensorFlow's calls do.
+    say("in C code")
     hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 2**31 - 1)
 
 def until_asked(stops):
-    print("waiting", flush=True)
+    say("waiting")
     while stops.asked is None:
         time.sleep(0.01)
 """
@@ -61,6 +65,7 @@ class Process:
 @contextmanager
 def process(body: str, **settings: Any) -> Iterator[Process]:
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "GCE_METADATA_HOST": ""}
+    environment.pop("PYTHONUNBUFFERED", None)  # a pipe's buffer is part of what is tested
     started = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + body],
         cwd=CHECKOUT,

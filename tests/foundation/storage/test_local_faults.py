@@ -323,3 +323,47 @@ def test_an_address_that_is_no_folder_is_refused(tmp_path: Path, address: str) -
 def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert open_storage("~/runs", relative_to=tmp_path).uri == str(tmp_path / "me" / "runs")
+
+
+def test_a_copy_is_a_hard_link(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a/1", b"x")
+    storage.copy("a/1", "b/1")
+    assert (tmp_path / "a/1").samefile(tmp_path / "b/1")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_no_hard_link_can_be_made_the_bytes_are_copied_and_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a/1", b"x" * 100_000)
+    synced: list[int] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), real(handle))[1])
+
+    def refuse(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage.copy("a/1", "b/1")
+    assert storage.read("b/1") == b"x" * 100_000
+    copied = (tmp_path / "b/1").stat()
+    assert not (tmp_path / "a/1").samefile(tmp_path / "b/1")
+    assert {copied.st_ino, (tmp_path / "b").stat().st_ino} <= set(synced)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_copy_onto_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a/1", b"x")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StorageError, match="b/1: no space left on the disk"):
+        storage.copy("a/1", "b/1")
+    assert list(storage.files("")) == ["a/1"]
+    assert leftovers(tmp_path) == []

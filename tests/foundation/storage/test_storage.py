@@ -174,6 +174,22 @@ def test_an_upload_arrives_and_replaces(storage: Storage, tmp_path: Path) -> Non
     assert list(storage.files("x")) == ["x/ckpt.index"]
 
 
+def test_a_copy_has_the_content_and_is_not_changed_with_the_original(storage: Storage) -> None:
+    storage.write("x/ckpt.index", VECTOR)
+    storage.write("y/ckpt.index", b"replaced")
+    for _ in range(2):
+        storage.copy("x/ckpt.index", "y/ckpt.index")
+        assert storage.read("y/ckpt.index") == VECTOR
+    storage.write("x/ckpt.index", b"new")
+    assert storage.read("y/ckpt.index") == VECTOR
+    storage.delete("x")
+    assert storage.stat("y/ckpt.index") == Stored(size=9, crc32c=VECTOR_CRC32C)
+    assert list(storage.files("")) == ["y/ckpt.index"]
+    with pytest.raises(FileMissing, match=r"x/ckpt\.index is not there"):
+        storage.copy("x/ckpt.index", "z/ckpt.index")
+    assert list(storage.files("")) == ["y/ckpt.index"]
+
+
 def test_a_local_file_has_the_content_and_the_name(storage: Storage) -> None:
     storage.create("x/ckpt.index", VECTOR)
     with storage.local_file("x/ckpt.index") as path:

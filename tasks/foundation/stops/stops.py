@@ -1,0 +1,90 @@
+"""What asks a training to stop, in one place to look at: signals, Google's notices, the time budget."""
+
+import contextvars
+import logging
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.contracts.segment import StopReason
+from tasks.foundation.telemetry.events import Note, Sink
+
+_LOGGER = logging.getLogger(__name__)
+
+# After these the machine goes, whether the work is committed or not.
+_PULL_THE_PLUG: frozenset[StopReason] = frozenset({"sigterm", "preempted", "maintenance"})
+_ANSWER = "finishing the steps in flight, then committing; run the same command to continue"
+_WORDS: dict[StopReason, str] = {
+    "sigterm": f"SIGTERM: {_ANSWER}",
+    "sigint": f"SIGINT: {_ANSWER}; press Ctrl-C again to leave at once",
+    "time_budget": f"time budget used up: {_ANSWER}",
+    "preempted": f"this machine is being preempted: {_ANSWER}",
+    "maintenance": f"host maintenance is about to stop this machine: {_ANSWER}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody asked for training to stop."""
+
+    reason: StopReason
+    at: float
+    """`clock()` when it was asked for."""
+
+
+class Stops:
+    """What was asked for so far. May be looked at from any thread."""
+
+    def __init__(self, spec: StopSpec, *, clock: Callable[[], float], telemetry: Sink) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._telemetry = telemetry
+        # Sinks may look at context variables (Prefect's logger does), and a new thread has none.
+        self._context = contextvars.copy_context()
+        # Appended to while a signal is being noted, which another may interrupt at any line: so no lock guards it.
+        self._heard: list[Stop] = []
+        self._deadline = math.inf
+        self._told: set[StopReason] = set()
+        self._telling = threading.Lock()
+
+    @property
+    def asked(self) -> Stop | None:
+        """The stop that was asked for first, or None. It stays, whatever comes later."""
+        first = self._heard[0] if self._heard else None
+        if self._clock() >= self._deadline and (first is None or self._deadline < first.at):
+            self._tell("time_budget")
+            return Stop("time_budget", self._deadline)
+        return first
+
+    def grace_left(self) -> float:
+        """Seconds until the machine may go; negative once they are over, infinite if nobody is about to pull the plug.
+
+        They count from the first notice that has consequences, even if Ctrl-C or the time budget asked before it.
+        """
+        notices = [stop.at for stop in self._heard if stop.reason in _PULL_THE_PLUG]
+        return self._spec.grace_seconds - (self._clock() - min(notices)) if notices else math.inf
+
+    def hear(self, reason: StopReason) -> None:
+        """Note that a stop is asked for now, and say so. Hearing the same thing again changes nothing."""
+        self._heard.append(Stop(reason, self._clock()))
+        # In a thread: a sink can wait for a stuck terminal, and the next signal must be heard just then.
+        threading.Thread(target=self._tell, args=(reason,), name="baton-note", daemon=True).start()
+
+    def _tell(self, reason: StopReason) -> None:
+        """Once for each reason."""
+        with self._telling:
+            if reason in self._told:
+                return
+            self._told.add(reason)
+        try:
+            self._context.copy().run(self._telemetry.emit, Note(text=_WORDS[reason], warning=True))
+        except Exception:
+            # A sink must not raise; one that does must not end the run.
+            _LOGGER.exception("a sink failed on the news of %s", reason)
+
+    def stop_within(self, seconds: float | None) -> None:
+        """Ask for a stop in so many seconds, unless one comes earlier; None asks for nothing."""
+        if seconds is not None:
+            self._deadline = min(self._deadline, self._clock() + seconds)

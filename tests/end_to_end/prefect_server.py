@@ -1,0 +1,68 @@
+"""A Prefect server of the tests' own, and how it is talked to."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.commands.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+
+
+def environment_with(home: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return kept | {"PREFECT_HOME": str(home)} | more
+
+
+@contextmanager
+def running_server(home: Path) -> Iterator[str]:
+    """A Prefect server of its own on a free port of 127.0.0.1; its API's address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    environment = environment_with(home, PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_UI_ENABLED="false")
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_for(f"{url}/health", process)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 180
+    while True:
+        assert process.poll() is None, "the Prefect server ended"
+        assert time.monotonic() < deadline, "the Prefect server did not start"
+        try:
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own server on 127.0.0.1
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(  # noqa: S310 - our own server on 127.0.0.1
+        f"{url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        return json.load(answer)

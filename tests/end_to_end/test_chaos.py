@@ -1,0 +1,39 @@
+"""A dozen of the interruptions of `chaos.py`, which does hundreds."""
+
+from pathlib import Path
+
+import pytest
+from chaos import Plan, chaos
+from interruptions import KINDS
+from tallying import Tally
+
+pytestmark = pytest.mark.slow
+
+
+def test_twelve_interruptions(tmp_path: Path) -> None:
+    lines: list[str] = []
+    plan = Plan(seed=7, training=6, moments=6, lanes=1, runs=("digits",), folder=tmp_path)
+    tally = chaos(plan, lines.append)
+    said = "\n".join([*lines, *tally.table()])
+    assert tally.hits == 12, said
+    assert not tally.bad, said
+    assert tally.rows.keys() <= {*KINDS, "SIGKILL at a call"}
+
+
+def test_anything_that_is_off_is_seen_in_the_table() -> None:
+    tally = Tally(lambda _: None)
+    for kind in ("one", "other"):
+        with tally.row(kind) as row:
+            row.hit += 1
+    assert not tally.bad
+    for name in ("lost", "gaps", "wrong", "differ", "other"):
+        with tally.row("one") as row:
+            setattr(row, name, 2)
+        assert tally.bad
+        assert tally.table()[-1].split()[:2] == ["all", "2"]
+        assert "2" in tally.table()[-1].split()[2:]
+        with tally.row("one") as row:
+            setattr(row, name, 0)
+    with tally.row("one") as row:
+        row.missed = 5
+    assert not tally.bad

@@ -1,0 +1,174 @@
+"""`baton prove` in real processes: both shipped runs pass; what cannot be resumed exactly is found and named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import CHECKOUT, run_file, settings
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+import keras
+import tensorflow as tf
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def build_model(noisy=False):
+    inputs = keras.Input((4,))
+    x = Noise()(inputs) if noisy else inputs
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax", name="guess")(x))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+"""
+DATA = """
+import random
+
+import numpy as np
+
+
+def load(ordered=True):
+    numbers = np.random.default_rng(0)
+    examples = [(numbers.normal(size=4).astype("float32"), i % 3) for i in range(120)]
+    if not ordered:
+        random.shuffle(examples)
+    yield from examples
+"""
+RUN = """
+run: tiny
+storage: ./runs
+data: {source: data.py:load}
+model: model.py:build_model
+train: {steps: 6, global_batch_size: 10}
+"""
+
+
+def command(file: Path, *words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "flows.commands.main", "prove", str(file), *words]
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    scratch.mkdir()
+    paths = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(scratch)}
+
+
+def prove(file: Path, scratch: Path, *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error; nothing may be left of the scratch folder."""
+    done = subprocess.run(
+        command(file, *words), capture_output=True, text=True, timeout=600, check=False, env=environment(scratch)
+    )
+    assert not list(scratch.glob("baton-prove-*"))
+    return done.returncode, done.stdout, done.stderr
+
+
+def receipts(storage: Path, run: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (storage / run / "proofs").iterdir()]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, text in (("model.py", MODEL), ("data.py", DATA), ("run.yaml", RUN)):
+        (folder / name).write_text(text)
+    return folder / "run.yaml"
+
+
+@pytest.mark.parametrize(("name", "run", "replicas"), [("digits", "digits-cnn", 2), ("text", "stdlib-transformer", 1)])
+def test_the_shipped_runs_pass(name: str, run: str, replicas: int, tmp_path: Path) -> None:
+    words = settings(name, tmp_path / "storage", replicas=replicas)
+    code, stdout, stderr = prove(run_file(name), tmp_path / "scratch", *words, "--json")
+    assert code == 0, stderr
+    facts = json.loads(stdout.splitlines()[-1])
+    kept = receipts(tmp_path / "storage", run)
+    assert len(kept) == 1
+    assert {key: facts[key] for key in kept[0]} == kept[0]
+    assert (facts["verdict"], facts["differing"], facts["first_differing_step"]) == ("same", 0, None)
+    assert facts["straight"] == facts["cut"]
+    assert facts["environment"]["replicas"] == replicas
+    assert len(facts["cuts"]) >= 3
+    assert facts["killed_at_step"] in facts["cuts"]
+    assert facts["variables"] > 10
+    assert list((tmp_path / "storage").rglob("*.json")) == [Path(facts["receipt"])]
+
+
+def test_an_unseeded_random_call_is_found(own: Path, tmp_path: Path) -> None:
+    code, stdout, _ = prove(own, tmp_path / "scratch", "--set", "model.options.noisy=true")
+    assert code == 1
+    assert "NOT the same: tiny" in stdout
+    assert "model/guess/bias  float32[3]: " in stdout
+    assert "RandomStandardNormal draw from TensorFlow's own random state" in stdout
+    kept = receipts(own.parent / "runs", "tiny")[0]
+    assert kept["verdict"] == "different"
+    assert kept["first_difference"]["path"] == "model/guess/bias"
+    assert kept["straight"]["content_digest"] == kept["cut"]["content_digest"]
+    # Until the kill nothing was lost.
+    assert kept["first_differing_step"] > kept["killed_at_step"]
+
+
+def test_a_data_function_with_another_order_each_time_is_found(own: Path, tmp_path: Path) -> None:
+    code, stdout, _ = prove(own, tmp_path / "scratch", "--set", "data.options.ordered=false")
+    assert code == 1
+    assert "data.py:load gave other examples, or the same ones in another order" in stdout
+    assert "model/guess/bias  float32[3]: " in stdout
+    kept = receipts(own.parent / "runs", "tiny")[0]
+    assert kept["straight"]["content_digest"] != kept["cut"]["content_digest"]
+    assert kept["first_difference"]["path"] == "model/guess/bias"
+
+
+def test_data_that_are_shared_are_asked_for_once(own: Path, tmp_path: Path) -> None:
+    code, _, stderr = prove(own, tmp_path / "scratch", "--share-data", "--set", "data.options.ordered=false")
+    assert code == 0, stderr
+    assert receipts(own.parent / "runs", "tiny")[0]["data_prepared"] == "once"
+
+
+def test_a_model_that_is_refused_says_so(own: Path, tmp_path: Path) -> None:
+    code, stdout, stderr = prove(own, tmp_path / "scratch", "--set", "model.options.width=3", "--json")
+    assert code == 2
+    assert json.loads(stdout.splitlines()[-1])["error"] == "ModelError"
+    assert "unexpected keyword argument 'width'" in stderr
+    assert not (own.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals) -> None:
+    scratch = tmp_path / "scratch"
+    process = subprocess.Popen(
+        command(own), env=environment(scratch), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # At the very moment at which the child begins to be there.
+        while not (children := children_of(process.pid)):
+            assert process.poll() is None
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert not any(alive(child) for child in children)
+    assert not list(scratch.iterdir())
+    assert not (own.parent / "runs").exists()
+
+
+def children_of(pid: int) -> Sequence[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,82 @@
+"""Promise 3 with real processes: of two that train one run, one commits on each checkpoint, and the loser is told."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from children import Child
+from homes import commits_in, commits_of, damaged, entries_of, folders_of, head_of, told_by
+from processes import Finished
+
+pytestmark = pytest.mark.slow
+
+RUN = ["train.steps=2000", "train.segment_steps=1000", "train.log_every_steps=50", "evaluate.every_steps=1000"]
+SHORT_SEGMENTS = [*RUN, "train.segment_steps=100"]
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("straight")
+    return Child("digits", folder, extra=RUN, notes=folder).finish(0)
+
+
+def assert_one_history(home: Path) -> None:
+    """No gap, each commit on top of the one before it, nothing damaged, and nothing left that lost."""
+    entries = entries_of(home)
+    assert [entry.number for entry in entries] == list(range(len(entries)))
+    commits = [ref for ref in commits_in(entries) if ref.step > 0]
+    assert len({ref.base for ref in commits}) == len(commits), "two commits on one base"
+    assert [ref.step for ref in commits] == sorted({ref.step for ref in commits}), "a step was committed twice"
+    assert damaged(home) == set()
+    head = head_of(home)
+    assert head is not None
+    assert folders_of(home) == {ref.path for ref in head.retained} | {old.path for old in head.retired}
+
+
+def test_who_was_stopped_in_the_middle_and_overtaken_is_refused(straight: Finished, tmp_path: Path) -> None:
+    slow = Child("digits", tmp_path, extra=RUN, notes=tmp_path)
+    # In the first of two segments; there is no commit in it, and some 800 steps are left.
+    assert slow.until_said("step 200/2000")
+    assert slow.stop()
+    assert commits_of(slow.home) == 1, "it was too late"
+    Child("digits", tmp_path, "--max-segments", "1", extra=RUN, notes=tmp_path).finish()
+    overtaken = entries_of(slow.home)
+    assert commits_in(overtaken)[-1].step == 1000
+    slow.go_on()
+    done = slow.finish(1)
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("error: StaleWriter: ")
+    assert "the tip has moved since" in told
+    assert "stop one of them, or run again to continue from the newest commit" in told
+    assert "Traceback" not in done.stderr
+    assert entries_of(slow.home)[: len(overtaken)] == overtaken
+    assert commits_of(slow.home) == 2
+
+    last = Child("digits", tmp_path, extra=RUN, notes=tmp_path).finish(0)
+    assert_one_history(slow.home)
+    assert last.result["state_digest"] == straight.result["state_digest"]
+    assert told_by(slow.home) == told_by(Path(straight.result["home"]))
+
+
+def test_two_that_are_started_at_once(straight: Finished, tmp_path: Path) -> None:
+    """From before the origin on, and again in the middle: whoever comes first differs from round to round."""
+    chance = random.Random(20261121)
+    home = tmp_path / "digits-cnn"
+    for _ in range(ROUNDS):
+        children = []
+        for _ in range(2):
+            children.append(Child("digits", tmp_path, "--max-segments", "3", extra=SHORT_SEGMENTS, notes=tmp_path))
+            time.sleep(chance.uniform(0, 0.3))
+        ended = [child.finish() for child in children]
+        for done in ended:
+            assert done.code in {0, 1, 3}, done.stderr[-3000:]
+            assert "Traceback" not in done.stderr
+            if done.code == 1:
+                assert done.stderr.splitlines()[-1].startswith("error: StaleWriter: ")
+        assert any(done.code != 1 for done in ended), "both gave up"
+    last = Child("digits", tmp_path, extra=SHORT_SEGMENTS, notes=tmp_path).finish(0)
+    assert_one_history(home)
+    assert last.result["state_digest"] == straight.result["state_digest"]
+    assert told_by(home) == told_by(Path(straight.result["home"]))

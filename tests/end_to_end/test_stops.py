@@ -1,0 +1,166 @@
+"""Every way to be told to go: what was trained is committed, the exit code is 3, and the next command goes on."""
+
+import http.server
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect_server import ask, environment_with
+from processes import run_file, settings
+from watching import attempts_of, commits_of, head_of, trains, wait_until
+
+pytestmark = pytest.mark.slow
+
+# One segment, far longer than a test waits.
+ENDLESS = ["train.steps=2000000", "train.segment_steps=2000000", "evaluate.every_steps=null"]
+
+
+@contextmanager
+def running(environment: dict[str, str], name: str, storage: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file(name))]
+    command += [*settings(name, storage, extra=ENDLESS), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def home_of(storage: Path) -> Path:
+    return next((path.parent for path in storage.glob("*/log")), storage / "not-there")
+
+
+def state_of(server: str) -> dict[str, Any]:
+    """The newest flow run's state."""
+    runs = ask(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    state: dict[str, Any] = runs[0]["state"]
+    return state
+
+
+def assert_nothing_is_lost(home: Path, reason: str) -> None:
+    """The last step that was reached is the one that is committed."""
+    last = attempts_of(home)[-1]
+    assert commits_of(home)[-1] == (last.step, reason)
+    assert last.step == last.committed_step > last.from_step
+    assert last.uncommitted_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "reason"),
+    [("digits", signal.SIGTERM, "sigterm"), ("text", signal.SIGTERM, "sigterm"), ("digits", signal.SIGINT, "sigint")],
+)
+def test_a_signal_while_training(server: str, tmp_path: Path, name: str, number: signal.Signals, reason: str) -> None:
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
+    with running(environment, name, tmp_path / "runs", "--json") as process:
+        wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
+        process.send_signal(number)
+        out = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 3, out
+    assert "Traceback" not in out
+    assert f"{reason.upper()}: finishing the steps in flight, then committing" in out
+    result = json.loads(out.splitlines()[-1])
+    home = home_of(tmp_path / "runs")
+    assert_nothing_is_lost(home, reason)
+    assert (result["exit_reason"], result["step"]) == (reason, head_of(home).tip.step)  # type: ignore[union-attr]
+    assert state_of(server)["type"] == "CRASHED"
+
+
+def test_two_interrupts_leave_at_once(server: str, tmp_path: Path) -> None:
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
+    with running(environment, "digits", tmp_path / "runs") as process:
+        wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
+        # While it is stopped both arrive before either is heeded.
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: _interrupt(process))
+        process.communicate(timeout=120)
+    assert process.returncode in {130, -signal.SIGINT}
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> bool:
+    """Two signals of one kind can melt into one: press again until it is gone."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    return process.poll() is not None
+
+
+def test_the_time_budget(server: str, tmp_path: Path) -> None:
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
+    with running(environment, "digits", tmp_path / "runs", "--max-seconds", "12", "--json") as process:
+        out = process.communicate(timeout=240)[0].decode()
+    assert process.returncode == 3, out
+    assert json.loads(out.splitlines()[-1])["exit_reason"] == "time_budget"
+    home = home_of(tmp_path / "runs")
+    if commits_of(home)[-1][0]:  # a machine this slow would have spent the budget before the first step
+        assert_nothing_is_lost(home, "time_budget")
+    state = state_of(server)
+    assert state["name"] == "Stopped"
+    assert "time budget" in state["message"]
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """Google's metadata server, as far as its notices go."""
+
+    preempted = threading.Event()
+
+    def do_GET(self) -> None:
+        answers = {"preempted": "TRUE" if self.preempted.is_set() else "FALSE", "maintenance-event": "NONE"}
+        answer = answers.get(self.path.partition("?")[0].rsplit("/", 1)[-1])
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Metadata-Flavor", "Google")
+        self.end_headers()
+        self.wfile.write((answer or "").encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata() -> Iterator[str]:
+    Metadata.preempted.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as answering:
+        thread = threading.Thread(target=answering.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{answering.server_port}"
+        answering.shutdown()
+        thread.join()
+
+
+def test_a_preemption_notice(server: str, metadata: str, tmp_path: Path) -> None:
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server, GCE_METADATA_HOST=metadata)
+    with running(environment, "digits", tmp_path / "runs", "--json") as process:
+        wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
+        Metadata.preempted.set()
+        out = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 3, out
+    assert json.loads(out.splitlines()[-1])["exit_reason"] == "preempted"
+    assert_nothing_is_lost(home_of(tmp_path / "runs"), "preempted")
+    assert state_of(server)["type"] == "CRASHED"
+
+
+def test_stopped_again_and_again_it_is_the_same_run(
+    plainly: Callable[..., Any], stored_bytes: Callable[[str], Any], told: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Time budgets so tight that stops fall anywhere, and a commit every second besides."""
+    once = ["train.steps=900", "train.segment_steps=900"]
+    straight = plainly("digits", tmp_path / "straight", extra=once).result
+    hasty = [*once, "checkpoint.every_seconds=0.3", "checkpoint.keep_last=2"]
+    reasons = []
+    for budget in ("4", "3.5", "3", "4.5", "600"):
+        done = plainly("digits", tmp_path / "stopped", "--max-seconds", budget, extra=hasty).result
+        reasons.append(done["exit_reason"])
+    assert reasons[-1] in {"complete", "nothing_to_do"}
+    assert "time_budget" in reasons
+    assert done["state_digest"] == straight["state_digest"]
+    assert stored_bytes(done["checkpoint"]) == stored_bytes(straight["checkpoint"])
+    assert told(done["home"]) == told(straight["home"])
+    assert "interval" in {reason for _, reason in commits_of(Path(done["home"]))}

@@ -1,0 +1,214 @@
+"""Rewinds and accepted changes of identity against commits: every order of storage calls, crashes, lost answers."""
+
+import pytest
+from log_making import committing, folders, head_of, stage, train
+from scene import (
+    Scene,
+    assert_rivals_folders_are_kept_or_swept,
+    first_mover,
+    in_memory,
+    moments,
+    on,
+    played,
+)
+from stepping import Execution, Writer
+
+from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quarantine, Rewind
+from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
+from tasks.foundation.runlog.committing import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+
+TO_THE_TIP, FURTHER_BACK = 35, 30
+LOST = [FileAlreadyThere("the first answer got lost"), StorageError("timed out")]
+
+
+def assert_one_moved_the_tip(scene: Scene, execution: Execution, entries: list[Entry], rivals: list[int]) -> None:
+    """Of rivals for one base one at most came through, and the others that live were told."""
+    moved = [*on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
+    assert len(moved) <= 1, "two moved the tip away from the same base"
+    told = [number for number in rivals if number in execution.faults]
+    assert all(isinstance(execution.faults[number], StaleWriter) for number in told), execution.faults
+    winners = [number for number in rivals if number in execution.results]
+    assert len(winners) <= len(moved)
+    if set(rivals) - execution.dead:
+        mover = first_mover(entries, scene.base)
+        assert mover is not None
+        assert mover.body in moved
+        for number in winners:
+            assert execution.results[number] == mover
+    assert set(winners) | set(told) | execution.dead >= set(rivals)
+    assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+
+
+@pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
+def test_a_commit_and_a_rewind_on_one_base(
+    request: pytest.FixtureRequest, scene: Scene, home: Storage, blown_up_at: int
+) -> None:
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            home,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(scene.rewinds(blown_up_at), dies_after=second),
+            ],
+            lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1]),
+        )
+    played(request, total, at_least=20)
+
+
+@pytest.mark.parametrize(("one", "other"), [(TO_THE_TIP, TO_THE_TIP), (TO_THE_TIP, FURTHER_BACK)])
+def test_two_rewinds_on_one_base_are_one(
+    request: pytest.FixtureRequest, scene: Scene, home: Storage, one: int, other: int
+) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert_one_moved_the_tip(scene, execution, entries, [0, 1])
+        if set(execution.results):
+            assert entries[-1].head.skipped_batches == 100, "batches were skipped twice for one blow-up"
+            assert entries[-1].head.rewinds == 1
+
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            home,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.rewinds(one, "one"), dies_after=first),
+                Writer(scene.rewinds(other, "other"), dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=20)
+
+
+def test_a_commit_and_an_accepted_change_of_identity(
+    request: pytest.FixtureRequest, scene: Scene, home: Storage
+) -> None:
+    """What was trained as the run was before is committed before the change, or never."""
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        changes = [entry for entry in entries if isinstance(entry.body, Change)]
+        committed = [entry for entry in entries[scene.base + 1 :] if isinstance(entry.body, Commit)]
+        assert len(changes) <= 1
+        assert len(committed) <= 1
+        assert 1 not in execution.faults
+        if changes and committed:
+            assert committed[0].number < changes[0].number
+        if 0 in execution.faults:
+            assert isinstance(execution.faults[0], StaleWriter)
+            assert changes
+            assert not committed
+        if 0 in execution.results:
+            assert committed
+        if 1 in execution.results:
+            assert entries[-1].head.identity == {"seed": 1}
+        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            home,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(scene.accepts_another_seed, dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=20)
+
+
+@pytest.mark.slow
+def test_a_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    """Whoever retires the border first: the rewind goes to one whose files are there, or says that there is none."""
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
+        rewound = [entry for entry in entries if isinstance(entry.body, Rewind)]
+        if 0 in execution.faults:
+            assert isinstance(execution.faults[0], BlowUp)
+            assert "no checkpoint on a segment border" in str(execution.faults[0])
+            assert rewound == []
+        assert entries[-1].head.tip is not None
+        assert entries[-1].head.tip.path in folders(execution.store)
+
+    total = 0
+    for first, second in moments(changes=4):
+        total += scene.play(
+            home,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.rewinds(FURTHER_BACK), dies_after=first),
+                Writer(scene.clears_away, dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=20)
+
+
+@pytest.mark.parametrize("lost", LOST, ids=type)
+@pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
+def test_a_rewind_or_commit_whose_answer_is_lost_is_never_made_twice(
+    request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception, blown_up_at: int
+) -> None:
+    def insists(store: Storage) -> object:
+        """As a process does that is told of a time-out: once more."""
+        try:
+            return scene.rewinds(blown_up_at)(store)
+        except FileAlreadyThere:
+            raise
+        except StorageError:
+            return scene.rewinds(blown_up_at)(store)
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        moved = [*on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
+        assert len(moved) == 1
+        assert all(isinstance(fault, StaleWriter | StorageError) for fault in execution.faults.values())
+        assert not any(type(fault) is FileAlreadyThere for fault in execution.faults.values())
+        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+
+    count = scene.play(home, lambda: [Writer(insists, loses=lost), Writer(scene.commits(0))], check)
+    count += scene.play(home, lambda: [Writer(insists), Writer(scene.commits(0), loses=lost)], check)
+    played(request, count, at_least=10)
+
+
+@pytest.mark.slow
+@in_memory
+def test_a_commit_a_rewind_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        new = [entry.body for entry in entries[scene.base + 1 :]]
+        assert sum(isinstance(body, Commit | Rewind) for body in new) <= 1
+        # A rewind to the very tip leaves that tip in place, so it may still be quarantined; nothing else may follow.
+        assert sum(isinstance(body, Commit | Quarantine) for body in new) <= 1
+        assert 2 not in execution.faults
+        assert all(isinstance(fault, StaleWriter) for fault in execution.faults.values())
+        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+
+    writers = [scene.commits(0), scene.rewinds(TO_THE_TIP), scene.quarantines]
+    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
+
+
+@pytest.mark.slow
+@in_memory
+def test_two_commits_and_a_rewind(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    writers = [scene.commits(0), scene.commits(1), scene.rewinds(FURTHER_BACK)]
+    count = scene.play(
+        home,
+        lambda: [Writer(work) for work in writers],
+        lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1, 2]),
+    )
+    played(request, count, at_least=100)
+
+
+def test_a_zombie_from_before_a_rewind_cannot_commit_though_the_tip_is_the_same_again(
+    scene: Scene, home: Storage
+) -> None:
+    store = scene.set_up(home)
+    log = RunLog(store)
+    zombie = stage(store, 40, scene.base, "zombie")
+    scene.rewinds(TO_THE_TIP)(store)
+    assert head_of(log).tip == scene.parent
+    with pytest.raises(StaleWriter, match=f"step 40 was trained on top of log entry {scene.base}"):
+        commit(log, committing(zombie, parent=scene.parent.path))
+    train(log, 40, attempt="again")
+    with pytest.raises(StaleWriter):
+        commit(log, committing(zombie, parent=scene.parent.path))
+    assert_rivals_folders_are_kept_or_swept(store, [*scene.rivals, zombie])

@@ -1,0 +1,129 @@
+"""A log that has lost entries, or lies where a disk should be: refused before anything is written beside it."""
+
+from pathlib import Path
+
+import pytest
+from log_making import assert_sound, begin, head_of, origin, train
+
+from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+
+
+def ten(store: Storage) -> RunLog:
+    log = begin(store)
+    for step in range(10, 90, 10):
+        train(log, step)
+    return log
+
+
+def files(store: Storage) -> dict[str, bytes]:
+    return {path: store.read(path) for path in store.files("")}
+
+
+@pytest.mark.parametrize("hint", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 3, 7, 8])
+def test_a_lost_entry_is_named_before_anything_is_written(store: Storage, number: int, hint: bool) -> None:
+    log = ten(store)
+    lost = f"log/{number:08d}.json"
+    data = store.read(lost)
+    store.delete(lost)
+    if not hint:
+        store.delete("log/HINT")
+    before = files(store)
+    for ask in (log.require_whole, lambda: list(log.entries())):
+        with pytest.raises(RunLogError, match=rf"{lost} is not there; .* restore it from a backup"):
+            ask()
+    assert files(store) == before
+    store.write(lost, data)
+    log.require_whole()
+    train(log, 90)
+    assert_sound(store)
+
+
+@pytest.mark.parametrize("kept", [range(1, 10), range(0)], ids=["first lost", "all lost"])
+def test_a_log_without_its_origin_gets_no_second_one(store: Storage, kept: range) -> None:
+    log = ten(store)
+    for path in list(store.files("log")):
+        if path not in {f"log/{number:08d}.json" for number in kept}:
+            store.delete(path)
+    before = files(store)
+    with pytest.raises(RunLogError, match="from a backup"):
+        log.append(lambda head: origin() if head is None else None, attempt="b")
+    assert files(store) == before
+
+
+def test_an_empty_home_and_one_with_foreign_files_are_begun(store: Storage) -> None:
+    store.write("notes.txt", b"mine")
+    store.write("log/notes.txt", b"mine")
+    store.write("attempts/a.json", b"{}")
+    RunLog(store).require_whole()
+    begin(store)
+    store.delete("log/notes.txt")
+    assert_sound(store)
+
+
+def test_whoever_is_overtaken_at_the_beginning_is_not_told_of_a_lost_log(store: Storage) -> None:
+    """It saw no run, and checkpoints a moment later: another process has begun in between."""
+    log = RunLog(store)
+
+    def decide(head: object) -> object:
+        if head is None:
+            begin(store)
+            return origin()
+        return None
+
+    assert log.append(decide, attempt="slow") is None  # type: ignore[arg-type]
+    assert_sound(store)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(9, "delete it while no process of this run lives"), (3, "backup$")])
+def test_an_unreadable_entry_comes_with_its_remedy(store: Storage, number: int, remedy: str) -> None:
+    log = ten(store)
+    path = f"log/{number:08d}.json"
+    store.write(path, store.read(path)[:100])
+    with pytest.raises(RunLogError, match=rf"{path}: not a readable Entry: .*restore the file from a backup"):
+        log.entry(number)
+    with pytest.raises(RunLogError, match=remedy):
+        log.entry(number)
+
+
+def test_deleting_a_newest_entry_that_cannot_be_read_loses_that_entry_only(store: Storage) -> None:
+    log = ten(store)
+    before = log.entry(8).head
+    store.delete("log/00000009.json")
+    assert log.head() == before
+    train(log, 80, attempt="again")
+    assert head_of(log).number == 9
+    assert_sound(store)
+
+
+def test_a_home_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "disk" / "home"
+    store = LocalStorage(tmp_path / "disk").at("home")
+    log = begin(store)
+    (tmp_path / "disk").rename(tmp_path / "away")
+    for ask in (
+        log.head,
+        log.require_whole,
+        lambda: train(log, 10),
+        lambda: store.write("attempts/a.json", b"{}"),
+        lambda: store.create("log/00000002.json", b"{}"),
+        lambda: log.append(lambda head: origin() if head is None else None, attempt="b"),
+    ):
+        with pytest.raises(StorageError, match=rf"{root} was there and is gone; see whether it was moved"):
+            ask()
+        assert not (tmp_path / "disk").exists()
+    (tmp_path / "away").rename(tmp_path / "disk")
+    train(log, 10)
+    assert_sound(store)
+
+
+def test_what_was_deleted_on_purpose_may_be_made_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    home = storage.at("home")
+    begin(home)
+    storage.delete("home")
+    begin(home)
+    assert_sound(home)

@@ -1,0 +1,177 @@
+"""The guard against attempts that never get further, as a table."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from ledger_making import NOON, head_at, record_of
+
+from tasks.foundation.contracts.attempt import AttemptRecord, mark_of
+from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.errors import NoProgress
+from tasks.foundation.runlog.attempts import is_alive, read_attempts
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.storage.base import Storage
+
+NOW = NOON + timedelta(hours=1)
+DEAD: dict[str, Any] = {}
+CRASHED = {"ended": "ValueError", "message": "no"}
+ALIVE = {"alive": NOW.isoformat()}
+CTRL_C = {"ended": "sigint"}
+BUDGET = {"ended": "time_budget"}
+COMPLETE = {"ended": "complete"}
+PREEMPTED = {"ended": "preempted"}
+AFRESH = {"afresh": True}
+EARLIER = {"mark": "50", "from_step": 50}
+FURTHER = {"committed_step": 120}  # it got on, and what it committed proved damaged
+LATER = {"mark": "200", "from_step": 200, "committed_step": 200}  # the run has gone back since
+
+
+def keep(home: Storage, *changes: dict[str, Any]) -> None:
+    for number, change in enumerate(changes):
+        began = (NOON + timedelta(minutes=number)).isoformat()
+        record = record_of(f"{number:032x}", **{"began": began, **change})
+        home.write(f"attempts/{record.attempt}.json", record.to_json())
+
+
+def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool = False) -> str | None:
+    try:
+        require_progress(home, head or head_at(100), limit=limit, now=NOW, gone=lambda _: gone)
+    except NoProgress as fault:
+        return str(fault)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ([], False),
+        ([DEAD] * 2, False),
+        ([DEAD] * 3, True),
+        ([CRASHED, DEAD, PREEMPTED], True),
+        ([DEAD] * 9, True),
+        # What lives is not judged yet, and hides nobody.
+        ([DEAD, DEAD, ALIVE], False),
+        ([DEAD, ALIVE, DEAD, DEAD], True),
+        # What was asked for neither counts nor breaks the row.
+        ([DEAD, DEAD, CTRL_C], False),
+        ([DEAD, CTRL_C, DEAD, DEAD, COMPLETE], True),
+        # A budget that is used up before the first commit is used up in vain, tick after tick.
+        ([BUDGET] * 3, True),
+        ([CTRL_C] * 9, False),
+        # Afresh: the count begins anew with it.
+        ([DEAD, DEAD, DEAD | AFRESH], False),
+        ([DEAD, DEAD, DEAD | AFRESH, DEAD, DEAD], True),
+        ([DEAD, DEAD, DEAD, ALIVE | AFRESH], False),
+        ([DEAD, DEAD, CTRL_C | AFRESH, DEAD, DEAD], False),
+        # Progress in between.
+        ([DEAD, DEAD, EARLIER], False),
+        ([DEAD, DEAD, EARLIER, DEAD, DEAD], False),
+        ([EARLIER] * 9, False),
+        ([EARLIER] * 9 + [DEAD] * 3, True),
+        ([DEAD, DEAD, FURTHER, DEAD], False),
+        ([DEAD, DEAD, CTRL_C | FURTHER, DEAD], False),
+        # Backwards is no progress.
+        ([LATER, LATER, DEAD], True),
+    ],
+)
+def test_table(store: Storage, changes: list[dict[str, Any]], stops: bool) -> None:
+    keep(store, *changes)
+    assert (refused(store) is not None) == stops
+
+
+def test_an_evaluation_of_the_tip_is_progress(store: Storage) -> None:
+    keep(store, DEAD, DEAD, DEAD)
+    assert refused(store, head=head_at(100, evaluated=True)) is None
+    keep(store, *[{"mark": "100 evaluated"}] * 3)
+    assert refused(store, head=head_at(100, evaluated=True)) is not None
+
+
+def test_replacing_a_damaged_tip_over_and_over_is_no_progress(store: Storage) -> None:
+    """Each attempt sees another path at the same step, goes back to step 50 and commits step 100 again."""
+    assert mark_of(head_at(100, path="checkpoints/a")) == mark_of(head_at(100, path="checkpoints/b"))
+    keep(store, *[{"mark": mark_of(head_at(100, path=f"checkpoints/{n}")), "committed_step": 100} for n in range(3)])
+    assert refused(store) is not None
+
+
+def test_foreign_files_are_counted_and_left_out(store: Storage) -> None:
+    keep(store, DEAD, DEAD, DEAD)
+    good = record_of("f" * 32).to_json()
+    for name, data in (
+        ("note.txt", b"hello"),
+        ("x.json", good),  # of another attempt
+        ("deeper/x.json", good),
+        ("a.json", b"{"),
+        ("b.json", good.replace(b'"train": 30.0', b'"train": NaN')),
+        ("c.json", good.replace(b'"host"', b'"ghost"')),
+        ("d.json", b"\xff\xfe"),
+    ):
+        store.write(f"attempts/{name}", data)
+    attempts = read_attempts(store)
+    assert (len(attempts.records), attempts.unreadable) == (3, 7)
+    assert refused(store) is not None
+
+
+def test_without_attempts_one_listing_is_all(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    listing = store.files
+    monkeypatch.setattr(store, "files", lambda folder: asked.append(folder) or listing(folder))
+    monkeypatch.setattr(store, "read", pytest.fail)
+    assert refused(store) is None
+    assert asked == ["attempts"]
+
+
+def test_a_process_known_to_be_gone_is_dead_at_once(store: Storage) -> None:
+    keep(store, ALIVE, ALIVE, ALIVE)
+    assert refused(store) is None
+    assert refused(store, gone=True) is not None
+
+
+@pytest.mark.parametrize(("seconds", "alive"), [(0, True), (89, True), (91, False), (-60, True), (-3600, False)])
+def test_silence_is_death(seconds: float, alive: bool) -> None:
+    record = record_of("a", alive=(NOW - timedelta(seconds=seconds)).isoformat())
+    assert is_alive(record, now=NOW, gone=lambda _: False) == alive
+
+
+def test_the_diagnosis_lists_them(store: Storage) -> None:
+    keep(store, DEAD | {"host": "tpu-7"}, CRASHED | {"message": "a\nb " + "x" * 999}, DEAD | {"doing": "compile"})
+    told = refused(store)
+    assert told is not None
+    lines = told.splitlines()
+    assert lines[0].startswith(f"{store.uri}: 3 attempts in a row did not bring the run further than step 100")
+    assert lines[1] == "  2026-01-31 12:00:00  tpu-7  lived 60 s  died without a word in train, at step 130"
+    assert lines[2].startswith(
+        "  2026-01-31 12:01:00  host  lived 60 s  ended in train, at step 130  ValueError: a b x"
+    )
+    assert len(lines[2]) < 300
+    assert lines[-2] == "They ended in different ways; begin with the newest"
+    assert lines[-1] == "After the repair: baton run FILE --try-again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([DEAD | {"doing": "compile", "step": 100}], "all 3 died without a word in compile: memory runs out there"),
+        ([DEAD], "all 3 died without a word in train: the machine is taken before the first commit"),
+        ([DEAD, DEAD | {"doing": "stage"}], "in different phases"),
+        ([DEAD | {"doing": "commit"}], "in commit: memory or disk"),
+        ([PREEMPTED, {"ended": "sigterm"}], "had to go before the first commit"),
+        ([CRASHED], "all 3 met the same error, ValueError"),
+        ([CRASHED, DEAD], "in different ways"),
+    ],
+)
+def test_the_likely_reading(store: Storage, changes: list[dict[str, Any]], words: str) -> None:
+    keep(store, *(changes[number % len(changes)] for number in range(3)))
+    assert words in (refused(store) or "")
+
+
+def test_one_is_enough_if_the_limit_says_so(store: Storage) -> None:
+    keep(store, DEAD)
+    assert "the last attempt did not bring" in (refused(store, limit=1) or "")
+
+
+def test_a_record_survives_its_file(store: Storage) -> None:
+    record = record_of("a" * 32, message="<b>", seconds={"train": 0.1})
+    store.write(f"attempts/{record.attempt}.json", record.to_json())
+    assert read_attempts(store).records == (record,)
+    assert AttemptRecord.model_validate_json(record.to_json()) == record

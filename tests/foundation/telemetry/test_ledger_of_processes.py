@@ -1,0 +1,124 @@
+"""Real processes, some of them killed: the account against a clock outside of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from ledger_making import head_at
+
+from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
+from tasks.foundation.errors import NoProgress
+from tasks.foundation.runlog.accounting import GOOD, LOST, Account, account_of
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.history import History
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.ledger import sign_interval
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).with_name("some_attempt.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
+INTERVAL = sign_interval(0)
+LEAVING = 0.3  # seconds that an interpreter, or a killed process, may take to be gone on a busy machine
+
+Until = Callable[[LocalStorage], bool]
+
+
+def lasted(home: LocalStorage, commits: int, how: str, kill: Until | None = None) -> float:
+    """Seconds from starting the process to its end, by our clock."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(home.root), str(commits), how], env=ENVIRONMENT, stderr=subprocess.PIPE
+    ) as child:
+        while kill is not None and not kill(home):
+            assert child.poll() is None, child.communicate()
+            time.sleep(0.02)
+        if kill is not None:
+            child.send_signal(signal.SIGKILL)
+        child.wait(timeout=60)
+        return time.monotonic() - began
+
+
+def newest(home: LocalStorage) -> AttemptRecord:
+    return read_attempts(home).records[-1]
+
+
+def account(home: LocalStorage) -> Account:
+    found = account_of(read_attempts(home), (), History(), now=datetime.now(UTC))
+    assert found is not None
+    return found
+
+
+def trains_after(commits: int, attempts: int) -> Until:
+    """The newest of so many attempts has trained for more than a second after so many commits."""
+
+    def met(home: LocalStorage) -> bool:
+        records = read_attempts(home).records
+        if len(records) < attempts:
+            return False
+        return records[-1].committed_step == commits and records[-1].uncommitted_seconds > 1.0
+
+    return met
+
+
+def test_a_process_that_ends_well_is_counted_to_the_end(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    outside = lasted(home, 2, "ends")
+    told = account(home)
+    record = newest(home)
+    assert (record.ended, record.committed_step) == ("complete", 2)
+    # What stays out: the interpreter's own end, after the last sign. The kernel's clock is a hundredth coarse.
+    assert outside - 0.03 * outside - LEAVING < told.total_seconds <= outside + 0.05
+    assert told.share(told.unattributed_seconds) < 0.03
+    assert 1.19 < told.seconds[GOOD] < 1.2 + 0.8
+    assert 0.99 < told.seconds[LOST] < 2.0
+    assert 0.39 < told.seconds["compile"] < 1.2
+
+
+@pytest.mark.slow
+def test_killed_attempts_lose_what_they_had_not_committed(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    outside = lasted(home, 1, "hangs", kill=trains_after(1, attempts=1))
+    outside += lasted(home, 0, "hangs", kill=trains_after(0, attempts=2))
+    outside += lasted(home, 1, "raises")
+    outside += lasted(home, 1, "ends")
+    told = account(home)
+    assert [each.silent for each in told.attempts] == [True, True, False, False]
+    assert [each.record.ended for each in told.attempts] == [None, None, "ValueError", "complete"]
+    assert all(0.99 < each.lost_seconds < 1.0 + 4 * INTERVAL for each in told.attempts)
+    missed = 2 * INTERVAL + 4 * LEAVING  # by the last signs of two
+    assert outside - missed - 0.03 * outside < told.total_seconds <= outside + 0.05
+    assert told.seconds[UNATTRIBUTED] <= 0.03 * told.total_seconds
+    assert 1.79 < told.seconds[GOOD] < 1.8 + 3 * 0.5
+    assert told.seconds[LOST] > 3.99
+    assert told.away_seconds < outside
+    assert read_attempts(home).unreadable == 0
+
+
+def test_the_dead_are_known_at_once_on_their_own_machine(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    for number in range(2):
+        lasted(home, 0, "hangs", kill=trains_after(0, attempts=number + 1))
+    head = head_at(0)
+    require_progress(home, head, limit=3, now=datetime.now(UTC))
+    with pytest.raises(NoProgress, match="all 2 died without a word in train"):
+        require_progress(home, head, limit=2, now=datetime.now(UTC))
+
+
+def test_a_ledger_that_is_left_open_keeps_no_process(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ledger_making import head_at\n"
+        "from tasks.foundation.storage.local import LocalStorage\n"
+        "from tasks.foundation.telemetry.ledger import Ledger\n"
+        "ledger = Ledger().__enter__()\nledger.open(LocalStorage(Path(sys.argv[1])), head_at(0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=ENVIRONMENT, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
