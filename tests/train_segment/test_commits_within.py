@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,20 @@ def ticking() -> Callable[[], float]:
     """A second passes with each look at the clock, so that each inner loop is a single step."""
     seconds = itertools.count()
     return lambda: float(next(seconds))
+
+
+def sigterm(lab: Lab) -> Callable[[], None]:
+    """Sends it, and waits until it is heard: the steps go on meanwhile, as they would."""
+    heard = lab.heard
+
+    def send() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while not any("SIGTERM" in warning for warning in heard.warnings):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    return send
 
 
 class At:
@@ -113,7 +128,7 @@ def test_commits_inside_a_segment_retire_older_ones(lab: Lab) -> None:
 def test_sigterm_commits_what_was_trained_and_is_raised_again(lab: Lab) -> None:
     straight, stopped = spec_of("functional", run="straight"), spec_of("functional", run="stopped")
     lab.begin(stopped)
-    sink = At(lab, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    sink = At(lab, 6, sigterm(lab))
     with sigterm_raises(), pytest.raises(GoneError):
         train_hearing(lab, stopped, sink, 11, clock=ticking())
     assert commits(lab, stopped) == [(0, "initialized"), (6, "sigterm")]
@@ -145,7 +160,7 @@ def test_a_commit_that_does_not_fit_the_grace_period_is_left(lab: Lab) -> None:
     spec = spec_of("functional", stop__grace_seconds=1e-3)
     lab.begin(spec)
     lab.relay(spec, 3)  # now the cost of staging is known: more than half a millisecond
-    sink = At(lab, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    sink = At(lab, 8, sigterm(lab))
     with sigterm_raises(), pytest.raises(GoneError):
         train_hearing(lab, spec, sink, 11)
     assert commits(lab, spec) == [(0, "initialized"), (3, "segment_end")]

@@ -183,9 +183,12 @@ def _mentioned(text: str, values: dict[str, Any]) -> list[KeyPath]:
 def _did_you_mean(path: KeyPath) -> str:
     siblings = [known for known in _known_paths(RunSpec) if known[:-1] == path[:-1]]
     near = get_close_matches(path[-1], [known[-1] for known in siblings], n=1)
-    if near:
+    same = [known for known in _known_paths(RunSpec) if known[-1] == path[-1]]
+    if near and not same:
         return f"did you mean {dotted((*path[:-1], near[0]))}?"
-    elsewhere = [known for known in _known_paths(RunSpec) if known[-1] in get_close_matches(path[-1], [known[-1]])]
+    elsewhere = same or [
+        known for known in _known_paths(RunSpec) if known[-1] in get_close_matches(path[-1], [known[-1]])
+    ]
     if elsewhere:
         return f"did you mean {dotted(elsewhere[0])}?"
     within = f" in {dotted(path[:-1])}" if path[:-1] else ""

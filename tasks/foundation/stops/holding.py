@@ -90,7 +90,7 @@ def _beside(work: Callable[[Stops], T], stops: Stops) -> T:
             while not task.outcome:
                 try:
                     _wait(task, stops, raised)
-                except BaseException as another:  # noqa: BLE001 - it came while the one before was being noted
+                except BaseException as another:  # noqa: BLE001 - it came while the one before was being kept
                     raised.append(another)
             return task.result()
         finally:
@@ -102,16 +102,22 @@ def _beside(work: Callable[[Stops], T], stops: Stops) -> T:
 
 
 def _wait(task: "_Task[T]", stops: Stops, raised: list[BaseException]) -> None:
+    noted = 0
     while not task.outcome:
         try:
+            while noted < len(raised):
+                _note(raised[noted], raised, stops)
+                noted += 1
             task.begin()
             task.wait()
-        except BaseException as told:  # noqa: BLE001 - kept, and raised when the work is over
-            raised.append(told)
-            interrupts = sum(isinstance(each, KeyboardInterrupt) for each in raised)
-            if interrupts > 1:
-                _leave_at_once()
-            stops.hear("sigint" if isinstance(told, KeyboardInterrupt) else "sigterm")
+        except BaseException as told:  # noqa: BLE001 - raised when the work is over
+            raised.append(told)  # and no more than this, since the next one may come at any bytecode
+
+
+def _note(fault: BaseException, raised: list[BaseException], stops: Stops) -> None:
+    if sum(isinstance(each, KeyboardInterrupt) for each in raised) > 1:
+        _leave_at_once()
+    stops.hear("sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm")
 
 
 class _Task(Generic[T]):

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from lab import Lab, built, lab_of, spec_of
 
+from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.runlog.folding import fold
 from tasks.foundation.storage.local import LocalStorage
 
 SPEC = spec_of("build")
@@ -41,4 +43,11 @@ def state(lab: Lab) -> Any:
 
 @pytest.fixture
 def home(tmp_path: Path) -> LocalStorage:
-    return LocalStorage(tmp_path / "home")
+    """Its log has the entry that tests stage on top of; what is before it does not matter to them."""
+    home = LocalStorage(tmp_path / "home")
+    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+    body = Origin(identity={}, environment=environment)
+    head = fold(None, body).model_copy(update={"number": 7, "base": 7})
+    entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
+    home.create("log/00000007.json", entry.to_json())
+    return home

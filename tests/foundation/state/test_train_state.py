@@ -12,7 +12,6 @@ import tensorflow as tf
 from lab import Lab, built
 
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
-from tasks.foundation.contracts.log_entry import Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import (
     DamagedCheckpoint,
@@ -58,7 +57,7 @@ def test_a_staged_checkpoint_is_its_files_and_a_manifest(state: Any, home: Local
     names = sorted(path.name for path in (home.root / ref.path).iterdir())
     assert names == sorted(["manifest.json", *(file.name for file in manifest.files)])
     assert {"ckpt.index", "ckpt.data-00000-of-00001"} == {file.name for file in manifest.files}
-    assert sorted(path.name for path in home.root.iterdir()) == ["checkpoints"]
+    assert sorted(path.name for path in home.root.iterdir()) == ["checkpoints", "log"]
     assert ref.path == "checkpoints/00000000-00000007-abc"
     assert ref.size == sum(path.stat().st_size for path in (home.root / ref.path).iterdir())
     assert (manifest.step, manifest.base, manifest.attempt, manifest.replicas) == (0, 7, "abc", 1)
@@ -134,7 +133,7 @@ def test_nothing_that_is_not_finite_is_staged(state: Any, home: LocalStorage, va
         staged(state, home)
     assert "model/hidden/kernel holds NaN or infinity" in str(refused.value)
     assert "step 0" in str(refused.value)
-    assert not home.root.exists()
+    assert not (home.root / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00000-of-00001", "manifest.json"])
@@ -195,8 +194,9 @@ class Swept(LocalStorage):
 
 
 def test_who_is_swept_while_staging_is_told_of_the_other_writer(state: Any, home: LocalStorage) -> None:
-    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
-    RunLog(home).append(lambda _: Origin(identity={}, environment=environment), attempt="other")
+    seven = RunLog(home).entry(7)
+    moved = seven.model_copy(update={"number": 0, "head": seven.head.model_copy(update={"number": 0, "base": 0})})
+    home.create("log/00000000.json", moved.to_json())
     with pytest.raises(StaleWriter) as refused:
         state.stage(Swept(home.root), base=7, attempt="abc")
     assert "step 0 was trained on top of log entry 7, but the tip has moved since" in str(refused.value)
