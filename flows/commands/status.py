@@ -7,7 +7,7 @@ from flows.commands.address import Address, OpenedRun, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
 from flows.commands.spending import account_facts, account_words
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Best, Evaluation, Head
+from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
 from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, history_of
@@ -32,6 +32,8 @@ def status(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
 def _facts(opened: OpenedRun, history: History, head: Head, account: Account | None) -> dict[str, Any]:
     tip = head.tip
     evaluation = history.evaluations[-1] if history.evaluations else None
+    origin = opened.log.entry(0).body
+    forked_from = origin.forked_from if isinstance(origin, Origin) else None
     return {
         "run": opened.name,
         "home": opened.home.uri,
@@ -48,6 +50,7 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
+        "forked_from": None if forked_from is None else forked_from.model_dump(),
         "seconds": seconds_in_log(history) if account is None else account.seconds,
         "account": None if account is None else account_facts(account),
         "environment": head.environment.model_dump(),
@@ -96,6 +99,10 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if best is not None:
         words = f"{best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})  {best['path']}"
         lines.append(("best", words))
+    if facts["skipped_batches"]:
+        lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))
+    if facts["forked_from"] is not None:
+        lines.append(("forked", f"from step {facts['forked_from']['step']} of {facts['forked_from']['home']}"))
     for label in ("retained", "quarantined"):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
     return lines

@@ -35,6 +35,8 @@ def test_a_fork_by_run_file_and_what_to_do_next(run: FakeRun, capsys: pytest.Cap
     facts = said(capsys, "status", file, "--set", "run=digits-b")
     assert facts["step"] == 100
     assert [kept["step"] for kept in facts["retained"]] == [100]
+    assert facts["segments"] == 0
+    assert (facts["forked_from"]["home"], facts["forked_from"]["step"]) == (run.address, 100)
 
 
 def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,9 @@ class History:
 
     @property
     def segments(self) -> int:
-        """Number of committed segments on the way to the tip."""
-        return sum(1 for entry in self.commits if commit_of(entry).checkpoint.step > 0)
+        """Number of committed segments, or parts of one that was stopped, on the way to the tip."""
+        bodies = map(commit_of, self.commits)
+        return sum(body.checkpoint.step > 0 and body.exit_reason not in {"forked", "interval"} for body in bodies)
 
 
 def commit_of(entry: Entry) -> Commit:
