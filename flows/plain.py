@@ -4,6 +4,8 @@ The last line of standard output is the result as JSON. A `BatonError` is the la
 `error: Class: text`, and ends the process with its exit code.
 """
 
+from flows.commands.leaving import leaves_with  # isort: skip - registers first what is to be called last
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -71,4 +73,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(leaves_with(main()))

@@ -3,6 +3,8 @@
 Nothing here imports TensorFlow, Prefect or matplotlib: `baton --help` answers at once.
 """
 
+from flows.commands.leaving import leaves_with  # isort: skip - registers first what is to be called last
+
 import os
 import sys
 import traceback
@@ -61,12 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: what follows `baton`; left out: the process's own.
+        arguments: what follows `baton`; left out: the process's own, which ends with the command.
 
     Returns:
         The exit code.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    return leaves_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "…" must not end a run

@@ -5,6 +5,7 @@ One option more: `--without-seed-state` leaves the seeds out of the state tree, 
 
 import sys
 
+from flows.commands.leaving import leaves_with
 from flows.plain import main
 from tasks.foundation.model import stepping
 from tasks.foundation.state import train_state
@@ -22,4 +23,4 @@ def leave_out_seed_state() -> None:
 if __name__ == "__main__":
     if _BROKEN in sys.argv:
         leave_out_seed_state()
-    sys.exit(main([word for word in sys.argv[1:] if word != _BROKEN]))
+    sys.exit(leaves_with(main([word for word in sys.argv[1:] if word != _BROKEN])))

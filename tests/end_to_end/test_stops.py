@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,12 @@ import pytest
 from prefect_server import ask, environment_with
 from processes import run_file, settings
 from watching import attempts_of, commits_of, head_of, trains, wait_until
+
+from tasks.foundation.runlog.accounting import account_of
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +113,32 @@ def test_the_time_budget(server: str, tmp_path: Path) -> None:
     state = state_of(server)
     assert state["name"] == "Stopped"
     assert "time budget" in state["message"]
+
+
+def test_the_ledger_adds_up(tmp_path: Path) -> None:
+    """Against a clock outside: of a process that is killed the last sign of life counts, and all of one that ends."""
+    driver = Path(__file__).with_name("run_plainly.py")
+    command = [sys.executable, str(driver), str(run_file("digits")), *settings("digits", tmp_path, extra=ENDLESS)]
+    measured = []
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before = len(measured)
+        wait_until(lambda before=before: trains(home_of(tmp_path), before), process)
+        time.sleep(2)
+        process.send_signal(end)
+        process.wait()
+        measured.append(time.monotonic() - began)
+    home = LocalStorage(home_of(tmp_path))
+    entries = tuple(RunLog(home).entries())
+    account = account_of(read_attempts(home), entries, history_of(entries), now=datetime.now(UTC))
+    assert account is not None
+    # Starting and leaving the interpreter is nobody's; a process of some seconds signs every half second.
+    missed = sum(measured) - account.total_seconds
+    assert -0.1 < missed < 0.03 * sum(measured) + 1.0
+    assert account.unattributed_seconds < 0.03 * account.total_seconds
+    assert account.bad_seconds["lost work"] > 0
+    assert 0 < account.good_seconds < account.total_seconds
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):

@@ -40,6 +40,12 @@ _LONGEST_SHUT_DOWN_SECONDS = 60.0
 _to_sign_at_exit: list["Ledger"] = []
 
 
+def sign_off() -> None:
+    """The last sign of this process, for whoever knows that it ends here."""
+    for ledger in _to_sign_at_exit:
+        ledger._sign_at_exit()
+
+
 def sign_interval(age: float) -> float:
     """Seconds until the next sign of life of a process that is `age` seconds old: 1 % of it, within 0.5 and 30."""
     return min(max(_SHARE_OF_AGE * age, _SHORTEST_SECONDS), _LONGEST_SECONDS)

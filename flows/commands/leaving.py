@@ -1,0 +1,37 @@
+"""The very end of a command's process, which must not take longer than it has to: a machine may be about to go.
+
+The interpreter's own teardown frees, over seconds and piece by piece, what TensorFlow holds, and the kernel frees it
+anyway. So once everybody who registered with `atexit` has been called, the process leaves. To be imported before
+anything else: who registers first is called last.
+"""
+
+import atexit
+import logging
+import os
+import sys
+
+_codes: list[int] = []
+
+
+def leaves_with(code: int) -> int:
+    """This process is to end with `code`, which is handed back for `sys.exit`."""
+    _codes.append(code)
+    return code
+
+
+def _leave() -> None:
+    if not _codes or "tensorflow" not in sys.modules:
+        return
+    from tasks.foundation.telemetry.ledger import sign_off
+
+    sign_off()
+    logging.shutdown()  # registered before us, so it would have come after
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # a closed pipe: nobody reads it any more
+            continue
+    os._exit(_codes[-1])
+
+
+atexit.register(_leave)
