@@ -16,7 +16,8 @@ from tasks.foundation.accelerator.environment import quiet_tensorflow
 quiet_tensorflow()
 
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason  # noqa: E402
-from flows.relay import Goal, Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from flows.goal import Goal  # noqa: E402
+from flows.relay import Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs  # noqa: E402
 from tasks.evaluate.stage import evaluate  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402

@@ -11,7 +11,8 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.relay import Goal, RelayResult, Stages, relay
+from flows.goal import Goal, RelayResult
+from flows.relay import Stages, relay
 from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
 from tasks.evaluate.task import evaluate_task
 from tasks.foundation.contracts.run_file import load_run_file

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.relay import storage_of
+from flows.goal import storage_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import InvalidInput, NoSuchRun, RunLogError

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands.address import OpenedRun, Overrides, holds_a_log, names_run_file, refuse_overrides
 from flows.commands.output import AsJson, aligned, say, say_json
-from flows.relay import storage_of
+from flows.goal import storage_of
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunLogError

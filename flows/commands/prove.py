@@ -12,11 +12,11 @@ import typer
 
 from flows.commands.address import Overrides
 from flows.commands.output import AsJson, aligned, say, say_json
+from flows.goal import preflight, storage_of
 from flows.proving.processes import FreshProcesses, ending_like_interrupts
 from flows.proving.proof import Workshop
 from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
-from flows.relay import preflight, storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.telemetry.console import Console

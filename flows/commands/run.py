@@ -14,7 +14,7 @@ from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
 from flows.commands.output import AsJson, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason
-from flows.relay import Goal, RelayResult, interrupted, preflight, relay_is_done, require_not_stuck, storage_of
+from flows.goal import Goal, RelayResult, interrupted, preflight, relay_is_done, require_not_stuck, storage_of
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import RunFileError

@@ -44,8 +44,9 @@ def main(arguments: list[str]) -> int:
 
 def trained(file: Path, overrides: list[str], max_segments: int | None, reached: Reached) -> dict[str, str]:
     # Imported here: a signal that comes while TensorFlow is being imported is answered too.
+    from flows.goal import Goal
     from flows.plain import PLAIN
-    from flows.relay import Goal, relay
+    from flows.relay import relay
     from tasks.foundation.contracts.run_file import load_run_file
     from tasks.foundation.telemetry.console import Console
     from tasks.foundation.telemetry.events import Several

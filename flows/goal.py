@@ -1,0 +1,192 @@
+"""How far a command goes, whether a run is there already, and what was reached: from the run file and the log alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tasks.evaluate.report.report import PAGE, write_report
+from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
+from tasks.foundation.contracts.log_entry import Commit, Head
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
+from tasks.foundation.errors import RunFileError, RunLogError
+from tasks.foundation.runlog.committing import evaluation_due
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.user_code import require_function
+
+
+class RelayResult(Contract):
+    """What a command reached."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    home: str
+    step: int
+    checkpoint: str
+    state_digest: str
+    segments: int
+    metrics: dict[str, float]
+    exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do"] | StopReason
+    report: str | None = Field(description="address of the report; None if there is none yet")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the command ended with work left to do."""
+        return self.exit_reason == "max_segments" or self.exit_reason in STOP_REASONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How far this command goes: an absolute step, and a bound on the work."""
+
+    step: int
+    max_segments: int | None
+    max_seconds: float | None
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        *,
+        until_step: int | None = None,
+        max_segments: int | None = None,
+        max_seconds: float | None = None,
+    ) -> "Goal":
+        """The goal of a command; `max_seconds`, if given, takes the place of train.stop_after_seconds.
+
+        Raises:
+            RunFileError: a bound below 1, seconds that are not above 0, or a step beyond train.steps.
+        """
+        for name, value in (("--until-step", until_step), ("--max-segments", max_segments)):
+            if value is not None and value < 1:
+                raise RunFileError(f"{name} = {value} must be at least 1")
+        if max_seconds is not None and not (max_seconds > 0 and math.isfinite(max_seconds)):
+            raise RunFileError(f"--max-seconds = {max_seconds} must be more than 0, and finite")
+        if until_step is not None and until_step > spec.train.steps:
+            raise RunFileError(
+                f"--until-step = {until_step} lies beyond train.steps = {spec.train.steps}; raise train.steps, "
+                f"as with --set train.steps={until_step}"
+            )
+        return cls(
+            step=until_step or spec.train.steps,
+            max_segments=max_segments,
+            max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
+        )
+
+    def reached(self, head: Head | None, spec: RunSpec) -> bool:
+        """Whether nothing is left to do."""
+        tip = None if head is None else head.tip
+        return head is not None and tip is not None and tip.step >= self.step and not evaluation_due(head, spec)
+
+
+def storage_of(run: RunFile) -> Storage:
+    """The storage root that a run file names."""
+    return open_storage(run.spec.storage, relative_to=run.folder)
+
+
+def preflight(run: RunFile) -> None:
+    """What can be refused from the run file and the code beside it, before anything is written or waited for.
+
+    Raises:
+        InvalidInput: the storage address, the batch size or a function that is named cannot be used.
+    """
+    storage_of(run)
+    per_replica_batch_size(run.spec.train.global_batch_size, run.spec.accelerator.replicas)
+    require_function(run.spec.model.build, run.folder)
+    if ":" in run.spec.data.source:
+        require_function(run.spec.data.source, run.folder)
+
+
+def relay_is_done(run: RunFile, goal: Goal, *, accept: Sequence[str] = ()) -> RelayResult | None:
+    """What to answer where nothing is left to do: found out from the log alone, in no time.
+
+    Raises:
+        IdentityChanged: the run on disk is another one, as the run file alone tells.
+    """
+    log = RunLog(storage_of(run).at(run.spec.run))
+    head = log.head()
+    if head is not None:
+        # Before a dataset is prepared in vain; init-or-restore compares the rest.
+        require_same_identity(head.identity, identity_in_run_file(run.spec), home=log.home.uri, accept=accept)
+    if not goal.reached(head, run.spec):
+        return None
+    return result_of(log, segments=0, exit_reason="nothing_to_do")
+
+
+def require_not_stuck(run: RunFile, *, try_again: bool) -> None:
+    """Refuse to rent an accelerator for what has failed again and again.
+
+    Raises:
+        NoProgress: `stop.attempts_without_progress` attempts in a row did not get further than the run stands.
+    """
+    home = storage_of(run).at(run.spec.run)
+    head = RunLog(home).head()
+    if head is not None and not try_again:
+        require_progress(home, head, limit=run.spec.stop.attempts_without_progress, now=datetime.now(UTC))
+
+
+def interrupted(run: RunFile, reason: str, *, since: int) -> RelayResult | None:
+    """What a command reached that a signal ended; no report is written, since time may be short.
+
+    Args:
+        run: the run file.
+        reason: why it was ended.
+        since: number of the newest log entry when the command began, or -1.
+
+    Returns:
+        None if the run has no checkpoint yet.
+    """
+    log = RunLog(storage_of(run).at(run.spec.run))
+    head = log.head()
+    if head is None or head.tip is None:
+        return None
+    new = (log.entry(number).body for number in range(since + 1, head.number + 1))
+    segments = sum(isinstance(body, Commit) and body.checkpoint.step > 0 for body in new)
+    return result_of(log, segments=segments, exit_reason=reason, report=False)
+
+
+def result_of(log: RunLog, *, segments: int, exit_reason: Any, report: bool = True) -> RelayResult:
+    """What a command reached: the run as its log has it, and the command's own part.
+
+    Args:
+        log: the run's.
+        segments: how many this command trained.
+        exit_reason: why it ends.
+        report: whether to write the report.
+
+    Raises:
+        RunLogError: there is no tip to report.
+    """
+    history = history_of(log.entries())
+    name = log.home.uri.rsplit("/", 1)[-1]
+    head = history.head
+    if head is None or head.tip is None:
+        raise RunLogError(f"{log.home.uri}: there is no tip to report")
+    metrics = dict(history.rows[-1].metrics) if history.rows else {}
+    if history.evaluations:
+        metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
+    # A command that was killed before its report left it to the next one.
+    if report and (exit_reason != "nothing_to_do" or not log.home.exists(PAGE)):
+        write_report(log.home, title=name)
+    return RelayResult(
+        run=name,
+        home=log.home.uri,
+        step=head.tip.step,
+        checkpoint=f"{log.home.uri}/{head.tip.path}",
+        state_digest=head.tip.state_digest,
+        segments=segments,
+        metrics=metrics,
+        exit_reason=exit_reason,
+        report=f"{log.home.uri}/{PAGE}" if report or log.home.exists(PAGE) else None,
+    )
