@@ -84,6 +84,10 @@ class Goal:
             max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
         )
 
+    def reason(self, spec: RunSpec) -> str:
+        """What it is called to have reached it."""
+        return "complete" if self.step == spec.train.steps else "until_step"
+
     def reached(self, head: Head | None, spec: RunSpec) -> bool:
         """Whether nothing is left to do."""
         tip = None if head is None else head.tip
@@ -136,11 +140,12 @@ def require_not_stuck(run: RunFile, *, try_again: bool) -> None:
         require_progress(home, head, limit=run.spec.stop.attempts_without_progress, now=datetime.now(UTC))
 
 
-def interrupted(run: RunFile, reason: str, *, since: int) -> RelayResult | None:
+def interrupted(run: RunFile, goal: Goal, reason: str, *, since: int) -> RelayResult | None:
     """What a command reached that a signal ended; no report is written, since time may be short.
 
     Args:
         run: the run file.
+        goal: what it aimed at; reached all the same, the signal came too late to stop anything.
         reason: why it was ended.
         since: number of the newest log entry when the command began, or -1.
 
@@ -152,7 +157,9 @@ def interrupted(run: RunFile, reason: str, *, since: int) -> RelayResult | None:
     if head is None or head.tip is None:
         return None
     new = (log.entry(number).body for number in range(since + 1, head.number + 1))
-    segments = sum(isinstance(body, Commit) and body.checkpoint.step > 0 for body in new)
+    segments = sum(isinstance(body, Commit) and body.exit_reason not in {"initialized", "interval"} for body in new)
+    if goal.reached(head, run.spec):
+        reason = goal.reason(run.spec)
     return result_of(log, segments=segments, exit_reason=reason, report=False)
 
 

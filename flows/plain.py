@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the module's name; left out: the process's own.
 
     Returns:
-        The exit code: 0, 3 after a signal, or that of the `BatonError` that ended the run.
+        The exit code: 0, 3 if work is left to do, or that of the `BatonError` that ended the run.
     """
     parser = argparse.ArgumentParser(prog="python -m flows.plain", description="Train a run file without Prefect.")
     parser.add_argument("file", type=Path)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {type(fault).__name__}: {fault}\n")
         return fault.exit_code
     sys.stdout.write(result.model_dump_json() + "\n")
-    return 0
+    return RESUMABLE if result.stopped else 0
 
 
 if __name__ == "__main__":

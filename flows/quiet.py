@@ -1,10 +1,13 @@
 """Prefect and TensorFlow without their chatter. Everything set here is a default: what a user has set holds."""
 
 import os
+import subprocess
 import threading
 import warnings
+from typing import Any
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.stops.holding import before_leaving_at_once
 
 _PREFECT_DEFAULTS = {
     # Run logs go to Prefect's API; the console is the command's own.
@@ -34,19 +37,44 @@ def quiet() -> None:
         os.environ[name] = f"{known},{_LOOPBACK}" if known else _LOOPBACK
 
 
+class _OwnGroup:
+    """What Prefect's module sees as `subprocess`: the processes that it starts lead a group of their own."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+    def Popen(self, *arguments: Any, **settings: Any) -> subprocess.Popen[Any]:  # noqa: N802 - Python's own name
+        """As `subprocess.Popen`."""
+        return subprocess.Popen(*arguments, process_group=0, **settings)
+
+
+def _end_servers() -> None:
+    """In their own group nobody else would end them."""
+    from prefect.server.api.server import SubprocessASGIServer
+
+    for server in list(SubprocessASGIServer._instances.values()):
+        if server.server_process is not None:
+            server.server_process.kill()
+
+
 def start_prefect_api() -> threading.Thread:
     """Start Prefect's embedded API, if none is configured, while TensorFlow is being imported.
 
     A failure is left to the flow, which starts it again and can say what is wrong.
     """
     import prefect.exceptions
+    import prefect.server.api.server as starting
     from prefect import get_client
+
+    # Ctrl-C goes to the whole process group: the API must live on until the flow run's last state has been told.
+    starting.subprocess = _OwnGroup()  # type: ignore[attr-defined,assignment]
 
     def start() -> None:
         try:
             get_client(sync_client=True)
         except (RuntimeError, OSError, prefect.exceptions.PrefectException):
             return
+        before_leaving_at_once(_end_servers)
 
     thread = threading.Thread(target=start, name="prefect-api", daemon=True)
     thread.start()

@@ -173,7 +173,7 @@ class _Relay:
     def _ended(self, head: Head, segments: int) -> str | None:
         """Why the command ends here, if it does."""
         if self.goal.reached(head, self.run.spec):
-            return "complete" if self.goal.step == self.run.spec.train.steps else "until_step"
+            return self.goal.reason(self.run.spec)
         if segments == self.goal.max_segments:
             return "max_segments"
         left = self._seconds_left()

@@ -15,6 +15,7 @@ from flows.goal import Goal, RelayResult
 from flows.relay import Stages, relay
 from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
 from tasks.evaluate.task import evaluate_task
+from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Several, Silent, Sink
@@ -22,7 +23,7 @@ from tasks.init_or_restore.task import init_or_restore_task
 from tasks.prepare_data.task import prepare_data_task
 from tasks.train_segment.task import train_segment_task
 
-# Called directly, never submitted: training keeps the main thread, where signals arrive.
+# Called directly, never submitted: the main thread waits for them, where signals arrive.
 STAGES = Stages(
     prepare_data=prepare_data_task,
     init_or_restore=init_or_restore_task,
@@ -104,9 +105,10 @@ def train_run(
     """
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+    accepted = accepted_keys(",".join(accept or []))
     with tags(*tags_of(run.spec)):
         sinks = Several((WATCHER.get(), PrefectLog()))
-        result = relay(run, goal, STAGES, telemetry=sinks, accept=accept or (), try_again=try_again)
+        result = relay(run, goal, STAGES, telemetry=sinks, accept=accepted, try_again=try_again)
     if result.exit_reason in {"preempted", "maintenance"}:
         raise MachineIsGoing(result.exit_reason)
     return _stopped(result) if result.stopped else result

@@ -17,6 +17,7 @@ import typer
 
 from flows.commands import fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
+from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises
 from tasks.foundation.errors import BatonError
 
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -71,14 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return leaves_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return a kind of ending
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "…" must not end a run
     as_json = "--json" in arguments
     try:
         # Not standalone: typer would print a usage error itself, and leave the others to Python's traceback.
-        result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
+        with sigterm_raises():
+            result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
+    except Terminated as fault:
+        return _fail(fault, "stopped by SIGTERM; run the same command to continue", RESUMABLE, as_json=as_json)
     except BatonError as fault:
         return _fail(fault, str(fault), fault.exit_code, as_json=as_json)
     except typer.TyperException as fault:

@@ -51,12 +51,14 @@ def prove(
             folder=folder, processes=FreshProcesses(folder / "said"), share_data=share_data, telemetry=console
         )
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, workshop=workshop)
-    address = store(receipt, storage_of(run).at(run.spec.run))
     kept = str(folder) if keep else None
+    if not as_json:
+        _say(receipt, kept)
+    address = store(receipt, storage_of(run).at(run.spec.run))  # last: a home that refuses it takes no verdict along
     if as_json:
         say_json({**receipt.model_dump(), "receipt": address, "kept": kept})
     else:
-        _say(receipt, address, kept)
+        say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else _DIFFERENT
 
 
@@ -70,7 +72,7 @@ def _scratch(keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _say(receipt: Receipt, address: str, kept: str | None) -> None:
+def _say(receipt: Receipt, kept: str | None) -> None:
     cuts = ", ".join(map(str, receipt.cuts))
     how = f"{receipt.steps} steps straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
     if receipt.verdict == "same":
@@ -87,7 +89,6 @@ def _say(receipt: Receipt, address: str, kept: str | None) -> None:
         ("metrics", _metrics(receipt)),
         *(("cause", cause) for cause in receipt.causes),
         ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}"),
-        ("receipt", address),
         ("kept", kept or ""),
     ]
     for line in aligned([(label, text) for label, text in lines if text]):

@@ -13,13 +13,14 @@ import typer
 from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
 from flows.commands.output import AsJson, say_json
-from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason
+from flows.commands.stopping import RESUMABLE, Terminated, stop_reason
 from flows.goal import Goal, RelayResult, interrupted, preflight, relay_is_done, require_not_stuck, storage_of
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.errors import RunFileError
+from tasks.foundation.errors import BatonError, RunFileError
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.holding import last_stop
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
 
@@ -61,7 +62,7 @@ def run(
         if result is None:
             require_not_stuck(run_file, try_again=try_again)
             head = log.head()
-            result = _train(run_file, parameters, console, since=-1 if head is None else head.number)
+            result = _train(run_file, goal, parameters, console, since=-1 if head is None else head.number)
         console.stop()
         if result is None:
             console.emit(Note(text="stopped before the run began; the same command begins it"))
@@ -72,7 +73,9 @@ def run(
     return RESUMABLE if result is None or result.stopped else 0
 
 
-def _train(run_file: RunFile, parameters: dict[str, Any], console: Console, *, since: int) -> RelayResult | None:
+def _train(
+    run_file: RunFile, goal: Goal, parameters: dict[str, Any], console: Console, *, since: int
+) -> RelayResult | None:
     """Through Prefect, whose embedded API starts while TensorFlow is being imported.
 
     Returns:
@@ -80,31 +83,40 @@ def _train(run_file: RunFile, parameters: dict[str, Any], console: Console, *, s
     """
     from flows.quiet import quiet, start_prefect_api
 
-    with sigterm_raises():
+    try:
+        quiet()
+        home = storage_of(run_file).at(run_file.spec.run).uri
+        console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {home}"))
+        api = start_prefect_api()
+        from prefect import tags
+        from prefect.exceptions import TerminationSignal
+
+        from flows.train_run import WATCHER, tags_of, train_run
+
+        api.join()
+        token = WATCHER.set(console)
         try:
-            quiet()
-            home = storage_of(run_file).at(run_file.spec.run).uri
-            console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {home}"))
-            api = start_prefect_api()
-            from prefect import tags
-            from prefect.exceptions import TerminationSignal
-
-            from flows.train_run import WATCHER, tags_of, train_run
-
-            api.join()
-            token = WATCHER.set(console)
-            try:
-                # Tags that are to stand on the flow run itself must be there before it begins.
-                with tags(*tags_of(run_file.spec)):
-                    result: RelayResult = train_run(**parameters)
-                    return result
-            except TerminationSignal as fault:
-                raise Terminated from fault
-            finally:
-                WATCHER.reset(token)
-        except (Terminated, KeyboardInterrupt) as fault:
-            # Prefect has heard of it; the flow run has crashed or waits to be scheduled again.
-            return interrupted(run_file, stop_reason(fault), since=since)
+            # Tags that are to stand on the flow run itself must be there before it begins.
+            with tags(*tags_of(run_file.spec)):
+                result: RelayResult = train_run(**parameters)
+                return result
+        except TerminationSignal as fault:
+            raise Terminated from fault
+        finally:
+            WATCHER.reset(token)
+    except (Terminated, KeyboardInterrupt) as fault:
+        # Prefect has heard of it; the flow run has crashed or waits to be scheduled again.
+        reason = stop_reason(fault)
+    except BatonError:
+        raise
+    except Exception as fault:
+        # Whoever ends this process may have ended Prefect's API before: what was trained is committed all the same.
+        stop = last_stop()
+        if stop is None or stop.reason == "time_budget":
+            raise
+        console.emit(Note(text=f"Prefect was not told: {type(fault).__name__}: {fault}", warning=True))
+        reason = stop.reason
+    return interrupted(run_file, goal, reason, since=since)
 
 
 def _close(

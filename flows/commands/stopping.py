@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from tasks.foundation.contracts.segment import STOP_REASONS
+
 RESUMABLE = 3  # the exit code of a run that stopped with work left to do
 
 
@@ -14,7 +16,10 @@ class Terminated(BaseException):
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Within, SIGTERM raises `Terminated` in the main thread, where nothing nearer to the work heeds it first."""
+    """Within, the first SIGTERM raises `Terminated` in the main thread, where nothing nearer to the work heeds it.
+
+    More of them change nothing: whoever heeds the first has work to do yet.
+    """
     before = signal.signal(signal.SIGTERM, _raise)
     try:
         yield
@@ -22,7 +27,8 @@ def sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _raise(_number: int, _frame: FrameType | None) -> None:
+def _raise(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
     raise Terminated
 
 
@@ -31,6 +37,7 @@ def stop_reason(fault: BaseException) -> str:
     reason = "sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm"
     known: BaseException | None = fault
     while known is not None:
-        reason = getattr(known, "reason", reason)
+        told = getattr(known, "reason", None)  # other exceptions have a reason too, of another kind
+        reason = told if told in STOP_REASONS else reason
         known = known.__context__
     return reason

@@ -27,17 +27,8 @@ def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage
         StaleWriter: another writer moved the tip first.
         DamagedCheckpoint: the store has other bytes than the manifest says; nothing is committed.
     """
-    if result.staged is None:
-        raise ValueError(f"segment {request.number} staged nothing: it ended by {result.exit_reason}")
+    body = Commit.of(result)
     telemetry.emit(Phase(cause="commit"))
-    body = Commit(
-        checkpoint=result.staged,
-        parent=result.parent,
-        exit_reason=result.exit_reason,
-        history=result.history,
-        examples=result.examples,
-        seconds=result.seconds,
-    )
     # A signal in between would lose the segment that is staged; it is heeded as soon as the commit is made.
     return hold(
         lambda _: land(storage.at(request.spec.run), body, spec=request.spec, telemetry=telemetry), request.spec.stop

@@ -8,20 +8,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.contracts.log_entry import Commit, Entry, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import ExitReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.committing import rewind
-from tasks.foundation.runlog.landing import land as land_on
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.stopwatch import Stopwatch
 from tasks.foundation.telemetry.wording import duration_words
 from tasks.train_segment.trainer import Trainer
-
-__all__ = ["Land", "Leg", "land_on"]
 
 # A commit stages the state, then reads it once more to verify it: at most as long again.
 _COMMIT_PER_STAGING = 2.0
@@ -43,7 +40,8 @@ class Leg:
         self.home = home
         self.start: CheckpointRef = request.start
         self.base = request.base
-        self.rows: list[MetricRow] = []
+        self.metrics: dict[str, float] = {}
+        self._rows: list[MetricRow] = []
         self._spec = request.spec
         self._telemetry = telemetry
         self._clock = clock
@@ -57,6 +55,11 @@ class Leg:
         self._stopwatch.begin(cause)
         if cause == "train":
             self._trains_since = self._clock()
+
+    def log(self, row: MetricRow) -> None:
+        """Keep a row for the next commit; its metrics are the latest until there are newer ones."""
+        self._rows.append(row)
+        self.metrics = row.metrics
 
     def commit_is_due(self, step: int) -> bool:
         """Whether `checkpoint.every_seconds` have passed, and something was trained meanwhile."""
@@ -84,20 +87,10 @@ class Leg:
         Raises:
             StaleWriter: another writer moved the tip first.
         """
-        result = self.result(self.stage(trainer), reason)
-        if result.staged is None:
-            raise AssertionError("staging gives a checkpoint or raises")
+        body = Commit.of(self.result(self.stage(trainer), reason))
         self.spends("commit")
-        body = Commit(
-            checkpoint=result.staged,
-            parent=result.parent,
-            exit_reason=reason,
-            history=result.history,
-            examples=result.examples,
-            seconds=result.seconds,
-        )
         entry = self._land(self.home, body, spec=self._spec, telemetry=self._telemetry)
-        self.start, self.base, self.rows = result.staged, entry.number, []
+        self.start, self.base, self._rows = body.checkpoint, entry.number, []
         self._stopwatch = Stopwatch(self._telemetry, self._clock)
 
     def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
@@ -124,15 +117,14 @@ class Leg:
             StaleWriter: another writer moved the tip first.
         """
         entry = rewind(RunLog(self.home), fault, base=self.base, spec=self._spec, attempt=uuid.uuid4().hex)
-        tip = entry.head.tip
-        self._telemetry.emit(
-            Note(
-                text=f"{fault}. Rewound to step {tip.step if tip else 0}, skipping "
-                f"{self._spec.train.rewind_skip_batches} global batches (rewind {entry.head.rewinds} of at most "
-                f"{self._spec.train.rewind_tries} in a row)",
-                warning=True,
+        if isinstance(entry.body, Rewind):
+            self._telemetry.emit(
+                Note(
+                    text=f"{fault}. Rewound to step {entry.body.to.step}, skipping {entry.body.skip_batches} global "
+                    f"batches (rewind {entry.head.rewinds} of at most {self._spec.train.rewind_tries} in a row)",
+                    warning=True,
+                )
             )
-        )
         return self.result(None, "rewind")
 
     def result(self, staged: CheckpointRef | None, reason: ExitReason) -> SegmentResult:
@@ -142,7 +134,7 @@ class Leg:
             staged=staged,
             parent=self.start.path,
             exit_reason=reason,
-            history=tuple(self.rows),
+            history=tuple(self._rows),
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
         )

@@ -10,13 +10,14 @@ from tasks.foundation.contracts.schedule import next_multiple
 from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.history import recent_rows
+from tasks.foundation.runlog.landing import land as land_on_home
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Sink, Training
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
-from tasks.train_segment.leg import Land, Leg, land_on
+from tasks.train_segment.leg import Land, Leg
 from tasks.train_segment.loop import steps_within
 from tasks.train_segment.trainer import Recipe, Trainer
 
@@ -35,7 +36,7 @@ def train_segment(
     recorded: Environment,
     telemetry: Sink,
     clock: Callable[[], float] = time.monotonic,
-    land: Land = land_on,
+    land: Land = land_on_home,
 ) -> SegmentResult:
     """Train from `request.start` to the absolute step `request.until_step`, and stage what was reached.
 
@@ -61,15 +62,16 @@ def train_segment(
 
     def work(stops: Stops) -> SegmentResult:
         leg = Leg(request, storage.at(request.spec.run), telemetry=telemetry, clock=clock, land=land)
+        stops.at_stake = False
         leg.spends("build")
         accelerator = acquire(request.spec.accelerator, recorded)
         recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
         trainer = _take_trainer(recipe, storage, accelerator)
-        leg.spends("restore")
-        trainer.restore(leg.home, request.start)
-        trainer.seek(request.start.step + request.skipped_batches)
-        leg.spends("compile")
-        trainer.compile(telemetry)
+        for prepare in (_restore, _compile):
+            if stops.asked is not None:
+                return leg.result(None, stops.asked.reason)
+            prepare(trainer, request, leg, telemetry)
+        stops.at_stake = True
         leg.spends("train")
         try:
             result = _train(trainer, request, leg, stops, telemetry=telemetry, clock=clock)
@@ -86,6 +88,17 @@ def train_segment(
 def forget_trainer() -> None:
     """Drop the warm trainer, so that the next segment restores from storage."""
     _warm.clear()
+
+
+def _restore(trainer: Trainer, request: SegmentRequest, leg: Leg, _telemetry: Sink) -> None:
+    leg.spends("restore")
+    trainer.restore(leg.home, request.start)
+    trainer.seek(request.start.step + request.skipped_batches)
+
+
+def _compile(trainer: Trainer, _request: SegmentRequest, leg: Leg, telemetry: Sink) -> None:
+    leg.spends("compile")
+    trainer.compile(telemetry)
 
 
 def _take_trainer(recipe: Recipe, storage: Storage, accelerator: Accelerator) -> Trainer:
@@ -126,12 +139,12 @@ def _train(
         if trainer.state.step % train.log_every_steps == 0:
             row = trainer.read_metrics()
             watch.look_at(row)
-            leg.rows.append(row)
+            leg.log(row)
         telemetry.emit(
             Training(
                 step=trainer.state.step,
                 target=train.steps,
-                metrics=leg.rows[-1].metrics if leg.rows else {},
+                metrics=leg.metrics,
                 examples_per_second=steps_per_second * train.global_batch_size,
             )
         )

@@ -14,6 +14,7 @@ Exits 1 if anything was off. No number of it is a time, so it may be run beside 
 import argparse
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -160,14 +161,16 @@ def _disk(home: Path, chance: random.Random) -> Iterator[SmallDisk | None]:
 def _at_moments(plan: Plan, tally: Tally) -> None:
     """Kill a commit at its moments, each time from the same beginning; then go on, and compare."""
     begun, straight = plan.folder / "commits-begun", plan.folder / "commits-straight"
-    _commits(begun, BEFORE)
+    if _commits(begun, BEFORE).returncode:
+        raise RuntimeError("no run can be begun")
     # What another process left behind when it lost; the commit will sweep it.
     garbage = begun / "checkpoints" / f"{BEFORE:08d}-{1:08d}-{'f' * 32}"
     garbage.mkdir()
     (garbage / "ckpt.data").write_bytes(b"torn")
     shutil.copytree(begun, straight)
     moments = int(_commits(straight, KILLED, "--count").stdout)
-    _commits(straight, AFTER)
+    if _commits(straight, AFTER).returncode:
+        raise RuntimeError("commits fail even where nothing happens to them")
     known = {ref.step: ref.state_digest for ref in commits_in(entries_of(straight))}
     chosen: Sequence[int] = range(moments)
     if plan.moments is not None:
@@ -178,14 +181,17 @@ def _at_moments(plan: Plan, tally: Tally) -> None:
         shutil.copytree(begun, home)
         witness = Witness(home, known, tally)
         witness.look("SIGKILL at a call")
-        hit = _commits(home, KILLED, "--kill-at", str(moment)).returncode == -9
+        hit = _commits(home, KILLED, "--kill-at", str(moment)).returncode == -signal.SIGKILL
         with tally.row("SIGKILL at a call") as row:
             row.hit += hit
             row.missed += not hit
         witness.look("SIGKILL at a call")
-        _commits(home, AFTER)
-        witness.end(straight)
-        _same_house(home, straight, witness)
+        gone_on = _commits(home, AFTER)
+        if gone_on.returncode == 0:
+            witness.end(straight)
+            _same_house(home, straight, witness)
+        else:
+            witness.fault("other", f"going on after moment {moment} failed: {gone_on.stderr[-1000:]}")
         shutil.rmtree(home)
         if moment % 20 == 0:
             tally.tell(f"{tally.hits:4d}  killed at moment {moment} of {moments}, gone on, compared")
@@ -205,10 +211,7 @@ def _same_house(home: Path, straight: Path, witness: Witness) -> None:
 
 def _commits(home: Path, until_step: int, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(COMMITS), str(home), "--until-step", str(until_step), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in {0, -9}:
-        raise RuntimeError(done.stderr[-3000:])
-    return done
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def main() -> int:

@@ -2,13 +2,14 @@
 
 import http.server
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,14 @@ ENDLESS = ["train.steps=2000000", "train.segment_steps=2000000", "evaluate.every
 
 
 @contextmanager
-def running(environment: dict[str, str], name: str, storage: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    environment: dict[str, str], name: str, storage: Path, *options: str, **settings_of_popen: Any
+) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file(name))]
     command += [*settings(name, storage, extra=ENDLESS), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, **settings_of_popen
+    )
     try:
         yield process
     finally:
@@ -82,16 +87,35 @@ def test_a_signal_while_training(server: str, tmp_path: Path, name: str, number:
     assert state_of(server)["type"] == "CRASHED"
 
 
-def test_two_interrupts_leave_at_once(server: str, tmp_path: Path) -> None:
-    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
-    with running(environment, "digits", tmp_path / "runs") as process:
+def processes_of(prefect_home: Path) -> list[int]:
+    """Whoever lives with this PREFECT_HOME."""
+    mark = f"PREFECT_HOME={prefect_home}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_a_terminal(tmp_path: Path, times: int) -> None:
+    """It goes to the whole process group; Prefect's embedded API must hear how the flow run ended, and end then."""
+    environment = environment_with(tmp_path / "prefect")
+    with running(environment, "digits", tmp_path / "runs", "--json", start_new_session=True) as process:
         wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
-        # While it is stopped both arrive before either is heeded.
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: _interrupt(process))
-        process.communicate(timeout=120)
-    assert process.returncode in {130, -signal.SIGINT}
+        os.killpg(process.pid, signal.SIGINT)
+        if times > 1:
+            wait_until(lambda: _interrupt(process))
+        out = process.communicate(timeout=120)[0].decode()
+    wait_until(lambda: not processes_of(tmp_path / "prefect"))
+    if times > 1:
+        assert process.returncode in {130, -signal.SIGINT}
+        return
+    assert process.returncode == 3, out
+    assert "Traceback" not in out
+    assert json.loads(out.splitlines()[-1])["exit_reason"] == "sigint"
+    assert_nothing_is_lost(home_of(tmp_path / "runs"), "sigint")
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> bool:

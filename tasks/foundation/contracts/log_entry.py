@@ -7,7 +7,7 @@ from pydantic import Field
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow
+from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow, SegmentResult
 
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
@@ -52,6 +52,24 @@ class Commit(Contract):
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: SegmentResult) -> "Commit":
+        """The commit of what a segment staged.
+
+        Raises:
+            ValueError: nothing is staged.
+        """
+        if result.staged is None:
+            raise ValueError(f"nothing is staged: the segment ended by {result.exit_reason}")
+        return cls(
+            checkpoint=result.staged,
+            parent=result.parent,
+            exit_reason=result.exit_reason,
+            history=result.history,
+            examples=result.examples,
+            seconds=result.seconds,
+        )
 
 
 class Quarantine(Contract):
@@ -126,7 +144,7 @@ class Head(Contract):
     """The folded state of the newest entry."""
 
     number: int = Field(ge=0, description="number of the entry that this state was folded into")
-    base: int = Field(ge=0, description="number of the entry that last moved the tip")
+    base: int = Field(ge=0, description="number of the entry that last moved the tip, or the run's identity")
     commits: int = Field(ge=0, description="checkpoints committed so far")
     tip: CheckpointRef | None
     retained: tuple[CheckpointRef, ...] = Field(description="restorable, ordered by commit; the last is the tip")

@@ -105,7 +105,11 @@ class TrainSpec(Contract):
         allow_inf_nan=False,
         description="a logged loss over so many times its running median is a blow-up; left out: only NaN and infinity",
     )
-    rewind_skip_batches: int = Field(default=100, ge=1, description="global batches that a rewind skips; at least 1")
+    rewind_skip_batches: int = Field(
+        default=100,
+        ge=1,
+        description="global batches that a rewind skips from the blow-up on, besides those that led to it; at least 1",
+    )
     rewind_tries: int = Field(
         default=3, ge=1, description="rewinds in a row that do not get past the blow-up, before the run stops"
     )

@@ -85,10 +85,11 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) ->
 
 
 def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str) -> Entry:
-    """Go back to a commit on a segment border from before a blow-up, and skip `train.rewind_skip_batches` from there.
+    """Go back to a commit on a segment border from before a blow-up, and skip the batches that led to it.
 
-    Each further try that has not got past the blow-up goes one border further back, as far as they are retained. After
-    the restarts of PaLM (Chowdhery et al., 2022, section 5.1).
+    Those between the border and the blow-up are skipped, and `train.rewind_skip_batches` from there on. Each further
+    try that has not got past the blow-up goes one border further back, as far as they are retained. After the restarts
+    of PaLM (Chowdhery et al., 2022, section 5.1).
 
     Args:
         log: the run's.
@@ -111,11 +112,12 @@ def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str
         borders = [ref for ref in head.retained if ref.path in head.borders and ref.step < fault.step]
         if not borders:
             raise type(fault)(f"{fault}; no checkpoint on a segment border before it is retained", step=fault.step)
+        to = borders[-1] if head.rewinds == 0 else borders[-2:][0]
         return Rewind(
-            to=borders[-1] if head.rewinds == 0 else borders[-2:][0],
+            to=to,
             blown_up_at=fault.step,
             reason=str(fault),
-            skip_batches=spec.train.rewind_skip_batches,
+            skip_batches=fault.step - to.step + spec.train.rewind_skip_batches,
         )
 
     entry = log.append(decide, attempt=attempt)

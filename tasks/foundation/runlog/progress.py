@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
@@ -13,6 +14,10 @@ from tasks.foundation.storage.base import Storage
 # Ends that the user, or the run file, asked for: they say nothing about whether the run can get further.
 DELIBERATE_ENDS = frozenset(
     {"complete", "until_step", "max_segments", "nothing_to_do", "sigint", "KeyboardInterrupt", "left"}
+)
+# Input that was refused was told of at once, and costs no training; it says nothing about the run.
+_REFUSALS = frozenset(
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.InvalidInput)
 )
 # Being told to go is nobody's fault, but whoever is told so before each first commit never gets anywhere.
 _TOLD_TO_GO = frozenset({"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal"})
@@ -57,7 +62,7 @@ def attempts_in_a_row(
     for record in reversed(records):
         if _advanced(record, head):
             break
-        if record.ended not in DELIBERATE_ENDS and not is_alive(record, now=now, gone=gone):
+        if record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone):
             row.append(record)
         if record.afresh:
             break
@@ -66,9 +71,14 @@ def attempts_in_a_row(
 
 def _advanced(record: AttemptRecord, head: Head) -> bool:
     """Whether the run is further than when the attempt took it up, or was so in between."""
-    step = 0 if head.tip is None else head.tip.step
-    stands_where_it_stood = record.mark == mark_of(head) or record.from_step > step
-    return not stands_where_it_stood or record.committed_step > record.from_step
+    # A damaged tip, once evaluated, is trained again and is not evaluated any more: that is no progress.
+    return _reach(mark_of(head)) > _reach(record.mark) or record.committed_step > record.from_step
+
+
+def _reach(mark: str) -> tuple[int, bool]:
+    """Marks in order: by the tip's step, and then whether it has been evaluated."""
+    step, _, evaluated = mark.partition(" ")
+    return (int(step) if step.isdecimal() else -1), bool(evaluated)
 
 
 def _diagnosis(home: Storage, head: Head, row: Sequence[AttemptRecord]) -> str:
@@ -103,6 +113,8 @@ def _reading(row: Sequence[AttemptRecord]) -> str:
             f"Likely: {all_of_them} had to go before the first commit. See how long the machine is given, and "
             f"stop.grace_seconds; {_SOONER}"
         )
+    if ends == {"time_budget"}:
+        return f"Likely: the time budget of {all_of_them} was used up before the first commit; give more, or {_SOONER}"
     if ends == {None}:
         return f"Likely: {all_of_them} died without a word {_silent_deaths({record.doing for record in row})}"
     if len(ends) == 1:

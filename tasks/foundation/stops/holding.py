@@ -23,7 +23,7 @@ from typing import Final, Generic, NoReturn, TypeVar, cast
 
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.stops.metadata import watching_metadata
-from tasks.foundation.stops.stops import Stops
+from tasks.foundation.stops.stops import Stop, Stops
 from tasks.foundation.telemetry.events import Silent, Sink
 
 T = TypeVar("T")
@@ -33,8 +33,20 @@ _LEFT_BY_INTERRUPT: Final = 128 + signal.SIGINT
 _LAST_WORDS_SECONDS: Final = 0.5
 _MOMENT_SECONDS: Final = 0.1
 
-# What is asked of the work that runs now, if any does.
+# What is asked of the work that runs now, if any does; and what was asked of the last.
 _current: list[Stops] = []
+_last: list[Stops] = []
+_before_leaving: list[Callable[[], None]] = []
+
+
+def before_leaving_at_once(action: Callable[[], None]) -> None:
+    """Have something done before a second SIGINT ends the process, which calls nothing else; it has half a second."""
+    _before_leaving.append(action)
+
+
+def last_stop() -> Stop | None:
+    """What the last held work of this process was asked for, if it was."""
+    return _last[0].asked if _last else None
 
 
 def hold(
@@ -72,6 +84,7 @@ def hold(
     stops = Stops(spec, clock=clock, telemetry=telemetry)
     stops.stop_within(within_seconds)
     _current.append(stops)
+    _last[:] = [stops]
     try:
         with watching_metadata(stops, grace_seconds=spec.grace_seconds):
             if threading.current_thread() is not threading.main_thread():
@@ -87,14 +100,17 @@ def _beside(work: Callable[[Stops], T], stops: Stops) -> T:
     with _default_sigterm_raises():
         task = _Task(functools.partial(contextvars.copy_context().run, work, stops))
         try:
-            while not task.outcome:
+            while not task.outcome and not (raised and not stops.at_stake):
                 try:
                     _wait(task, stops, raised)
                 except BaseException as another:  # noqa: BLE001 - it came while the one before was being kept
                     raised.append(another)
+            if not task.outcome:  # nothing was trained yet, and compiling may take longer than the machine has
+                raise raised[0]
             return task.result()
         finally:
-            task.close()
+            if task.outcome:
+                task.close()
             # Also when the work failed: this process has been told to go, and whoever acts on the work's error (a
             # retry, a state "Failed") would go on in it. A machine that goes weighs more than a key press.
             if raised:
@@ -108,6 +124,8 @@ def _wait(task: "_Task[T]", stops: Stops, raised: list[BaseException]) -> None:
             while noted < len(raised):
                 _note(raised[noted], raised, stops)
                 noted += 1
+            if raised and not stops.at_stake:
+                return
             task.begin()
             task.wait()
         except BaseException as told:  # noqa: BLE001 - raised when the work is over
@@ -221,6 +239,9 @@ def _leave_at_once() -> NoReturn:
 
 
 def _last_words() -> None:
+    for action in _before_leaving:
+        with suppress(Exception):  # whatever it is, the process leaves
+            action()
     for stream in (sys.stderr, sys.stdout):
         # AttributeError: a process without a console has None here.
         with suppress(AttributeError, OSError, ValueError):

@@ -45,6 +45,9 @@ class Stops:
         self._context = contextvars.copy_context()
         # Appended to while a signal is being noted, which another may interrupt at any line: so no lock guards it.
         self._heard: list[Stop] = []
+        # Whether something would be lost if the process went now. Work that has nothing yet says so, and is left alone
+        # when a signal comes; it looks at `asked` after it has set this, so that it does not go on unheard.
+        self.at_stake = True
         self._deadline = math.inf
         self._told: set[StopReason] = set()
         self._telling = threading.Lock()

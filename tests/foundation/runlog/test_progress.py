@@ -22,6 +22,7 @@ BUDGET = {"ended": "time_budget"}
 COMPLETE = {"ended": "complete"}
 PREEMPTED = {"ended": "preempted"}
 AFRESH = {"afresh": True}
+EVALUATED = {"mark": "100 evaluated"}
 EARLIER = {"mark": "50", "from_step": 50}
 FURTHER = {"committed_step": 120}  # it got on, and what it committed proved damaged
 LATER = {"mark": "200", "from_step": 200, "committed_step": 200}  # the run has gone back since
@@ -71,6 +72,11 @@ def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool 
         ([EARLIER] * 9 + [DEAD] * 3, True),
         ([DEAD, DEAD, FURTHER, DEAD], False),
         ([DEAD, DEAD, CTRL_C | FURTHER, DEAD], False),
+        # Refused input costs nothing, and is told of at once.
+        ([{"ended": "IdentityChanged"}] * 9, False),
+        ([DEAD, {"ended": "ModelError"}, DEAD, DEAD], True),
+        # A tip that proves damaged again and again, evaluated or not.
+        ([EVALUATED, DEAD, EVALUATED], True),
         # Backwards is no progress.
         ([LATER, LATER, DEAD], True),
     ],

@@ -1,0 +1,58 @@
+"""Before a checkpoint is uploaded it lies among the temporary files: what is said when they cannot be written."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from lab import Lab, built
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.storage.local import LocalStorage
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        tf.errors.ResourceExhaustedError(None, None, "ckpt.data: No space left on device"),
+        tf.errors.PermissionDeniedError(None, None, "ckpt.data: Permission denied"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=type,
+)
+def test_what_tensorflow_cannot_write_is_a_storage_error(
+    state: Any, home: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise fault
+
+    before = sorted(home.files(""))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(state, "_checkpoint", SimpleNamespace(write=refuse))
+    with pytest.raises(StorageError, match=r"step 0: no files .* TMPDIR, and run again") as refused:
+        state.stage(home, base=7, attempt="abc")
+    assert str(tmp_path) in str(refused.value)
+    assert refused.value.retryable
+    assert sorted(home.files("")) == before
+    assert list(tmp_path.glob("baton-*")) == []
+
+
+def test_without_room_nothing_is_begun(lab: Lab, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(StorageError, match=r"has 1000 bytes left, and a checkpoint of this model takes \d+ there"):
+        built(lab, spec)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_staged_where_the_log_is_gone(state: Any, tmp_path: Path, there: bool) -> None:
+    """An empty folder is what an unmounted disk leaves."""
+    folder = tmp_path / "home"
+    if there:
+        folder.mkdir()
+    with pytest.raises(RunLogError, match=r"log/00000007.json is not there; .* whether its disk is still mounted"):
+        state.stage(LocalStorage(folder), base=7, attempt="abc")
+    assert list(tmp_path.rglob("*")) == ([folder] if there else [])
