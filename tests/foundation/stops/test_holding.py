@@ -172,6 +172,25 @@ except KeyboardInterrupt:
         assert trainer.lines[-2:] == ["committed sigint\n", "interrupted\n"]
 
 
+def test_work_with_nothing_at_stake_is_left_alone() -> None:
+    """Compiling may take longer than the machine has, and nothing would be lost."""
+    body = """
+def work(stops):
+    stops.at_stake = False
+    in_c_code(stops)
+try:
+    hold(work, StopSpec())
+except KeyboardInterrupt:
+    say("left")
+    os._exit(0)
+"""
+    with process(body) as trainer:
+        trainer.read_until("in C code")
+        trainer.signal(signal.SIGINT)
+        assert trainer.wait() == 0
+        assert trainer.lines[-1] == "left\n"
+
+
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     body = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
