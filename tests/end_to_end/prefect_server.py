@@ -1,5 +1,6 @@
 """A Prefect server of the tests' own, and how it is talked to."""
 
+import http.client
 import json
 import os
 import signal
@@ -64,5 +65,13 @@ def ask(url: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(  # noqa: S310 - our own server on 127.0.0.1
         f"{url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-        return json.load(answer)
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+                return json.load(answer)
+        except urllib.error.HTTPError as fault:
+            # A server whose database is busy says so and has done nothing; Prefect's own client asks again too.
+            if fault.code != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)

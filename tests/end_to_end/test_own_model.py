@@ -18,7 +18,7 @@ def relay(folder: Path, *words: str) -> dict[str, object]:
     driver = Path(__file__).with_name("run_plainly.py")
     command = [sys.executable, str(driver), str(folder / "run.yaml"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == (3 if "--max-segments" in command else 0), done.stderr[-3000:]
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return result
 
