@@ -99,6 +99,16 @@ def storage_of(run: RunFile) -> Storage:
     return open_storage(run.spec.storage, relative_to=run.folder)
 
 
+def require_lasting_storage(run: RunFile) -> None:
+    """Refuse a store that ends with the process: what a command leaves behind is for later commands.
+
+    Raises:
+        RunFileError: storage is memory://.
+    """
+    if run.spec.storage.startswith("memory:"):
+        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder")
+
+
 def preflight(run: RunFile) -> None:
     """What can be refused from the run file and the code beside it, before anything is written or waited for.
 
@@ -157,7 +167,7 @@ def interrupted(run: RunFile, goal: Goal, reason: str, *, since: int) -> RelayRe
     if head is None or head.tip is None:
         return None
     new = (log.entry(number).body for number in range(since + 1, head.number + 1))
-    segments = sum(isinstance(body, Commit) and body.exit_reason not in {"initialized", "interval"} for body in new)
+    segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
     if goal.reached(head, run.spec):
         reason = goal.reason(run.spec)
     return result_of(log, segments=segments, exit_reason=reason, report=False)

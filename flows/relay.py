@@ -82,7 +82,7 @@ def relay(
         if head is not None:
             ledger.open(log.home, head, afresh=try_again)
         _acquire_accelerator(run.spec, head)
-        relay = _Relay(
+        way = _Relay(
             run=run,
             goal=goal,
             stages=stages,
@@ -93,7 +93,7 @@ def relay(
             accept=tuple(accept),
             elapsed=lambda: clock() - began,
         )
-        return relay.to_the_goal()
+        return way.to_the_goal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class _Relay:
             try:
                 if evaluation_due(head, self.run.spec):
                     self._evaluate(dataset, head)
-                    head = _head(self.log)
+                    head = self.log.require_head()
                 ended = self._ended(head, segments)
                 if ended is not None:
                     break
@@ -131,7 +131,7 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
-            segments, tries, head = segments + 1, 0, _head(self.log)
+            segments, tries, head = segments + 1, 0, self.log.require_head()
             if ended is not None and not self.goal.reached(head, self.run.spec):
                 break
         self.telemetry.emit(Phase(cause="report"))
@@ -228,10 +228,3 @@ def _next_segment(
         stop_within_seconds=seconds_left,
         number=number,
     )
-
-
-def _head(log: RunLog) -> Head:
-    head = log.head()
-    if head is None:
-        raise RunLogError(f"{log.home.uri}: the log was there and is gone; see whether the folder is still mounted")
-    return head

@@ -12,13 +12,12 @@ import typer
 
 from flows.commands.address import Overrides
 from flows.commands.output import AsJson, aligned, say, say_json
-from flows.goal import preflight, storage_of
+from flows.goal import preflight, require_lasting_storage, storage_of
 from flows.proving.processes import FreshProcesses, ending_like_interrupts
 from flows.proving.proof import Workshop
 from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import RunFileError
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.wording import number_words
 
@@ -44,8 +43,7 @@ def prove(
     """
     run = load_run_file(file, overrides or [])
     preflight(run)
-    if run.spec.storage.startswith("memory:"):
-        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder")
+    require_lasting_storage(run)
     with Console(sys.stderr if as_json else sys.stdout) as console, ending_like_interrupts(), _scratch(keep) as folder:
         workshop = Workshop(
             folder=folder, processes=FreshProcesses(folder / "said"), share_data=share_data, telemetry=console

@@ -14,10 +14,19 @@ from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
 from flows.commands.output import AsJson, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, stop_reason
-from flows.goal import Goal, RelayResult, interrupted, preflight, relay_is_done, require_not_stuck, storage_of
+from flows.goal import (
+    Goal,
+    RelayResult,
+    interrupted,
+    preflight,
+    relay_is_done,
+    require_lasting_storage,
+    require_not_stuck,
+    storage_of,
+)
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.errors import BatonError, RunFileError
+from tasks.foundation.errors import BatonError
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stops.holding import last_stop
@@ -45,8 +54,7 @@ def run(
     goal = Goal.of(run_file.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(accept)
     preflight(run_file)
-    if run_file.spec.storage.startswith("memory:"):
-        raise RunFileError(f"storage is {run_file.spec.storage}, which ends with this process; name a folder")
+    require_lasting_storage(run_file)
     log = RunLog(storage_of(run_file).at(run_file.spec.run))
     parameters = {
         "run_file": str(run_file.path),

@@ -157,15 +157,7 @@ def in_order(keys: Iterable[str]) -> list[str]:
 
 
 def _keys(manifest: CheckpointManifest) -> list[str]:
-    return [
-        key
-        for record in manifest.signature
-        for key in (
-            [f"{record.path}/replica_{index}" for index in range(manifest.replicas)]
-            if record.per_replica
-            else [record.path]
-        )
-    ]
+    return [key for record in manifest.signature for key in record.keys(manifest.replicas)]
 
 
 def _same(one: Any, other: Any) -> bool:

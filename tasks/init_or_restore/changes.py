@@ -5,7 +5,7 @@ from typing import Any
 
 from tasks.foundation.contracts.identity import differences, in_words, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
-from tasks.foundation.errors import RunLogError, StateMismatch
+from tasks.foundation.errors import StateMismatch
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import read_manifest
 from tasks.foundation.state.layout import require_same_signature
@@ -65,10 +65,7 @@ def note_changes(
         return Change(environment=environment, identity=identity if keys else None, accepted=keys)
 
     entry = log.append(decide, attempt=attempt)
-    newest = log.head() if entry is None else entry.head
-    if newest is None:
-        raise RunLogError(f"{log.home.uri}: the log was there and is gone; see whether the folder is still mounted")
-    return newest
+    return log.require_head() if entry is None else entry.head
 
 
 def _require_same_variables(log: RunLog, head: Head, state: TrainState) -> None:

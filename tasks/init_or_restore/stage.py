@@ -10,7 +10,6 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.errors import RunLogError
 from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.model.stepping import require_train_step
@@ -100,7 +99,4 @@ def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *
         return Origin(identity=identity, environment=environment) if newest is None else None
 
     entry = log.append(decide, attempt=attempt)
-    head = log.head() if entry is None else entry.head
-    if head is None:
-        raise RunLogError(f"{log.home.uri}: the log was there and is gone; see whether the folder is still mounted")
-    return head
+    return log.require_head() if entry is None else entry.head

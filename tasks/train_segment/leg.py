@@ -73,10 +73,10 @@ class Leg:
             NonFinite: a weight is NaN or infinite.
             StaleWriter: another writer moved the tip, and swept what was being staged.
         """
-        trainer.state.require_finite(f"step {trainer.state.step}, in segment {self._number}")
         self.spends("stage")
         began = self._clock()
-        staged = trainer.state.stage(self.home, base=self.base, attempt=uuid.uuid4().hex)
+        where = f", in segment {self._number}"
+        staged = trainer.state.stage(self.home, base=self.base, attempt=uuid.uuid4().hex, where=where)
         trainer.staging_seconds = self._clock() - began
         trainer.holds(staged)
         return staged

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from homes import entries_of, tip_of
 from prefect_server import ask, environment_with
 from processes import CHECKOUT, SHORT, run_file
-from watching import attempts_of, commits_of, entries_of, trains, wait_until
+from watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -167,8 +168,7 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
 
     numbers = [entry.number for entry in entries_of(home)]
     assert numbers == list(range(len(numbers)))
-    tip = entries_of(home)[-1].head.tip
-    assert tip is not None
+    tip = tip_of(home)
     assert tip.state_digest == straight["state_digest"]
     assert stored_bytes(f"{home}/{tip.path}") == stored_bytes(straight["checkpoint"])
     assert told(str(home)) == told(straight["home"])

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from homes import tip_of
 from prefect_server import ask, environment_with
 from processes import run_file, settings
-from watching import attempts_of, commits_of, head_of, trains, wait_until
+from watching import attempts_of, commits_of, trains, wait_until
 
 from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts
@@ -83,7 +84,7 @@ def test_a_signal_while_training(server: str, tmp_path: Path, name: str, number:
     result = json.loads(out.splitlines()[-1])
     home = home_of(tmp_path / "runs")
     assert_nothing_is_lost(home, reason)
-    assert (result["exit_reason"], result["step"]) == (reason, head_of(home).tip.step)  # type: ignore[union-attr]
+    assert (result["exit_reason"], result["step"]) == (reason, tip_of(home).step)
     assert state_of(server)["type"] == "CRASHED"
 
 

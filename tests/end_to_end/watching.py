@@ -5,23 +5,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from homes import entries_of
+
 from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head
+from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 
 _PATIENCE_SECONDS = 240
-
-
-def head_of(home: Path) -> Head:
-    head = RunLog(LocalStorage(home)).head()
-    assert head is not None
-    return head
-
-
-def entries_of(home: Path) -> list[Entry]:
-    return list(RunLog(LocalStorage(home)).entries())
 
 
 def commits_of(home: Path) -> list[tuple[int, str]]:

@@ -23,6 +23,15 @@ class VariableRecord(Contract):
     shape: tuple[int, ...]
     per_replica: bool = Field(description="saved once for each replica, below <path>/replica_<i>")
 
+    def keys(self, replicas: int) -> tuple[str, ...]:
+        """What it is saved under, by so many replicas."""
+        return tuple(replica_key(self.path, index) for index in range(replicas)) if self.per_replica else (self.path,)
+
+
+def replica_key(path: str, index: int) -> str:
+    """What a replica's own part of a variable is saved under."""
+    return f"{path}/replica_{index}"
+
 
 class CheckpointManifest(Contract):
     """Written after the files it lists; its existence means that they are complete."""

@@ -53,6 +53,11 @@ class Commit(Contract):
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
 
+    @property
+    def ends_a_segment(self) -> bool:
+        """Whether a segment, or the stopped part of one, ends with it; not so commits within, or beginnings."""
+        return self.checkpoint.step > 0 and self.exit_reason not in {"forked", "interval"}
+
     @classmethod
     def of(cls, result: SegmentResult) -> "Commit":
         """The commit of what a segment staged.

@@ -21,8 +21,7 @@ class History:
     @property
     def segments(self) -> int:
         """Number of committed segments, or parts of one that was stopped, on the way to the tip."""
-        bodies = map(commit_of, self.commits)
-        return sum(body.checkpoint.step > 0 and body.exit_reason not in {"forked", "interval"} for body in bodies)
+        return sum(commit_of(entry).ends_a_segment for entry in self.commits)
 
 
 def commit_of(entry: Entry) -> Commit:

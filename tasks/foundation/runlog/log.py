@@ -31,6 +31,17 @@ class RunLog:
         number = self._newest()
         return None if number is None else self.entry(number).head
 
+    def require_head(self) -> Head:
+        """The head of a log that this process has seen before.
+
+        Raises:
+            RunLogError: there is no log any more.
+        """
+        head = self.head()
+        if head is None:
+            raise RunLogError(f"{self.home.uri}: the log was there and is gone; see whether its disk is still mounted")
+        return head
+
     def entry(self, number: int) -> Entry:
         """One entry.
 

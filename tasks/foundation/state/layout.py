@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import VariableRecord
+from tasks.foundation.contracts.checkpoint import VariableRecord, replica_key
 from tasks.foundation.errors import ModelError, StateMismatch
 from tasks.foundation.model.variables import Leaf
 
@@ -14,7 +14,7 @@ _DIFFERENCES_SHOWN = 8
 def slots(leaf: Leaf) -> dict[str, Any]:
     """Key to what is saved under it: the variable once, or each replica's component."""
     if leaf.per_replica:
-        return {f"{leaf.path}/replica_{index}": part for index, part in enumerate(leaf.components)}
+        return {replica_key(leaf.path, index): part for index, part in enumerate(leaf.components)}
     # A seed's components differ by derivation only, so the first one says all.
     return {leaf.path: leaf.components[0] if leaf.seed else leaf.variable}
 

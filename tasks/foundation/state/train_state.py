@@ -18,6 +18,7 @@ from tasks.foundation.contracts.checkpoint import (
     CheckpointRef,
     FileRecord,
     checkpoint_folder,
+    replica_key,
 )
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import (
@@ -101,13 +102,14 @@ class TrainState:
                     step=self.step,
                 )
 
-    def stage(self, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
+    def stage(self, home: Storage, *, base: int, attempt: str, where: str = "") -> CheckpointRef:
         """Write the state, upload it, read it back, and put the manifest down last.
 
         Args:
             home: the run's home.
             base: number of the log entry that the work started from.
             attempt: who works.
+            where: what else to say than the step, should a variable not be finite; as ", in segment 2".
 
         Raises:
             NonFinite: a trainable variable is NaN or infinite.
@@ -115,7 +117,7 @@ class TrainState:
             StorageError: the store or the folder for temporary files refused, or the store has other bytes than sent.
             RunLogError: the run's log is gone, so this would be staged beside nothing.
         """
-        self.require_finite(f"step {self.step}")
+        self.require_finite(f"step {self.step}{where}")
         self._require_derived_seeds()
         # A home that was moved away, or whose disk is no longer mounted, must not be begun anew by an upload.
         RunLog(home).entry(base)
@@ -202,7 +204,7 @@ class TrainState:
                 leaf.variable.assign(reader.get_tensor(stored_name(leaf.path)))
                 continue
             saved = [
-                reader.get_tensor(stored_name(f"{leaf.path}/replica_{index}")) for index in range(manifest.replicas)
+                reader.get_tensor(stored_name(replica_key(leaf.path, index))) for index in range(manifest.replicas)
             ]
             for part, value in zip(leaf.components, _dealt(leaf, saved), strict=True):
                 part.assign(value)
