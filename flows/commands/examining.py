@@ -171,7 +171,7 @@ def _file_fault(storage: Storage, path: str, size: int, crc32c: str) -> str | No
 
     def read() -> None:
         try:
-            stored = storage.stat(path)
+            stored = storage.checksum(path)
         except FileMissing as fault:
             raise DamagedDataset(f"{storage.uri}/{path} is missing") from fault
         if (stored.size, stored.crc32c) != (size, crc32c):

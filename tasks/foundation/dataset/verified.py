@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.dataset.failures import kept_failures
@@ -49,7 +50,10 @@ class VerifiedShards:
         with kept_failures():
             for record in records:
                 try:
-                    file = stack.enter_context(self._storage.local_file(record.path))
+                    file = self._storage.local_path(record.path)
+                    if file is None:
+                        file = Path(stack.enter_context(TemporaryDirectory(prefix="baton-"))) / Path(record.path).name
+                        self._storage.download(record.path, file)
                 except FileMissing as fault:
                     raise DamagedDataset(f"{self._storage.uri}/{record.path} is not there; {REMEDY}") from fault
                 verify(file, record, where=f"{self._storage.uri}/{record.path}")

@@ -1,10 +1,17 @@
-"""Do a checkpoint's bytes agree with its manifest, and the manifest with the log?"""
+"""Do a checkpoint's bytes agree with its manifest, and the manifest with the log?
+
+One bad read may be the wire's; only a second, independent one that differs too is the file's. Refusals, time-outs and
+full disks say nothing about the bytes.
+"""
 
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
 
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.copying import side_by_side
 
 _READS_BEFORE_A_VERDICT = 2
 
@@ -17,14 +24,15 @@ def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
     """
     path = f"{ref.path}/manifest.json"
     where = f"{home.uri}/{path}"
-    try:
-        data = home.read(path)
-    except FileMissing as fault:
-        raise DamagedCheckpoint(f"{where} is missing") from fault
-    digest = manifest_digest(data)
-    if digest != ref.manifest_digest:
-        raise DamagedCheckpoint(f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…")
-    return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
+    for _ in range(_READS_BEFORE_A_VERDICT):
+        try:
+            data = home.read(path)
+        except FileMissing as fault:
+            raise DamagedCheckpoint(f"{where} is missing") from fault
+        digest = manifest_digest(data)
+        if digest == ref.manifest_digest:
+            return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
+    raise DamagedCheckpoint(f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…")
 
 
 def manifest_digest(data: bytes) -> str:
@@ -33,7 +41,9 @@ def manifest_digest(data: bytes) -> str:
 
 
 def check(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
-    """Read every byte of a checkpoint once.
+    """Ask the store about every file of a checkpoint, once.
+
+    A local disk answers by reading all bytes, Cloud Storage from what it computed when they arrived.
 
     Raises:
         DamagedCheckpoint: naming the file that differs.
@@ -41,27 +51,75 @@ def check(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
     """
     manifest = read_manifest(home, ref)
     for file in manifest.files:
-        path = f"{ref.path}/{file.name}"
-        try:
-            stored = home.stat(path)
-        except FileMissing as fault:
-            raise DamagedCheckpoint(f"{home.uri}/{path} is missing") from fault
-        if (stored.size, stored.crc32c) != (file.size, file.crc32c):
-            raise DamagedCheckpoint(
-                f"{home.uri}/{path} has {stored.size} bytes and crc32c {stored.crc32c}, "
-                f"its manifest says {file.size} and {file.crc32c}"
-            )
+        _compare(home, ref, file, home.stat)
     return manifest
 
 
-def damage(home: Storage, ref: CheckpointRef) -> str | None:
-    """What is wrong with a checkpoint, after two independent reads that both found fault; None if it is whole."""
-    verdict = None
-    for _ in range(_READS_BEFORE_A_VERDICT):
-        try:
-            check(home, ref)
-        except DamagedCheckpoint as fault:
-            verdict = str(fault)
-        else:
-            return None
-    return verdict
+def damage(home: Storage, ref: CheckpointRef, *, read: bool = False) -> str | None:
+    """What is wrong with a checkpoint, after two independent looks that both found fault; None if it is whole.
+
+    Args:
+        home: the run's home.
+        ref: the checkpoint.
+        read: read all bytes, wherever they are; otherwise the store is asked, as in `check`.
+    """
+    ask = home.checksum if read else home.stat
+    try:
+        manifest = read_manifest(home, ref)
+        for file in manifest.files:
+            _compare_twice(home, ref, file, ask)
+    except DamagedCheckpoint as fault:
+        return str(fault)
+    return None
+
+
+def fetch(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, folder: Path) -> None:
+    """Have a checkpoint's files in a local folder, side by side, each compared with the manifest once it is there.
+
+    Files of this machine are linked to; others are downloaded, and once more if what arrived differs.
+
+    Args:
+        home: the run's home.
+        ref: the checkpoint.
+        manifest: its manifest.
+        folder: an empty folder of this machine.
+
+    Raises:
+        DamagedCheckpoint: naming the file that differs, or is missing.
+        StorageError: the store or the local disk refused or failed; that says nothing about the bytes.
+    """
+
+    def fetch_one(file: FileRecord) -> None:
+        target = folder / file.name
+
+        def arrive(path: str) -> Stored:
+            there = home.local_path(path)
+            if there is None:
+                return home.download(path, target)
+            target.unlink(missing_ok=True)
+            target.symlink_to(there)
+            return home.checksum(path)
+
+        _compare_twice(home, ref, file, arrive)
+
+    side_by_side(fetch_one, manifest.files, workers=home.transfers)
+
+
+def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Callable[[str], Stored]) -> None:
+    try:
+        _compare(home, ref, file, ask)
+    except DamagedCheckpoint:
+        _compare(home, ref, file, ask)
+
+
+def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Callable[[str], Stored]) -> None:
+    path = f"{ref.path}/{file.name}"
+    try:
+        found = ask(path)
+    except FileMissing as fault:
+        raise DamagedCheckpoint(f"{home.uri}/{path} is missing") from fault
+    if (found.size, found.crc32c) != (file.size, file.crc32c):
+        raise DamagedCheckpoint(
+            f"{home.uri}/{path} has {found.size} bytes and crc32c {found.crc32c}, "
+            f"its manifest says {file.size} and {file.crc32c}"
+        )

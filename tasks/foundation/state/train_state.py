@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tasks.foundation.model.building import build_model, make_variables
 from tasks.foundation.model.variables import Leaf, leaves_of
 from tasks.foundation.runlog.committing import stale_writer
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import check, manifest_digest
+from tasks.foundation.runlog.verifying import fetch, manifest_digest, read_manifest
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.layout import (
     is_learning_rate,
@@ -44,6 +44,7 @@ from tasks.foundation.state.layout import (
     tree_of,
 )
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.storage.leftovers import temporary_folder
 
 _PREFIX = "ckpt"
@@ -139,7 +140,11 @@ class TrainState:
         )
         with _temporary_files_of(f"step {step}"), temporary_folder("baton-staging-") as local:
             written = self._checkpoint.write(str(local / _PREFIX), options=options)
-            files = tuple(_upload(home, file, f"{folder}/{file.name}") for file in sorted(local.iterdir()))
+            files = side_by_side(
+                lambda file: _upload(home, file, f"{folder}/{file.name}"),
+                sorted(local.iterdir()),
+                workers=home.transfers,
+            )
             state_digest = self._digest_of_files(written)
         manifest = CheckpointManifest(
             step=step,
@@ -149,7 +154,7 @@ class TrainState:
             state_digest=state_digest,
             signature=self.signature,
             configured=self._configured,
-            files=files,
+            files=tuple(files),
         ).to_json()
         home.create(f"{folder}/manifest.json", manifest)
         return CheckpointRef(
@@ -170,12 +175,10 @@ class TrainState:
             StateMismatch: it belongs to another model.
         """
         where = f"{home.uri}/{ref.path}"
-        manifest = check(home, ref)
+        manifest = read_manifest(home, ref)
         require_same_signature(manifest.signature, self.signature, where=where)
-        with _temporary_files_of(where), ExitStack() as stack, temporary_folder("baton-restoring-") as local:
-            for file in manifest.files:
-                source = stack.enter_context(home.local_file(f"{ref.path}/{file.name}"))
-                (local / file.name).symlink_to(source)
+        with _temporary_files_of(where), temporary_folder("baton-restoring-") as local:
+            fetch(home, ref, manifest, local)
             self._read(str(local / _PREFIX), manifest)
         self._derive_seeds()
         same_replicas = manifest.replicas == self.accelerator.replicas

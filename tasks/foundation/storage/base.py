@@ -1,7 +1,6 @@
 """The interface to a store. Small on purpose: what it cannot do, no protocol may rely on."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +25,10 @@ class Storage(Protocol):
     @property
     def uri(self) -> str:
         """Address of the root, without a trailing slash."""
+
+    @property
+    def transfers(self) -> int:
+        """How many uploads or downloads are worth doing side by side."""
 
     def at(self, folder: str) -> "Storage":
         """The same store, rooted at a folder below this root."""
@@ -69,8 +72,33 @@ class Storage(Protocol):
             FileMissing: it is not there.
         """
 
-    def local_file(self, path: str) -> AbstractContextManager[Path]:
-        """A local file with the content of `path`, for readers that need one. Do not write to it.
+    def checksum(self, path: str) -> Stored:
+        """Size and checksum of the bytes as they arrive here: reads all of them.
+
+        Raises:
+            FileMissing: it is not there.
+        """
+
+    def local_path(self, path: str) -> Path | None:
+        """Where the file lies on this machine, for readers that need one; None if it is elsewhere. Do not write to it.
+
+        Raises:
+            FileMissing: it is not there, if it should lie on this machine.
+        """
+
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
+        """Copy a file, or `size` bytes of it from `begin` on, to a local file; memory does not grow with its size.
+
+        Returns:
+            Size and checksum of the bytes as they arrived: for the caller to compare.
+
+        Raises:
+            FileMissing: it is not there.
+            StorageError: it ends before begin + size; or the store, or the local disk, refused or failed.
+        """
+
+    def read_range(self, path: str, begin: int, size: int) -> bytes:
+        """At most `size` bytes from `begin` on; fewer where the file ends.
 
         Raises:
             FileMissing: it is not there.

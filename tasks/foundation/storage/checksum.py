@@ -6,7 +6,7 @@ import google_crc32c
 
 from tasks.foundation.storage.base import Stored
 
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 
 def checksum_bytes(data: bytes) -> Stored:
@@ -18,7 +18,7 @@ def checksum_file(path: Path) -> Stored:
     """Size and crc32c of a local file, read in blocks."""
     size, crc = 0, 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(BLOCK_BYTES):
             crc = google_crc32c.extend(crc, block)
             size += len(block)
     return Stored(size=size, crc32c=f"{crc:08x}")

@@ -1,9 +1,8 @@
 """memory://: a store within this process, through fsspec. For tests and trials."""
 
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -11,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.foundation.errors import FileAlreadyThere, FileMissing
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.copying import copy_blocks, local_target
 
 # fsspec's memory file system is one for the process, and its create-only mode looks before it writes.
 _LOCK = threading.Lock()
@@ -27,6 +27,11 @@ class MemoryStorage:
     def uri(self) -> str:
         """Address, beginning with memory://."""
         return f"memory:/{self.root}"
+
+    @property
+    def transfers(self) -> int:
+        """Nothing is waited for."""
+        return 1
 
     def at(self, folder: str) -> "MemoryStorage":
         """The same, one folder down."""
@@ -69,14 +74,23 @@ class MemoryStorage:
         """See `Storage.stat`."""
         return checksum_bytes(self.read(path))
 
-    @contextmanager
-    def local_file(self, path: str) -> Iterator[Path]:
-        """A temporary copy."""
-        data = self.read(path)
-        with tempfile.TemporaryDirectory(prefix="baton-") as folder:
-            copy = Path(folder) / Path(path).name
-            copy.write_bytes(data)
-            yield copy
+    def checksum(self, path: str) -> Stored:
+        """See `Storage.checksum`."""
+        return self.stat(path)
+
+    def local_path(self, path: str) -> Path | None:  # noqa: ARG002 - nothing here is a file
+        """See `Storage.local_path`."""
+        return None
+
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
+        """See `Storage.download`."""
+        data = self.read(path)[begin:]
+        with local_target(target) as file:
+            return copy_blocks([data], file, size, where=f"{self.uri}/{path}")
+
+    def read_range(self, path: str, begin: int, size: int) -> bytes:
+        """See `Storage.read_range`."""
+        return self.read(path)[begin : begin + size]
 
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""

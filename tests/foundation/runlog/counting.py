@@ -6,7 +6,22 @@ from typing import Any
 
 from tasks.foundation.storage.base import Storage
 
-_CALLS = {"read", "exists", "create", "write", "upload", "copy", "stat", "local_file", "files", "folders", "delete"}
+_CALLS = {
+    *(
+        "read",
+        "exists",
+        "create",
+        "write",
+        "upload",
+        "copy",
+        "stat",
+        "checksum",
+        "local_path",
+        "download",
+        "read_range",
+    ),
+    *("files", "folders", "delete"),
+}
 
 
 class Counting:
@@ -26,12 +41,12 @@ class Counting:
         if verb not in _CALLS:
             return inner
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             failure = self.fails(self.calls.total(), verb)
             self.calls[verb] += 1
             if failure is not None and not failure[1]:
                 raise failure[0]
-            answer = inner(*arguments)
+            answer = inner(*arguments, **options)
             if failure is not None:
                 raise failure[0]
             return list(answer) if verb in {"files", "folders"} else answer

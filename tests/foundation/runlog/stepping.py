@@ -8,7 +8,6 @@ complete and small.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -121,6 +120,10 @@ class Stepped:
     def uri(self) -> str:
         return self._store.uri
 
+    @property
+    def transfers(self) -> int:
+        return 1
+
     def at(self, folder: str) -> Storage:
         return Stepped(self._execution, self._number, f"{self._folder}/{folder}".lstrip("/"))
 
@@ -154,9 +157,21 @@ class Stepped:
         self._turn("stat", path)
         return self._store.stat(path)
 
-    def local_file(self, path: str) -> AbstractContextManager[Path]:
-        self._turn("local_file", path)
-        return self._store.local_file(path)
+    def checksum(self, path: str) -> Stored:
+        self._turn("checksum", path)
+        return self._store.checksum(path)
+
+    def local_path(self, path: str) -> Path | None:
+        self._turn("local_path", path)
+        return self._store.local_path(path)
+
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
+        self._turn("download", path)
+        return self._store.download(path, target, begin=begin, size=size)
+
+    def read_range(self, path: str, begin: int, size: int) -> bytes:
+        self._turn("read_range", path)
+        return self._store.read_range(path, begin, size)
 
     def files(self, folder: str) -> Iterator[str]:
         self._turn("files", folder)

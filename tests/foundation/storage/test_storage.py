@@ -190,22 +190,49 @@ def test_a_copy_has_the_content_and_is_not_changed_with_the_original(storage: St
     assert list(storage.files("")) == ["y/ckpt.index"]
 
 
-def test_a_local_file_has_the_content_and_the_name(storage: Storage) -> None:
+def test_a_download_has_the_content_and_says_what_arrived(storage: Storage, tmp_path: Path) -> None:
     storage.create("x/ckpt.index", VECTOR)
-    with storage.local_file("x/ckpt.index") as path:
-        assert path.name == "ckpt.index"
-        assert path.read_bytes() == VECTOR
-    assert storage.read("x/ckpt.index") == VECTOR
+    target = tmp_path / "here"
+    assert storage.download("x/ckpt.index", target) == Stored(size=9, crc32c=VECTOR_CRC32C)
+    assert target.read_bytes() == VECTOR
+    assert storage.download("x/ckpt.index", target, begin=2, size=5) == checksum_bytes(VECTOR[2:7])
+    assert target.read_bytes() == VECTOR[2:7]
+    assert storage.download("x/ckpt.index", target, begin=9) == checksum_bytes(b"")
+    assert storage.checksum("x/ckpt.index") == storage.stat("x/ckpt.index")
+    there = storage.local_path("x/ckpt.index")
+    assert there is None or there.read_bytes() == VECTOR
 
 
-def test_what_is_missing_is_said_to_be_missing(storage: Storage) -> None:
+def test_a_download_that_ends_too_early_is_told(storage: Storage, tmp_path: Path) -> None:
+    storage.create("x", VECTOR)
+    with pytest.raises(StorageError, match="x ends 4 bytes too early"):
+        storage.download("x", tmp_path / "here", begin=4, size=9)
+
+
+def test_where_a_download_cannot_be_written_the_folder_here_is_named(storage: Storage, tmp_path: Path) -> None:
+    storage.create("x", VECTOR)
+    with pytest.raises(StorageError, match="nowhere/here: what was downloaded could not be written"):
+        storage.download("x", tmp_path / "nowhere/here")
+
+
+def test_a_range_is_what_lies_there(storage: Storage) -> None:
+    storage.create("x", VECTOR)
+    assert storage.read_range("x", 0, 4) == VECTOR[:4]
+    assert storage.read_range("x", 7, 100) == VECTOR[7:]
+    assert storage.read_range("x", 9, 1) == b""
+    assert storage.read_range("x", 3, 0) == b""
+
+
+def test_what_is_missing_is_said_to_be_missing(storage: Storage, tmp_path: Path) -> None:
     assert not storage.exists("no/thing")
-    for ask in (storage.read, storage.stat):
+    for ask in (storage.read, storage.stat, storage.checksum):
         with pytest.raises(FileMissing, match="no/thing is not there") as missing:
             ask("no/thing")
         assert not missing.value.retryable
-    with pytest.raises(FileMissing, match="no/thing is not there"), storage.local_file("no/thing"):
-        pass
+    with pytest.raises(FileMissing, match="no/thing is not there"):
+        storage.download("no/thing", tmp_path / "here")
+    with pytest.raises(FileMissing, match="no/thing is not there"):
+        storage.read_range("no/thing", 0, 1)
     assert list(storage.files("no")) == []
     assert list(storage.files("")) == []
 

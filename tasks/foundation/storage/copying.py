@@ -1,0 +1,76 @@
+"""From a store to files of this machine: block by block, counted and checksummed on the way; and side by side."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar
+
+import google_crc32c
+
+from tasks.foundation.errors import StorageError
+from tasks.foundation.storage.base import Stored
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def copy_blocks(blocks: Iterable[bytes], file: IO[bytes], size: int | None, *, where: object) -> Stored:
+    """Write blocks to a file until they end, or until `size` bytes are written.
+
+    Args:
+        blocks: bytes as they arrive.
+        file: an open file.
+        size: how many bytes are wanted; None for all.
+        where: the source, for the message.
+
+    Returns:
+        Size and crc32c of what was written.
+
+    Raises:
+        StorageError: the blocks end too early.
+    """
+    done, crc = 0, 0
+    for arrived in blocks:
+        block = arrived if size is None else arrived[: size - done]
+        file.write(block)
+        crc = google_crc32c.extend(crc, block)
+        done += len(block)
+        if done == size:
+            break
+    if size is not None and done < size:
+        raise StorageError(f"{where} ends {size - done} bytes too early; see whether it was cut off")
+    return Stored(size=done, crc32c=f"{crc:08x}")
+
+
+@contextmanager
+def local_target(target: Path) -> Iterator[IO[bytes]]:
+    """A local file to download to; what its disk says names the file here, not the one in the store.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        with target.open("wb") as file:
+            yield file
+    except OSError as fault:
+        raise StorageError(
+            f"{target}: what was downloaded could not be written ({fault.strerror or fault}); free some space there, "
+            "or name another folder with TMPDIR, and run again"
+        ) from fault
+
+
+def side_by_side(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int) -> list[_R]:
+    """`work` on each item, so many at a time; the results in order.
+
+    The first error is raised once those that had begun are done; what had not begun is left.
+    """
+    if workers == 1 or len(items) < 2:  # noqa: PLR2004 - nothing to be beside of
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="baton-transfer") as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
