@@ -75,6 +75,8 @@ def relay(
         return done
     require_not_stuck(run, try_again=try_again)
     storage = storage_of(run)
+    for note in storage.probe():
+        telemetry.emit(Note(text=note, warning=True))
     log = RunLog(storage.at(run.spec.run))
     # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
     with Ledger(whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
@@ -115,7 +117,7 @@ class _Relay:
         dataset = self._prepare()
         segments, tries, head = 0, 0, None
         while True:
-            head = self._begin_or_restore(dataset) if head is None else head
+            head = self._begin_or_restore(dataset, suspicious=tries > 0) if head is None else head
             try:
                 if evaluation_due(head, self.run.spec):
                     self._evaluate(dataset, head)
@@ -145,7 +147,7 @@ class _Relay:
         )
         return dataset
 
-    def _begin_or_restore(self, dataset: DatasetRef) -> Head:
+    def _begin_or_restore(self, dataset: DatasetRef, *, suspicious: bool) -> Head:
         self.telemetry.emit(Phase(cause="build"))
         head: Head = self.stages.init_or_restore(
             self.run.spec,
@@ -153,6 +155,7 @@ class _Relay:
             code_folder=self.run.folder,
             storage=self.storage,
             accept=self.accept,
+            suspicious=suspicious,
             telemetry=self.telemetry,
         )
         self.ledger.open(self.log.home, head)

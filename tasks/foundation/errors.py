@@ -9,6 +9,7 @@
     │   ├── IdentityChanged                     the run on disk is another one
     │   └── NoSuchRun                           nothing is at that address
     ├── StorageError                   1  yes   the store refused or failed
+    │   ├── StoreRefused             2  no    credentials, permissions, or the bucket's settings
     │   ├── FileMissing
     │   └── FileAlreadyThere                    a create-only write came second
     ├── RunLogError                    4  no    an entry cannot be read
@@ -69,6 +70,13 @@ class StorageError(BatonError):
     """The store refused or failed."""
 
     retryable = True
+
+
+class StoreRefused(StorageError):
+    """The store will not have it until a person changes something: credentials, a role, a bucket's settings."""
+
+    exit_code = 2
+    retryable = False
 
 
 class FileMissing(StorageError):

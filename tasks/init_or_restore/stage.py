@@ -31,6 +31,7 @@ def init_or_restore(
     storage: Storage,
     telemetry: Sink,
     accept: Sequence[str] = (),
+    suspicious: bool = False,
 ) -> Head:
     """Begin the run, or find the checkpoint it goes on from.
 
@@ -44,6 +45,7 @@ def init_or_restore(
         storage: the root that the run's home is below.
         telemetry: is told what was committed, and what differs from before.
         accept: identity keys that may differ from the run on disk; a difference is logged, and holds from here on.
+        suspicious: restoring the tip found fault with its bytes, so all of them are read before it is used again.
 
     Returns:
         The head; its tip is whole and is what to train from.
@@ -59,7 +61,7 @@ def init_or_restore(
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
     log.require_whole()
-    head = sound_tip(log, attempt=attempt, telemetry=telemetry)
+    head = sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
     batch = zero_batch(load_manifest(storage, dataset), batch_size)

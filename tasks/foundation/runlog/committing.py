@@ -45,8 +45,8 @@ def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> Sta
     )
 
 
-def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink) -> Head | None:
-    """The head, once its tip has been read whole; damaged tips are quarantined on the way.
+def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool = False) -> Head | None:
+    """The head, once its tip was found whole; damaged tips are quarantined on the way.
 
     Only where an older one is whole: if all are damaged, none is quarantined, so that a backup of their files is all
     that is needed to go on.
@@ -58,12 +58,12 @@ def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink) -> Head | None:
         head = log.head()
         if head is None or head.tip is None:
             return head
-        reason = damage(log.home, head.tip)
+        reason = damage(log.home, head.tip, read=suspicious)
         if reason is None:
             return head
         older = reversed(head.retained[:-1])
         trained = any(ref.step > 0 for ref in (*head.retained, *head.quarantined))
-        if trained and all(damage(log.home, ref) is not None for ref in older):
+        if trained and all(damage(log.home, ref, read=suspicious) is not None for ref in older):
             raise NothingToRestore(
                 f"{log.home.uri}: every retained checkpoint is damaged: "
                 f"{', '.join(ref.path for ref in head.retained)}. Restore their files from a backup, or start a run "

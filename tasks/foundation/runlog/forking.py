@@ -14,6 +14,7 @@ from tasks.foundation.runlog.committing import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import check, manifest_digest
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.copying import side_by_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,11 @@ def _copy(
     """Files, then the manifest, which says whose they are now; read again before anybody relies on them."""
     name, new = names
     folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
-    for file in manifest.files:
-        root.copy(f"{name}/{ref.path}/{file.name}", f"{new}/{folder}/{file.name}")
+    side_by_side(
+        lambda file: root.copy(f"{name}/{ref.path}/{file.name}", f"{new}/{folder}/{file.name}"),
+        manifest.files,
+        workers=root.transfers,
+    )
     data = manifest.model_copy(update={"base": base, "attempt": attempt}).to_json()
     root.create(f"{new}/{folder}/manifest.json", data)
     copy = CheckpointRef(

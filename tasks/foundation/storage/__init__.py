@@ -1,1 +1,1 @@
-"""Files on file:// and memory://: create-only writes, checksums, no renames to rely on."""
+"""Files on file://, gs:// and memory://: create-only writes, checksums, no renames to rely on."""

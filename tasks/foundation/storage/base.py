@@ -112,3 +112,13 @@ class Storage(Protocol):
 
     def delete(self, folder: str) -> None:
         """Delete a file, or a folder with all that is below it; nothing happens if it is not there."""
+
+    def probe(self) -> list[str]:
+        """See early whether files can be made, read and deleted here; leaves nothing behind.
+
+        Returns:
+            What the user should know about this store.
+
+        Raises:
+            StoreRefused: credentials, permissions or the store's settings do not allow it.
+        """

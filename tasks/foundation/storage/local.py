@@ -162,6 +162,10 @@ class LocalStorage:
             else:
                 target.unlink()
 
+    def probe(self) -> list[str]:
+        """Nothing to ask: the first write tells."""
+        return []
+
     @contextmanager
     def _unfinished_file(self, target: Path) -> Iterator[Path]:
         """A temporary name beside the target, gone afterwards whatever happens (but a kill)."""

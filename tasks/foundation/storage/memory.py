@@ -110,5 +110,9 @@ class MemoryStorage:
         with _LOCK, suppress(FileNotFoundError):
             self._files.rm(self._full(folder), recursive=True)
 
+    def probe(self) -> list[str]:
+        """Nothing to ask: it is this process's own."""
+        return []
+
     def _full(self, path: str) -> str:
         return f"{self.root.rstrip('/')}/{path}".rstrip("/")

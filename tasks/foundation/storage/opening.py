@@ -1,6 +1,7 @@
 """From an address to a store."""
 
 import os
+import re
 from pathlib import Path
 
 from tasks.foundation.errors import InvalidInput
@@ -9,13 +10,15 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 
 _SHOWN = 60
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_PREFIX_PART = re.compile(r"[\w.=+@ -]+")
 
 
 def open_storage(address: str, *, relative_to: Path) -> Storage:
     """The store at a folder name, file:// or memory:// address.
 
     Args:
-        address: a folder is taken relative to `relative_to`.
+        address: a folder, file://, memory:// or gs://bucket/prefix; a folder is taken relative to `relative_to`.
         relative_to: the run file's folder, or the working folder for an address typed at the command line.
 
     Raises:
@@ -27,8 +30,27 @@ def open_storage(address: str, *, relative_to: Path) -> Storage:
     if scheme == "memory":
         return MemoryStorage(rest)
     if scheme == "gs":
-        raise InvalidInput(f"storage {address}: gs:// is not supported by this version; use a folder of this machine")
+        return _cloud(address, rest)
     raise InvalidInput(f"storage {address}: {scheme}:// is unknown; use a folder of this machine or gs://")
+
+
+def _cloud(address: str, rest: str) -> Storage:
+    """A bucket and a prefix."""
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidInput(
+            f"storage {address}: {bucket!r} is no name of a bucket (3 to 222 lower-case letters, digits, '-', '_' and "
+            "'.'); write gs://bucket/prefix"
+        )
+    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
+    if not all(_PREFIX_PART.fullmatch(part) and part not in {".", ".."} for part in parts):
+        raise InvalidInput(
+            f"storage {address}: {prefix!r} is no prefix; use letters, digits, '-', '_', '.', '=' and '+' between the "
+            "slashes, as in gs://bucket/team/runs"
+        )
+    from tasks.foundation.storage.gcs.storage import CloudStorage
+
+    return CloudStorage(bucket, "/".join(parts))
 
 
 def _folder(address: str, relative_to: Path) -> Path:

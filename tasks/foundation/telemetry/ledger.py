@@ -29,8 +29,9 @@ from tasks.foundation.telemetry.lost_work import Uncommitted
 
 _LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
-# A sign of life costs what a small file costs; what a death may leave uncounted is one interval.
-_SHORTEST_SECONDS, _LONGEST_SECONDS, _SHARE_OF_AGE = 0.5, 30.0, 0.01
+# A sign of life costs what a small file costs; what a death may leave uncounted is one interval. Cloud Storage takes
+# one write a second of the same object.
+_SHORTEST_SECONDS, _LONGEST_SECONDS, _SHARE_OF_AGE = 1.0, 30.0, 0.01
 _PATIENCE_SECONDS = 10.0  # a store that hangs must not hold up a process that has to go
 _MESSAGE_CHARACTERS = 2000
 # Whoever is still there after that is not shutting down: a notebook, or a service that takes the next run.
@@ -47,7 +48,7 @@ def sign_off() -> None:
 
 
 def sign_interval(age: float) -> float:
-    """Seconds until the next sign of life of a process that is `age` seconds old: 1 % of it, within 0.5 and 30."""
+    """Seconds until the next sign of life of a process that is `age` seconds old: 1 % of it, within 1 and 30."""
     return min(max(_SHARE_OF_AGE * age, _SHORTEST_SECONDS), _LONGEST_SECONDS)
 
 

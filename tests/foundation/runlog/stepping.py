@@ -185,6 +185,9 @@ class Stepped:
         self._turn("delete", folder)
         self._store.delete(folder)
 
+    def probe(self) -> list[str]:
+        return []
+
     def _turn(self, verb: str, path: str) -> Call:
         call = Call(verb, f"{self._folder}/{path}".lstrip("/"))
         self._execution.turn(self._number, call)

@@ -285,10 +285,10 @@ def test_events_from_many_threads_lose_no_second(home: LocalStorage) -> None:
             thread.join()
         record = ledger.record()
         took = time.monotonic() - began
-    assert took - 0.5 < record.wall_seconds <= took + 0.006
+    assert took - 1.0 < record.wall_seconds <= took + 0.006
 
 
-@pytest.mark.parametrize(("age", "interval"), [(0, 0.5), (50, 0.5), (100, 1), (2000, 20), (10**6, 30)])
+@pytest.mark.parametrize(("age", "interval"), [(0, 1), (50, 1), (100, 1), (2000, 20), (10**6, 30)])
 def test_intervals_grow_with_age(age: float, interval: float) -> None:
     assert sign_interval(age) == interval
 

@@ -95,7 +95,7 @@ def test_killed_attempts_lose_what_they_had_not_committed(tmp_path: Path) -> Non
     missed = 2 * INTERVAL + 4 * LEAVING  # by the last signs of two
     assert outside - missed - 0.03 * outside < told.total_seconds <= outside + 0.05
     assert told.seconds[UNATTRIBUTED] <= 0.03 * told.total_seconds
-    assert 1.79 < told.seconds[GOOD] < 1.8 + 3 * 0.5
+    assert 1.79 < told.seconds[GOOD] < 1.8 + 3 * 1.0
     assert told.seconds[LOST] > 3.99
     assert told.away_seconds < outside
     assert read_attempts(home).unreadable == 0

@@ -1,0 +1,271 @@
+"""Single objects of a bucket over the JSON API: made, asked about, read in part, copied, listed, deleted.
+
+Each function is one request (or one a page), tried as long as its patience lasts. Checksums travel with every upload,
+so that the store itself refuses what was garbled on the way, before anybody can see it.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.gcs.connection import connect
+from tasks.foundation.storage.gcs.patience import Garbled, Patience, Tries, retrying
+from tasks.foundation.storage.gcs.refusals import bucket_missing, refusal
+
+_FIELDS = "name,size,crc32c,metadata"
+_PAGE = 1000
+_BOUNDARY = "baton-7d1f8a52c3"
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NOT_SATISFIABLE = 416
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket, and how patiently it is asked."""
+
+    name: str
+    patience: Patience
+
+    def uri(self, key: str) -> str:
+        """Address of an object."""
+        return f"gs://{self.name}/{key}"
+
+    def call(self, where: str, method: str, path: str, *arguments: str, **options: Any) -> Any:
+        """One request of the JSON API through gcsfs, tried again where that is worth it.
+
+        Raises:
+            FileNotFoundError: 404.
+            FileExistsError: 412.
+            StorageError: anything else; see `Tries.again_after`.
+        """
+        return retrying(lambda: self.call_once(where, method, path, *arguments, **options), Tries(where, self.patience))
+
+    def call_once(self, where: str, method: str, path: str, *arguments: str, **options: Any) -> Any:
+        """One request; what gcsfs raises comes through, but for what is wrong with the credentials."""
+        import google.auth.exceptions
+
+        try:
+            files = connect(self.patience)
+        except google.auth.exceptions.TransportError:
+            raise
+        except google.auth.exceptions.GoogleAuthError as fault:
+            raise refusal(fault, where=where) from fault
+        try:
+            return files.call(method, path, *arguments, **options)
+        except Exception as fault:  # noqa: BLE001 - sorted by who asked; nothing is swallowed here
+            if getattr(fault, "code", None) == 401:  # noqa: PLR2004 - the next try asks for a new access token
+                credentials = files.credentials.credentials
+                if credentials is not None:
+                    credentials.token = None
+            raise _garbled_on_the_way(fault) or fault from fault.__cause__
+
+    def insert(self, key: str, data: bytes, *, create_token: str | None = None) -> None:
+        """Make an object, or replace it.
+
+        Args:
+            key: its name.
+            data: its content.
+            create_token: make it only if it is not there; the token stays with it, so that its maker knows it again.
+
+        Raises:
+            FileExistsError: it is there, and `create_token` was given.
+            StoreRefused: there is no such bucket, or no permission.
+            StorageError: the store failed.
+        """
+        where, sent = self.uri(key), checksum_bytes(data)
+        resource: dict[str, Any] = {"name": key, "crc32c": base64_of(sent.crc32c)}
+        options: dict[str, str] = {}
+        if create_token is not None:
+            resource["metadata"] = {"baton-create": create_token}
+            options["ifGenerationMatch"] = "0"
+        head = f"--{_BOUNDARY}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
+        head += f"--{_BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        body = b"".join((head.encode(), data, f"\r\n--{_BOUNDARY}--".encode()))
+
+        def once() -> None:
+            answer = self.call_once(
+                where,
+                "POST",
+                f"{self.upload_url()}",
+                uploadType="multipart",
+                headers={"Content-Type": f"multipart/related; boundary={_BOUNDARY}"},
+                data=body,
+                json_out=True,
+                **options,
+            )
+            require_same(answer, sent)
+
+        try:
+            retrying(once, Tries(where, self.patience))
+        except FileNotFoundError as fault:
+            raise bucket_missing(where) from fault
+
+    def describe(self, key: str) -> dict[str, Any] | None:
+        """An object's name, size, crc32c and own metadata; None if it is not there."""
+        try:
+            answer: dict[str, Any] = self.call(
+                self.uri(key), "GET", "b/{}/o/{}", self.name, key, fields=_FIELDS, json_out=True
+            )
+        except FileNotFoundError:
+            return None
+        return answer
+
+    def read(self, key: str) -> bytes:
+        """A whole object, compared with the checksum that comes with it.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        where = self.uri(key)
+
+        def once() -> bytes:
+            headers, data = self.call_once(where, "GET", "b/{}/o/{}", self.name, key, alt="media")
+            told = _hash_in(headers)
+            if told is not None and told != checksum_bytes(data).crc32c:
+                raise Garbled("what arrived has another checksum than the store says")
+            return bytes(data)
+
+        return retrying(once, Tries(where, self.patience))
+
+    def read_part(self, key: str, begin: int, size: int) -> tuple[bytes, int]:
+        """At most `size` bytes, at least 1, from `begin` on, and the size of the whole object.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        where = self.uri(key)
+
+        def once() -> tuple[bytes, int]:
+            try:
+                headers, data = self.call_once(
+                    where,
+                    "GET",
+                    "b/{}/o/{}",
+                    self.name,
+                    key,
+                    alt="media",
+                    headers={"Range": f"bytes={begin}-{begin + size - 1}"},
+                )
+            except Exception as fault:
+                if getattr(fault, "code", None) == _NOT_SATISFIABLE:
+                    return b"", begin  # nothing lies there
+                raise
+            match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            if match is None or int(match[1]) != begin or int(match[2]) - begin + 1 != len(data):
+                raise Garbled(f"asked for {size} bytes from {begin} on, {len(data)} came")
+            return bytes(data), int(match[3])
+
+        return retrying(once, Tries(where, self.patience))
+
+    def copy(self, key: str, target: str) -> None:
+        """Have an object's content under another name too, without moving it out of the store.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        token: dict[str, str] = {}
+        while True:
+            answer = self.call(
+                self.uri(target), "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", self.name, key, self.name, target,
+                json_out=True, **token,
+            )  # fmt: skip
+            if answer["done"]:
+                return
+            token = {"rewriteToken": answer["rewriteToken"]}
+
+    def delete(self, key: str) -> None:
+        """Delete an object; nothing happens if it is not there."""
+        try:
+            self.call(self.uri(key), "DELETE", "b/{}/o/{}", self.name, key)
+        except FileNotFoundError:
+            return
+
+    def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[Mapping[str, Any]]:
+        """Pages of a listing: `items` of names, and with a delimiter `prefixes`.
+
+        Raises:
+            StoreRefused: there is no such bucket, or no permission.
+        """
+        token: str | None = None
+        while True:
+            try:
+                page = self.call(
+                    self.uri(prefix), "GET", "b/{}/o", self.name, prefix=prefix, delimiter=delimiter, pageToken=token,
+                    maxResults=_PAGE, fields="items(name),prefixes,nextPageToken", json_out=True,
+                )  # fmt: skip
+            except FileNotFoundError as fault:
+                raise bucket_missing(self.uri(prefix)) from fault
+            yield page
+            token = page.get("nextPageToken")
+            if token is None:
+                return
+
+    def settings(self) -> Mapping[str, Any] | None:
+        """The bucket's own settings; None where these credentials may not see them.
+
+        Raises:
+            StoreRefused: there is no such bucket.
+        """
+        from tasks.foundation.errors import StoreRefused
+
+        where = f"gs://{self.name}"
+        try:
+            found: Mapping[str, Any] = self.call(
+                where, "GET", "b/{}", self.name, fields="versioning,retentionPolicy,billing,location", json_out=True
+            )
+        except FileNotFoundError as fault:
+            raise bucket_missing(where) from fault
+        except StoreRefused:
+            return None
+        return found
+
+    def upload_url(self) -> str:
+        """Where new objects are sent."""
+        from urllib.parse import quote
+
+        return f"{connect(self.patience)._location}/upload/storage/v1/b/{quote(self.name, safe='')}/o"
+
+
+def stored(resource: Mapping[str, Any]) -> Stored:
+    """Size and checksum out of an object's description."""
+    crc = base64.b64decode(resource["crc32c"]).hex()
+    return Stored(size=int(resource["size"]), crc32c=crc)
+
+
+def require_same(resource: Mapping[str, Any], sent: Stored) -> None:
+    """Compare what the store says it has with what was sent.
+
+    Raises:
+        Garbled: they differ.
+    """
+    kept = stored(resource)
+    if kept != sent:
+        raise Garbled(f"sent {sent.size} bytes with crc32c {sent.crc32c}, the store has {kept.size} with {kept.crc32c}")
+
+
+def base64_of(crc32c: str) -> str:
+    """A checksum in hexadecimal as the JSON API writes it."""
+    return base64.b64encode(bytes.fromhex(crc32c)).decode()
+
+
+def _hash_in(headers: Mapping[str, str]) -> str | None:
+    """The crc32c that an answer comes with; several hashes are one header or several."""
+    values = headers.getall("X-Goog-Hash", []) if hasattr(headers, "getall") else [headers.get("X-Goog-Hash", "")]
+    for value in ",".join(values).split(","):
+        name, _, encoded = value.strip().partition("=")
+        if name == "crc32c":
+            return base64.b64decode(encoded).hex()
+    return None
+
+
+def _garbled_on_the_way(fault: Exception) -> Garbled | None:
+    """400 for a body whose checksum is not the one that came with it."""
+    text = str(fault).lower()
+    if "crc32c" in text and ("match" in text or "invalid" in text):
+        return Garbled(f"the store got other bytes than were sent ({' '.join(str(fault).split())})")
+    return None
