@@ -1,13 +1,21 @@
-"""What all tests share: the helpers of support/, and one accelerator for the process."""
+"""What all tests share: the helpers of support/, the fake Cloud Storage, and one accelerator for the process."""
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from fake_gcs import FakeGcs
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+# No test asks the real Cloud Storage, or Google for credentials.
+os.environ.setdefault("NO_GCE_CHECK", "true")
+for _folder in ("support", "fakes/gcs"):
+    sys.path.insert(0, str(Path(__file__).parent / _folder))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +26,14 @@ def _threads_before_tensorflow_is_used() -> None:
         from tasks.foundation.contracts.run_spec import AcceleratorSpec
 
         acquire(AcceleratorSpec(), None)
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> "Iterator[FakeGcs]":
+    """A fake Cloud Storage with a bucket "bucket", which gs:// addresses of this test lead to."""
+    from fake_gcs import FakeGcs
+
+    with FakeGcs(buckets=("bucket",)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+        assert server.errors == []

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.log_entry import Body, Entry, Head
+from tasks.foundation.contracts.log_entry import Body, Entry, Head, Retire
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.storage.base import Storage
@@ -30,8 +30,8 @@ class RunLog:
 
     def head(self) -> Head | None:
         """The folded state of the newest entry; None where no run is."""
-        number = self._newest()
-        return None if number is None else self.entry(number).head
+        entry = self._newest()
+        return None if entry is None else entry.head
 
     def require_head(self) -> Head:
         """The head of a log that this process has seen before.
@@ -50,21 +50,9 @@ class RunLog:
         Raises:
             RunLogError: it is not there, or cannot be read.
         """
-        path = _path(number)
-        where = f"{self.home.uri}/{path}"
-        try:
-            data = self.home.read(path)
-        except FileMissing as fault:
-            raise _lost(where) from fault
-        try:
-            entry = Entry.from_json(data, where=where, error=RunLogError)
-        except RunLogError as fault:
-            remedy = "restore the file from a backup"
-            if not self.home.exists(_path(number + 1)):
-                remedy += "; without one, delete it while no process of this run lives, and only what it says is lost"
-            raise RunLogError(f"{fault}; {remedy}") from fault
-        if entry.number != number:
-            raise RunLogError(f"{where} calls itself entry {entry.number}; restore the file from a backup")
+        entry = self._entry(number)
+        if entry is None:
+            raise _lost(f"{self.home.uri}/{_path(number)}")
         return entry
 
     def require_whole(self) -> None:
@@ -94,7 +82,7 @@ class RunLog:
         """
         self.require_whole()
         newest = self._newest()
-        count = 0 if newest is None else newest + 1
+        count = 0 if newest is None else newest.number + 1
         for begin in range(0, count, _READ_TOGETHER):
             numbers = range(begin, min(begin + _READ_TOGETHER, count))
             yield from side_by_side(self.entry, numbers, workers=self.home.transfers)
@@ -137,18 +125,45 @@ class RunLog:
                     return there
                 head = there.head
                 continue
-            if entry.head.base == number:
-                # Not for what comes right after a commit: Cloud Storage takes one write a second of the same object.
+            if not isinstance(body, Retire):
+                # Which comes right after a commit, and Cloud Storage takes one write a second of the same object.
                 self._write_hint(number)
             return entry
 
-    def _newest(self) -> int | None:
-        """Number of the newest entry, from HINT by probing forward: cost grows with the logarithm of HINT's error."""
-        low = self._read_hint()
-        if not self.home.exists(_path(low)):
-            low = 0
-            if not self.home.exists(_path(low)):
-                return None
+    def _entry(self, number: int) -> Entry | None:
+        """One entry; None if it is not there."""
+        path = _path(number)
+        where = f"{self.home.uri}/{path}"
+        try:
+            data = self.home.read(path)
+        except FileMissing:
+            return None
+        try:
+            entry = Entry.from_json(data, where=where, error=RunLogError)
+        except RunLogError as fault:
+            remedy = "restore the file from a backup"
+            if not self.home.exists(_path(number + 1)):
+                remedy += "; without one, delete it while no process of this run lives, and only what it says is lost"
+            raise RunLogError(f"{fault}; {remedy}") from fault
+        if entry.number != number:
+            raise RunLogError(f"{where} calls itself entry {entry.number}; restore the file from a backup")
+        return entry
+
+    def _newest(self) -> Entry | None:
+        """The newest entry. Three requests where HINT is right, however long the log is."""
+        hint = self._read_hint()
+        number = self._last_from(hint) if hint > 0 else 0
+        entry = self._entry(number) if number > 0 else None
+        if entry is not None:
+            return entry
+        # No HINT, or one that points past the end.
+        return self.entry(self._last_from(0)) if self.home.exists(_path(0)) else None
+
+    def _last_from(self, low: int) -> int:
+        """Number of the last entry, by probing forward from `low`, which itself may not be there.
+
+        Entries have no gaps, so what is there tells of all before it; the cost grows with the logarithm of the way.
+        """
         stride = 1
         while self.home.exists(_path(low + stride)):
             low += stride

@@ -158,7 +158,9 @@ def assert_sound(home: Storage) -> list[Entry]:
     """What must hold of every log, whatever was done to it."""
     numbers = log_numbers(home)
     assert numbers == list(range(len(numbers))), "the log has gaps"
-    assert RunLog(home)._newest() == len(numbers) - 1, "the head is not the newest entry"
+    newest = RunLog(home).head()
+    assert newest is not None
+    assert newest.number == len(numbers) - 1, "the head is not the newest entry"
     entries: list[Entry] = []
     before: Head | None = None
     for number in numbers:

@@ -174,7 +174,7 @@ def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
         lambda: [Writer(insists, loses=lost), Writer(scene.clears_away)],
         lambda execution, entries: assert_one_winner(execution, entries, [0], scene.base),
     )
-    played(request, count, at_least=20)
+    played(request, count, at_least=12)
 
 
 def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, home: Storage) -> None:

@@ -63,8 +63,8 @@ def test_a_missing_or_lying_hint_costs_a_few_calls_and_never_truth(thousand: Cou
     assert head_of(RunLog(store)).number == 999
     # doubling up to 1,000 and halving the last stride: 2 * log2(1000), and two looks at the hint
     assert store.calls["exists"] <= 2 * math.log2(1000) + 3
-    assert store.calls["read"] == 2  # the hint and the newest entry
-    assert store.calls.total() == store.calls["exists"] + 2
+    assert store.calls["read"] <= 3  # the hint, what it points at, and the newest entry
+    assert store.calls.total() == store.calls["exists"] + store.calls["read"]
 
 
 @pytest.mark.parametrize("entries", [2, 3, 4, 5, 8, 9, 16, 17, 127, 128, 129])
@@ -83,7 +83,7 @@ def test_the_cost_with_a_good_hint_does_not_grow(memory: MemoryStorage) -> None:
         store.calls.clear()
         assert head_of(RunLog(store)).number == entries - 1
         costs.append(dict(store.calls))
-    assert costs == [{"read": 2, "exists": 2}] * 3
+    assert costs == [{"read": 2, "exists": 1}] * 3
 
 
 def test_a_hint_that_cannot_be_read_or_written_costs_time_only(store: Storage) -> None:

@@ -20,10 +20,14 @@ VECTOR = b"123456789"
 VECTOR_CRC32C = "e3069283"
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "gs", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     if request.param == "file":
         yield LocalStorage(tmp_path / "root")
+        return
+    if request.param == "gs":
+        request.getfixturevalue("cloud")
+        yield open_storage("gs://bucket/some/root", relative_to=tmp_path)
         return
     root = f"test-{uuid.uuid4().hex}/root"
     yield MemoryStorage(root)

@@ -7,7 +7,8 @@ so that the store itself refuses what was garbled on the way, before anybody can
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from tasks.foundation.storage.gcs.connection import connect
 from tasks.foundation.storage.gcs.patience import Garbled, Patience, Tries, retrying
 from tasks.foundation.storage.gcs.refusals import bucket_missing, refusal
 
-_FIELDS = "name,size,crc32c,metadata"
+_FIELDS = "name,size,crc32c,generation,metadata"
 _PAGE = 1000
 _BOUNDARY = "baton-7d1f8a52c3"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -64,51 +65,76 @@ class Bucket:
                     credentials.token = None
             raise _garbled_on_the_way(fault) or fault from fault.__cause__
 
-    def insert(self, key: str, data: bytes, *, create_token: str | None = None) -> None:
-        """Make an object, or replace it.
-
-        Args:
-            key: its name.
-            data: its content.
-            create_token: make it only if it is not there; the token stays with it, so that its maker knows it again.
+    def create(self, key: str, data: bytes) -> None:
+        """Make an object that must not be there yet: put-if-absent, by ifGenerationMatch=0.
 
         Raises:
-            FileExistsError: it is there, and `create_token` was given.
+            FileExistsError: it is there, and is not of this call's making.
             StoreRefused: there is no such bucket, or no permission.
             StorageError: the store failed.
         """
-        where, sent = self.uri(key), checksum_bytes(data)
-        resource: dict[str, Any] = {"name": key, "crc32c": base64_of(sent.crc32c)}
-        options: dict[str, str] = {}
-        if create_token is not None:
-            resource["metadata"] = {"baton-create": create_token}
-            options["ifGenerationMatch"] = "0"
-        head = f"--{_BOUNDARY}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
-        head += f"--{_BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
-        body = b"".join((head.encode(), data, f"\r\n--{_BOUNDARY}--".encode()))
+        token = uuid.uuid4().hex
 
         def once() -> None:
-            answer = self.call_once(
-                where,
-                "POST",
-                f"{self.upload_url()}",
-                uploadType="multipart",
-                headers={"Content-Type": f"multipart/related; boundary={_BOUNDARY}"},
-                data=body,
-                json_out=True,
-                **options,
-            )
-            require_same(answer, sent)
+            try:
+                made = self._insert_once(key, data, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
+            except FileExistsError:
+                # Refused, and perhaps by our own: the first answer got lost, or the network delivered it twice.
+                there = self._describe_once(key)
+                if there is None:
+                    raise Garbled("it was there a moment ago, and is not any more") from None
+                if there.get("metadata", {}).get("baton-create") != token:
+                    raise
+                made = there
+            try:
+                require_same(made, checksum_bytes(data))
+            except Garbled:
+                # A store that keeps other bytes than it was sent, and says so. Nobody shall ever read them.
+                self._delete_once(key, generation=made["generation"])
+                raise
 
+        self._until_done(key, once)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Make an object, or replace it.
+
+        Raises:
+            StoreRefused: there is no such bucket, or no permission.
+            StorageError: the store failed.
+        """
+        self._until_done(key, lambda: require_same(self._insert_once(key, data, {}), checksum_bytes(data)))
+
+    def _until_done(self, key: str, once: Callable[[], None]) -> None:
+        where = self.uri(key)
         try:
             retrying(once, Tries(where, self.patience))
         except FileNotFoundError as fault:
             raise bucket_missing(where) from fault
 
+    def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> dict[str, Any]:
+        """One multipart upload; what the store says it has now."""
+        resource = {"name": key, "crc32c": base64_of(checksum_bytes(data).crc32c), **more}
+        head = f"--{_BOUNDARY}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
+        head += f"--{_BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        answer: dict[str, Any] = self.call_once(
+            self.uri(key),
+            "POST",
+            self.upload_url(),
+            uploadType="multipart",
+            headers={"Content-Type": f"multipart/related; boundary={_BOUNDARY}"},
+            data=b"".join((head.encode(), data, f"\r\n--{_BOUNDARY}--".encode())),
+            json_out=True,
+            **options,
+        )
+        return answer
+
     def describe(self, key: str) -> dict[str, Any] | None:
-        """An object's name, size, crc32c and own metadata; None if it is not there."""
+        """An object's name, size, crc32c, generation and own metadata; None if it is not there."""
+        return retrying(lambda: self._describe_once(key), Tries(self.uri(key), self.patience))
+
+    def _describe_once(self, key: str) -> dict[str, Any] | None:
         try:
-            answer: dict[str, Any] = self.call(
+            answer: dict[str, Any] = self.call_once(
                 self.uri(key), "GET", "b/{}/o/{}", self.name, key, fields=_FIELDS, json_out=True
             )
         except FileNotFoundError:
@@ -180,8 +206,11 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         """Delete an object; nothing happens if it is not there."""
+        retrying(lambda: self._delete_once(key), Tries(self.uri(key), self.patience))
+
+    def _delete_once(self, key: str, **options: str) -> None:
         try:
-            self.call(self.uri(key), "DELETE", "b/{}/o/{}", self.name, key)
+            self.call_once(self.uri(key), "DELETE", "b/{}/o/{}", self.name, key, **options)
         except FileNotFoundError:
             return
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Patience:
 class Tries:
     """The tries of one operation: exponential backoff with full jitter, and one limit on all of it together.
 
-    After "Exponential Backoff and Jitter" (Brooker, 2015), by google.api_core's generator of waits.
+    After "Exponential Backoff And Jitter" (Brooker, 2015).
     """
 
     def __init__(
@@ -79,11 +80,6 @@ class Tries:
 
     def progress(self) -> None:
         """Something was achieved: the limit counts from the next failure on."""
-        from google.api_core.retry import exponential_sleep_generator
-
-        self._waits = exponential_sleep_generator(
-            self._patience.first_wait_seconds, _LONGEST_WAIT_SECONDS, multiplier=_FACTOR
-        )
         self._until: float | None = None
         self._tries = 0
 
@@ -98,7 +94,8 @@ class Tries:
         now = self._clock()
         self._until = now + self._patience.total_seconds if self._until is None else self._until
         self._tries += 1
-        wait = next(self._waits)
+        longest = min(self._patience.first_wait_seconds * _FACTOR ** (self._tries - 1), _LONGEST_WAIT_SECONDS)
+        wait = random.uniform(0, longest)  # noqa: S311 - spreads clients out, guards nothing
         said = said_by(fault)
         if now + wait > self._until:
             raise StorageError(

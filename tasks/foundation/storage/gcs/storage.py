@@ -62,19 +62,15 @@ class CloudStorage:
         return self._bucket.describe(self._key(path)) is not None
 
     def create(self, path: str, data: bytes) -> None:
-        """See `Storage.create`. Put-if-absent by ifGenerationMatch=0."""
-        key, token = self._key(path), uuid.uuid4().hex
+        """See `Storage.create`."""
         try:
-            self._bucket.insert(key, data, create_token=token)
+            self._bucket.create(self._key(path), data)
         except FileExistsError as fault:
-            # A create that is refused may be our own: the first answer got lost, or the network delivered it twice.
-            there = self._bucket.describe(key)
-            if there is None or there.get("metadata", {}).get("baton-create") != token:
-                raise FileAlreadyThere(f"{self.uri}/{path} exists already") from fault
+            raise FileAlreadyThere(f"{self.uri}/{path} exists already") from fault
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
-        self._bucket.insert(self._key(path), data)
+        self._bucket.put(self._key(path), data)
 
     def upload(self, source: Path, path: str) -> Stored:
         """See `Storage.upload`. Memory does not grow with the file."""
@@ -84,7 +80,7 @@ class CloudStorage:
         except OSError as fault:
             raise StorageError(f"{source}: cannot be read ({fault.strerror}); see to its disk and run again") from fault
         if small is not None:
-            self._bucket.insert(self._key(path), small)
+            self._bucket.put(self._key(path), small)
         else:
             Upload(self._bucket, self._key(path), source, sent).run()
         return sent

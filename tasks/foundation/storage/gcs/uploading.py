@@ -40,7 +40,12 @@ class Upload:
             StoreRefused: there is no such bucket, or no permission.
             StorageError: the store or the network failed for too long.
         """
-        require_same(retrying(self._go_on, self._tries), self._sent)
+        retrying(self._to_the_end, self._tries)
+
+    def _to_the_end(self) -> None:
+        made = self._go_on()
+        self._session = None
+        require_same(made, self._sent)
 
     def _go_on(self) -> dict[str, Any]:
         """Begin, or ask how far it came; then send the rest."""
