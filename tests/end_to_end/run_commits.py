@@ -25,14 +25,15 @@ from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.committing import commit, evaluation_due, sound_tip
 from tasks.foundation.runlog.landing import land
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import check, manifest_digest
+from tasks.foundation.runlog.verifying import fetch, manifest_digest, read_manifest
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.storage.leftovers import temporary_folder
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent
 
 STEPS = 10
-_STORE = ("read", "exists", "create", "write", "upload", "stat", "files", "folders", "delete")
+_STORE = ("read", "exists", "create", "write", "upload", "stat", "checksum", "local_path", "files", "folders", "delete")
 _SYSTEM = ("link", "fsync", "unlink", "mkdir", "rmdir", "replace", "rename")
 
 SPEC = RunSpec.model_validate(
@@ -86,17 +87,20 @@ def watched(store: LocalStorage, moments: Moments) -> Storage:
 
 
 def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointRef:
-    """As `TrainState.stage`: files, read back, and the manifest last."""
+    """As `TrainState.stage`: files side by side, asked about, and the manifest last."""
     attempt = uuid.uuid4().hex
     folder = checkpoint_folder(step=step, base=base, attempt=attempt)
-    records = []
     with temporary_folder("baton-staging-") as local:
-        for name, data in (("ckpt.data", content * 500), ("ckpt.index", content)):
-            (local / name).write_bytes(data)
+        (local / "ckpt.data").write_bytes(content * 500)
+        (local / "ckpt.index").write_bytes(content)
+
+        def upload(name: str) -> FileRecord:
             sent = home.upload(local / name, f"{folder}/{name}")
             if home.stat(f"{folder}/{name}") != sent:
                 raise AssertionError(name)
-            records.append(FileRecord(name=name, size=sent.size, crc32c=sent.crc32c))
+            return FileRecord(name=name, size=sent.size, crc32c=sent.crc32c)
+
+        records = side_by_side(upload, ["ckpt.data", "ckpt.index"], workers=home.transfers)
     manifest = CheckpointManifest(
         step=step,
         base=base,
@@ -119,9 +123,11 @@ def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointR
 
 
 def restored(home: Storage, ref: CheckpointRef) -> bytes:
-    check(home, ref)
-    content = home.read(f"{ref.path}/ckpt.index")
-    if content.hex() != ref.state_digest:
+    with temporary_folder("baton-restoring-") as local:
+        fetch(home, ref, read_manifest(home, ref), local)
+        content = (local / "ckpt.index").read_bytes()
+        data = (local / "ckpt.data").read_bytes()
+    if content.hex() != ref.state_digest or data != content * 500:
         raise AssertionError(f"{ref.path} holds another state than the log says")
     return content
 

@@ -142,15 +142,15 @@ def test_retired_and_quarantined_checkpoints_are_not_read(run: FakeRun, capsys: 
 def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(
     run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oldest, real = run.head.retained[0], LocalStorage.stat
+    oldest, real = run.head.retained[0], LocalStorage.checksum
 
-    def stat(storage: LocalStorage, path: str) -> Any:
+    def checksum(storage: LocalStorage, path: str, **options: Any) -> Any:
         if path.startswith(oldest.path) and oldest in run.head.retained:
             run.retire(keep_last=3)
             run.home.delete(oldest.path)
-        return real(storage, path)
+        return real(storage, path, **options)
 
-    monkeypatch.setattr(LocalStorage, "stat", stat)
+    monkeypatch.setattr(LocalStorage, "checksum", checksum)
     assert main(["verify", run.address, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoints"] == 3
 
@@ -158,16 +158,16 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(
 def test_one_bad_read_is_no_damage(
     run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, wrong = LocalStorage.stat, []
+    real, wrong = LocalStorage.checksum, []
 
-    def stat(storage: LocalStorage, path: str) -> Any:
-        stored = real(storage, path)
+    def checksum(storage: LocalStorage, path: str, **options: Any) -> Any:
+        stored = real(storage, path, **options)
         if path.endswith("ckpt.index") and not wrong:
             wrong.append(path)
             return stored.model_copy(update={"crc32c": "00000000"})
         return stored
 
-    monkeypatch.setattr(LocalStorage, "stat", stat)
+    monkeypatch.setattr(LocalStorage, "checksum", checksum)
     code, _ = verify(run, capsys)
     assert wrong
     assert code == 0

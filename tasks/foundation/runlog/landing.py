@@ -1,9 +1,11 @@
 """How a staged checkpoint lands, at a segment's end and within it: verified, committed, and older ones retired."""
 
+from contextlib import suppress
+
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import DamagedCheckpoint
+from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
 from tasks.foundation.runlog.committing import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.retention import clear_away, policies_of
@@ -25,7 +27,12 @@ def land(home: Storage, body: Commit, *, spec: RunSpec, telemetry: Sink) -> Entr
     staged = body.checkpoint
     log = RunLog(home)
     _verify(log, staged)
-    entry = commit(log, body)
+    try:
+        entry = commit(log, body)
+    except StaleWriter:
+        with suppress(StorageError):  # garbage that whoever commits next sweeps up, if not we
+            home.delete(staged.path)
+        raise
     telemetry.emit(
         Committed(
             step=staged.step,

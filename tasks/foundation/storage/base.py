@@ -72,11 +72,12 @@ class Storage(Protocol):
             FileMissing: it is not there.
         """
 
-    def checksum(self, path: str) -> Stored:
-        """Size and checksum of the bytes as they arrive here: reads all of them.
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
+        """Size and checksum of a file, or of `size` bytes of it from `begin` on, as they arrive here: reads them.
 
         Raises:
             FileMissing: it is not there.
+            StorageError: it ends before begin + size.
         """
 
     def local_path(self, path: str) -> Path | None:

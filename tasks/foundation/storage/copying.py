@@ -10,22 +10,23 @@ import google_crc32c
 
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.checksum import BLOCK_BYTES
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def copy_blocks(blocks: Iterable[bytes], file: IO[bytes], size: int | None, *, where: object) -> Stored:
-    """Write blocks to a file until they end, or until `size` bytes are written.
+def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | None, *, where: object) -> Stored:
+    """Count blocks, and write them to a file, until they end or `size` bytes have come.
 
     Args:
         blocks: bytes as they arrive.
-        file: an open file.
+        file: an open file; None if they are only to be counted.
         size: how many bytes are wanted; None for all.
         where: the source, for the message.
 
     Returns:
-        Size and crc32c of what was written.
+        Size and crc32c of what came.
 
     Raises:
         StorageError: the blocks end too early.
@@ -33,7 +34,8 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes], size: int | None, *, w
     done, crc = 0, 0
     for arrived in blocks:
         block = arrived if size is None else arrived[: size - done]
-        file.write(block)
+        if file is not None:
+            file.write(block)
         crc = google_crc32c.extend(crc, block)
         done += len(block)
         if done == size:
@@ -41,6 +43,13 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes], size: int | None, *, w
     if size is not None and done < size:
         raise StorageError(f"{where} ends {size - done} bytes too early; see whether it was cut off")
     return Stored(size=done, crc32c=f"{crc:08x}")
+
+
+def blocks_of(file: IO[bytes], begin: int) -> Iterator[bytes]:
+    """A local file's bytes from `begin` on."""
+    file.seek(begin)
+    while block := file.read(BLOCK_BYTES):
+        yield block
 
 
 @contextmanager

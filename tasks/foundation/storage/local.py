@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import Stored
-from tasks.foundation.storage.checksum import BLOCK_BYTES, checksum_file
-from tasks.foundation.storage.copying import copy_blocks, local_target
+from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.copying import blocks_of, copy_blocks, local_target
 from tasks.foundation.storage.leftovers import temporary_file
 
 # Unfinished files; no reader looks at such a name.
@@ -115,9 +115,10 @@ class LocalStorage:
         with self._errors_of(path):
             return checksum_file(self.root / path)
 
-    def checksum(self, path: str) -> Stored:
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
         """See `Storage.checksum`."""
-        return self.stat(path)
+        with self._errors_of(path), (self.root / path).open("rb") as source:
+            return copy_blocks(blocks_of(source, begin), None, size, where=self.root / path)
 
     def local_path(self, path: str) -> Path | None:
         """The file itself."""
@@ -127,10 +128,8 @@ class LocalStorage:
 
     def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
         """See `Storage.download`."""
-        with self._errors_of(path), (self.root / path).open("rb") as source:
-            source.seek(begin)
-            with local_target(target) as file:
-                return copy_blocks(iter(lambda: source.read(BLOCK_BYTES), b""), file, size, where=self.root / path)
+        with self._errors_of(path), (self.root / path).open("rb") as source, local_target(target) as file:
+            return copy_blocks(blocks_of(source, begin), file, size, where=self.root / path)
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
         """See `Storage.read_range`."""

@@ -42,7 +42,8 @@ def _cloud(address: str, rest: str) -> Storage:
             f"storage {address}: {bucket!r} is no name of a bucket (3 to 222 lower-case letters, digits, '-', '_' and "
             "'.'); write gs://bucket/prefix"
         )
-    parts = prefix.strip("/").split("/") if prefix.strip("/") else []
+    prefix = prefix.rstrip("/")
+    parts = prefix.split("/") if prefix else []
     if not all(_PREFIX_PART.fullmatch(part) and part not in {".", ".."} for part in parts):
         raise InvalidInput(
             f"storage {address}: {prefix!r} is no prefix; use letters, digits, '-', '_', '.', '=' and '+' between the "

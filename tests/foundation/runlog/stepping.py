@@ -157,9 +157,9 @@ class Stepped:
         self._turn("stat", path)
         return self._store.stat(path)
 
-    def checksum(self, path: str) -> Stored:
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
         self._turn("checksum", path)
-        return self._store.checksum(path)
+        return self._store.checksum(path, begin=begin, size=size)
 
     def local_path(self, path: str) -> Path | None:
         self._turn("local_path", path)

@@ -203,6 +203,7 @@ def test_a_download_has_the_content_and_says_what_arrived(storage: Storage, tmp_
     assert target.read_bytes() == VECTOR[2:7]
     assert storage.download("x/ckpt.index", target, begin=9) == checksum_bytes(b"")
     assert storage.checksum("x/ckpt.index") == storage.stat("x/ckpt.index")
+    assert storage.checksum("x/ckpt.index", begin=2, size=5) == checksum_bytes(VECTOR[2:7])
     there = storage.local_path("x/ckpt.index")
     assert there is None or there.read_bytes() == VECTOR
 
@@ -211,6 +212,8 @@ def test_a_download_that_ends_too_early_is_told(storage: Storage, tmp_path: Path
     storage.create("x", VECTOR)
     with pytest.raises(StorageError, match="x ends 4 bytes too early"):
         storage.download("x", tmp_path / "here", begin=4, size=9)
+    with pytest.raises(StorageError, match="x ends 4 bytes too early"):
+        storage.checksum("x", begin=4, size=9)
 
 
 def test_where_a_download_cannot_be_written_the_folder_here_is_named(storage: Storage, tmp_path: Path) -> None:

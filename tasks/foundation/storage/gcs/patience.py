@@ -106,6 +106,7 @@ class Tries:
         self._sleep(wait)
 
     def _is_worth_retrying(self, fault: Exception) -> bool:
+        """Raises StorageError for what has been garbled too often."""
         code = getattr(fault, "code", None)
         if code == 401:  # noqa: PLR2004 - HTTP's
             # An access token may have run out a moment ago; credentials that are refused stay refused.
@@ -116,7 +117,10 @@ class Tries:
             # The wire may garble once or twice; what garbles each time is not the wire.
             self._garbled += 1
             if self._garbled == _TOO_MANY_GARBLED:
-                return False
+                raise StorageError(
+                    f"{self._where}: {fault}, {self._garbled} times; see to the network between here and the store, "
+                    "and to this machine's memory, and run again"
+                ) from fault
         return is_transient(fault)
 
 

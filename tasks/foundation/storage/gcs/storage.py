@@ -4,8 +4,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
-
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_file
@@ -99,12 +97,9 @@ class CloudStorage:
             raise self._missing(path)
         return stored(description)
 
-    def checksum(self, path: str) -> Stored:
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
         """See `Storage.checksum`."""
-        size, crc = 0, 0
-        for block in self._parts(path, 0, None):
-            size, crc = size + len(block), google_crc32c.extend(crc, block)
-        return Stored(size=size, crc32c=f"{crc:08x}")
+        return copy_blocks(self._parts(path, begin, size), None, size, where=f"{self.uri}/{path}")
 
     def local_path(self, path: str) -> Path | None:  # noqa: ARG002 - nothing of it is on this machine
         """See `Storage.local_path`."""

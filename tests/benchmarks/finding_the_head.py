@@ -1,0 +1,71 @@
+"""Finding the head of a run on gs:// with 10 and with 10,000 log entries: requests, and time in pairs.
+
+`python finding_the_head.py [--rounds 30]`
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("NO_GCE_CHECK", "true")
+for _folder in ("fakes/gcs", "foundation/runlog"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / _folder))
+
+from fake_gcs import FakeGcs  # noqa: E402 - the folders are on the path now
+from log_making import begin, train  # noqa: E402
+
+from tasks.foundation.runlog.log import RunLog  # noqa: E402
+from tasks.foundation.storage.opening import open_storage  # noqa: E402
+
+SIZES = (10, 10_000)
+HINTS = {"right": lambda entries: entries - 1, "behind by 3": lambda entries: entries - 4, "missing": lambda _: None}
+
+
+def fill(server: FakeGcs, entries: int) -> Any:
+    """A log of so many entries; only the newest is read, so the others are its bytes."""
+    home = open_storage(f"gs://bucket/{entries}", relative_to=Path.cwd())
+    log = begin(home)
+    train(log, 10)
+    newest = log.head()
+    if newest is None:
+        raise AssertionError
+    for number in range(newest.number + 1, entries):
+        entry = log.entry(newest.number)
+        head = entry.head.model_copy(update={"number": number})
+        data = entry.model_copy(update={"number": number, "head": head}).to_json()
+        server.store.put("bucket", f"{entries}/log/{number:08d}.json", data)
+    return home
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    with FakeGcs() as server:
+        os.environ["STORAGE_EMULATOR_HOST"] = server.url
+        homes = {entries: fill(server, entries) for entries in SIZES}
+        for name, hint in HINTS.items():
+            requests: dict[int, int] = {}
+            took: dict[int, list[float]] = {entries: [] for entries in SIZES}
+            for _ in range(options.rounds):
+                for entries, home in homes.items():
+                    place = hint(entries)
+                    home.delete("log/HINT") if place is None else home.write("log/HINT", str(place).encode())
+                    server.reset_counters()
+                    began = time.perf_counter()
+                    head = RunLog(home).head()
+                    took[entries].append(time.perf_counter() - began)
+                    requests[entries] = sum(server.counts.values())
+                    if head is None or head.number != entries - 1:
+                        raise AssertionError(head)
+            ratio = statistics.median(b / a for a, b in zip(*took.values(), strict=True))
+            told = ", ".join(f"{count} requests at {entries:,} entries" for entries, count in requests.items())
+            sys.stdout.write(f"HINT {name}: {told}; time 10,000 / 10 = {ratio:.2f} (median of pairs)\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Chaos on gs://: two hundred seeded plans without TensorFlow. `make chaos` plays more, and full runs besides."""
+
+from collections import Counter
+
+import pytest
+from cloud_chaos import RATES, play_all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_whatever_goes_wrong_nothing_is_lost_doubled_or_wrong(first: int) -> None:
+    lines: list[str] = []
+    outcomes = play_all(range(first, first + 25), lines.append)
+    assert len(outcomes) == 25
+    assert not lines, "\n".join(lines)
+    faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
+    assert faults.keys() == RATES.keys(), "a kind of fault never happened"
+    ends = sum((outcome.ends for outcome in outcomes), Counter[str]())
+    assert ends["Died"] > 25
+    assert ends["StaleWriter"] > 10

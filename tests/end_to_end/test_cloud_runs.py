@@ -1,0 +1,190 @@
+"""Real training on gs://: the same run as on a local folder, whatever the store does."""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud_runs import CloudChild, copied, left_on
+from fake_gcs import FakeGcs, FaultPlan
+from homes import commits_in, damaged, entries_of, head_of, told_by
+
+pytestmark = pytest.mark.slow
+
+SEGMENTS = ["train.segment_steps=20", "checkpoint.keep_last=2"]
+RATES = {
+    "status": 0.03,
+    "reset-before-body": 0.01,
+    "reset-after-body": 0.01,
+    "answer-lost": 0.03,
+    "reset-in-answer": 0.01,
+    "truncate": 0.02,
+    "truncate-quietly": 0.02,
+    "corrupt-download": 0.03,
+    "corrupt-upload": 0.02,
+    "duplicate": 0.03,
+    "slow": 0.02,
+}
+
+
+@pytest.fixture(scope="module")
+def local(plainly: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The digits on a local folder, uninterrupted; its result."""
+    return plainly("digits", tmp_path_factory.mktemp("local"), extra=SEGMENTS).result
+
+
+def test_the_digits_in_separate_processes_without_a_shared_disk(
+    cloud: FakeGcs, tmp_path: Path, local: Any, stored_bytes: Callable[[str], Any]
+) -> None:
+    for number, words in enumerate((["--max-segments", "1"], ["--max-segments", "1"], [])):
+        disk = tmp_path / f"machine-{number}"
+        child = CloudChild(cloud, "digits", *words, root="team/runs", disk=disk, extra=SEGMENTS)
+        result = child.finish()
+        assert "Warning" not in child.stderr
+        assert left_on(disk) == []
+    assert result["home"] == "gs://bucket/team/runs/digits-cnn"
+    assert result["exit_reason"] == "complete"
+    assert result["state_digest"] == local["state_digest"]
+    assert result["metrics"] == local["metrics"]
+    here = copied(cloud, "team/runs", tmp_path / "copy")
+    home = here / "digits-cnn"
+    assert stored_bytes(str(home / "checkpoints" / Path(result["checkpoint"]).name)) == stored_bytes(
+        local["checkpoint"]
+    )
+    assert told_by(home) == told_by(Path(local["home"]))
+    _nothing_beyond_the_design(here)
+    _the_verbs_answer(cloud, home)
+
+
+def _nothing_beyond_the_design(root: Path) -> None:
+    head = head_of(root / "digits-cnn")
+    assert head is not None
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    folders = {ref.path for ref in head.retained} | {old.path for old in head.retired}
+    shapes = [
+        r"digits-cnn/log/(\d{8}\.json|HINT)",
+        rf"digits-cnn/({'|'.join(sorted(folders))})/(ckpt\.index|ckpt\.data-\d{{5}}-of-\d{{5}}|manifest\.json)",
+        r"digits-cnn/attempts/[0-9a-f]{32}\.json",
+        r"digits-cnn/report/[\w.]+",
+        r"datasets/[0-9a-f]{24}/((train|validation)-[\w-]+\.tfrecord|manifest\.json)",
+    ]
+    beyond = [name for name in names if not any(re.fullmatch(shape, name) for shape in shapes)]
+    assert beyond == []
+    assert {name.split("/")[2] for name in names if "/checkpoints/" in name} == {
+        Path(folder).name for folder in folders
+    }
+
+
+def _the_verbs_answer(cloud: FakeGcs, home: Path) -> None:
+    """status, verify and list from the address alone, and status without TensorFlow."""
+    address = "gs://bucket/team/runs/digits-cnn"
+    ask = (
+        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
+        "sys.stderr.write(str('tensorflow' in sys.modules)); sys.exit(code)"
+    )
+
+    def baton(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", ask, *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    status = baton("status", address)
+    assert "step        60" in status.stdout
+    assert status.stderr == "False", "status needs no TensorFlow"
+    cloud.reset_counters()
+    verified = baton("verify", address)
+    assert "all bytes agree" in verified.stdout
+    assert "verified" in verified.stderr
+    files = {path.relative_to(home).as_posix() for path in home.glob("checkpoints/*/*")}
+    read = {name.split("digits-cnn/")[1] for (_, name) in cloud.tally.media if "/checkpoints/" in name}
+    assert read == files, "every committed byte is read"
+    assert "digits-cnn" in baton("list", "gs://bucket/team/runs").stdout
+    assert "no run is at gs://bucket/team/other" in baton("status", "gs://bucket/team/other", code=2).stderr
+    name = next(name for name in cloud.store.names("bucket") if "/checkpoints/" in name and ".data" in name)
+    cloud.store.corrupt("bucket", name)
+    damaged_ = baton("verify", address, code=4)
+    assert name.split("digits-cnn/")[1] in damaged_.stdout
+
+
+def test_a_download_that_is_always_corrupted_is_never_restored(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
+    """The newest checkpoint cannot be read: it is quarantined, and the run goes back to the one before."""
+    CloudChild(cloud, "digits", "--max-segments", "2", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
+    tip = head_of(copied(cloud, "runs", tmp_path / "before") / "digits-cnn")
+    assert tip is not None
+    assert tip.tip is not None
+    cloud.faults = FaultPlan.scripted(
+        [
+            {
+                "match": {"kind": "object.media", "path": rf"{tip.tip.path}/ckpt\.data"},
+                "fault": "corrupt-download",
+                "times": None,
+            }
+        ]
+    )
+    child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "second", extra=SEGMENTS)
+    result = child.finish(0)
+    assert f"{tip.tip.path} is damaged and quarantined" in child.stderr
+    assert result["state_digest"] == local["state_digest"]
+    home = copied(cloud, "runs", tmp_path / "after") / "digits-cnn"
+    assert [entry.body.kind for entry in entries_of(home)].count("quarantine") == 1
+
+
+def test_a_store_that_garbles_what_is_uploaded_never_gets_a_commit(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
+    CloudChild(cloud, "digits", "--max-segments", "1", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
+    before = copied(cloud, "runs", tmp_path / "before") / "digits-cnn"
+    cloud.faults = FaultPlan.scripted(
+        [{"match": {"kind": "object.insert", "path": r"ckpt\.data"}, "fault": "corrupt-upload", "times": None}]
+    )
+    child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "second", extra=SEGMENTS)
+    child.finish(1)
+    assert "StorageError" in child.stderr
+    assert "the store got other bytes than were sent" in child.stderr
+    after = copied(cloud, "runs", tmp_path / "after") / "digits-cnn"
+    assert len(commits_in(entries_of(after))) == len(commits_in(entries_of(before)))
+    cloud.faults = None
+    result = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "third", extra=SEGMENTS).finish(0)
+    assert result["state_digest"] == local["state_digest"]
+
+
+def test_a_dozen_runs_through_faults_and_kills_end_the_same(tmp_path: Path, local: Any) -> None:
+    with ThreadPoolExecutor(2) as lanes:
+        off = [
+            line
+            for lines in lanes.map(lambda seed: _plan(seed, tmp_path / str(seed), local), range(12))
+            for line in lines
+        ]
+    assert off == []
+
+
+def _plan(seed: int, folder: Path, local: Any) -> list[str]:
+    """One run with store faults, killed or told to go once, and taken to its end."""
+    chance = random.Random(seed)
+    off = []
+    with FakeGcs(md5=False) as server:
+        server.faults = FaultPlan.random(seed, RATES)
+        first = CloudChild(server, "digits", root="runs", disk=folder / "first", extra=SEGMENTS)
+        if first.until_entries(chance.randrange(1, 7)):
+            first.process.send_signal(chance.choice((signal.SIGKILL, signal.SIGTERM)))
+        first.process.wait(300)
+        last = CloudChild(server, "digits", root="runs", disk=folder / "last", extra=SEGMENTS)
+        result = last.finish(0)
+        if result["state_digest"] != local["state_digest"]:
+            off.append(f"plan {seed}: another end, {result['state_digest']}")
+        home = copied(server, "runs", folder / "copy") / "digits-cnn"
+        if told_by(home) != told_by(Path(local["home"])):
+            off.append(f"plan {seed}: another history")
+        off += [f"plan {seed}: {path} is damaged" for path in damaged(home)]
+        steps = [ref.step for ref in commits_in(entries_of(home))]
+        if steps != sorted(set(steps)):
+            off.append(f"plan {seed}: committed twice, {steps}")
+        if not server.fault_run.log:
+            off.append(f"plan {seed}: no fault ever happened")
+    return off

@@ -1,0 +1,254 @@
+"""A FAKE of Google Cloud Storage's JSON API on loopback, for tests: in memory, with faults by plan. Not the service.
+
+In the process of a test:          with FakeGcs(buckets=("bucket",)) as server: ... server.url ...
+As a process of its own:           with fake_gcs_process(buckets=("bucket",)) as server: ... server.url ...
+By hand:                           python tests/fakes/gcs/fake_gcs.py --port 0 --bucket bucket
+
+Written from https://cloud.google.com/storage/docs/json_api; what is not documented there is marked in comments.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_gcs_control import Control
+from fake_gcs_exchange import Exchange, Tally
+from fake_gcs_faults import FaultPlan, FaultRun
+from fake_gcs_service import Service
+from fake_gcs_store import Store
+from fake_gcs_wire import Hangup, Wire
+
+__all__ = ["FakeGcs", "FaultPlan", "RemoteFakeGcs", "fake_gcs_process"]
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    fake: "FakeGcs"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        self.fake.errors.append(sys.exc_info()[1])
+        super().handle_error(request, client_address)
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: _Listener
+
+    def handle(self) -> None:
+        fake = self.server.fake
+        wire = Wire(self.request)
+        with fake.connected(self.request), contextlib.suppress(Hangup):
+            while (request := wire.read_head()) is not None:
+                if not fake.control.handle(wire, request):
+                    Exchange(wire, request, fake.service, fake.tally, fake.fault_run, fake.control.authorize).run()
+
+
+class FakeGcs:
+    """The fake as a thread of this process.
+
+    Args:
+        buckets: made at the start.
+        port: 0 takes a free one.
+        md5: False leaves md5 out of all answers, as for composites; hashing limits throughput otherwise.
+        rewrite_bytes_per_call: rewrites of more bytes need several calls.
+        require_token: refuse requests without a token from `POST /_fake/token`.
+        clock: seconds since 1970, for generations, times and retention.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[str] = ("bucket",),
+        *,
+        port: int = 0,
+        md5: bool = True,
+        rewrite_bytes_per_call: int | None = None,
+        require_token: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = Store(tuple(buckets), clock=clock)
+        self.service = Service(self.store, md5=md5, rewrite_bytes_per_call=rewrite_bytes_per_call)
+        self.tally = Tally()
+        self.fault_run = FaultRun(None)
+        self.control = Control(self, require_token=require_token)
+        self.errors: list[BaseException | None] = []
+        self._port = port
+        self._listener: _Listener | None = None
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "FakeGcs":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._listener = _Listener(("127.0.0.1", self._port), _Connection)
+        self._listener.fake = self
+        threading.Thread(
+            target=self._listener.serve_forever, kwargs={"poll_interval": 0.02}, name="fake-gcs", daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        if self._listener is None:
+            return
+        self._listener.shutdown()
+        self._listener.server_close()
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        self._listener = None
+
+    @contextlib.contextmanager
+    def connected(self, connection: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    @property
+    def url(self) -> str:
+        if self._listener is None:
+            raise RuntimeError("the fake is not running; use it as a context manager")
+        return f"http://127.0.0.1:{self._listener.server_address[1]}"
+
+    @property
+    def counts(self) -> Counter[tuple[str, str]]:
+        """Requests by (method, kind), such as ("POST", "object.insert")."""
+        return self.tally.counts
+
+    def count(self, kind: str) -> int:
+        """Requests of all kinds that begin so: "object.insert", "upload."."""
+        with self.tally.lock:
+            return sum(number for (_, one), number in self.tally.counts.items() if one.startswith(kind))
+
+    @property
+    def faults(self) -> FaultPlan | None:
+        return self.fault_run.plan
+
+    @faults.setter
+    def faults(self, plan: FaultPlan | None) -> None:
+        self.fault_run = FaultRun(plan)
+
+    def reset_counters(self) -> None:
+        self.tally = Tally()
+
+
+class RemoteFakeGcs:
+    """A fake in another process, asked and controlled over its control endpoints."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def state(self) -> dict[str, Any]:
+        """Counters, faults so far, objects and settings."""
+        return self._call("GET", "state")
+
+    def set_faults(self, plan: FaultPlan | None) -> None:
+        self._call("POST", "faults", json.loads(plan.to_json()) if plan else {})
+
+    def reset_counters(self) -> None:
+        self._call("POST", "reset-counters")
+
+    def set_bucket(self, bucket: str, **settings: Any) -> None:
+        """`retention_seconds`, `versioning`, `requester_pays`, `denied`; an unknown bucket is made."""
+        self._call("POST", "bucket-settings", {"bucket": bucket, **settings})
+
+    def set_auth(self, **settings: Any) -> None:
+        """`required`, `refuse`, `expires_in`, `revoke`: how tokens are issued and asked for."""
+        self._call("POST", "auth", settings)
+
+    def count(self, kind: str) -> int:
+        counts: dict[str, int] = self.state()["counts"]
+        return sum(number for key, number in counts.items() if key.split(" ")[1].startswith(kind))
+
+    def _call(self, method: str, name: str, value: Any = None) -> dict[str, Any]:
+        body = None if value is None else json.dumps(value).encode()
+        request = urllib.request.Request(f"{self.url}/_fake/{name}", data=body, method=method)  # noqa: S310  # loopback
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # loopback
+            return dict(json.loads(answer.read()))
+
+
+@contextlib.contextmanager
+def fake_gcs_process(buckets: Sequence[str] = ("bucket",), *arguments: str) -> Iterator[RemoteFakeGcs]:
+    """A fake as a process of its own: it shares no interpreter with the code that is measured.
+
+    Args:
+        buckets: made at the start.
+        arguments: more of the command line, such as "--no-md5".
+    """
+    command = [sys.executable, __file__, "--port", "0", "--until-stdin-closes", *arguments]
+    for bucket in buckets:
+        command += ["--bucket", bucket]
+    # Its standard input is this process's hold on it: however this process ends, the fake ends too.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        if not line:
+            raise RuntimeError(f"the fake did not start: it ended with {process.wait()}")
+        yield RemoteFakeGcs(json.loads(line)["url"])
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(description="A fake of Google Cloud Storage on loopback.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--bucket", action="append", default=[])
+    parser.add_argument("--no-md5", action="store_true")
+    parser.add_argument("--require-token", action="store_true")
+    parser.add_argument("--rewrite-bytes-per-call", type=int)
+    parser.add_argument("--until-stdin-closes", action="store_true")
+    given = parser.parse_args(arguments)
+    ended = threading.Event()
+
+    def end(_: int, __: FrameType | None) -> None:
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    with FakeGcs(
+        tuple(given.bucket),
+        port=given.port,
+        md5=not given.no_md5,
+        rewrite_bytes_per_call=given.rewrite_bytes_per_call,
+        require_token=given.require_token,
+    ) as server:
+        sys.stdout.write(json.dumps({"url": server.url}) + "\n")
+        sys.stdout.flush()
+        if given.until_stdin_closes:
+            threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        ended.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""One request and its answer, with the fault that the plan has for it."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+from fake_gcs_api import Call, Request, Response, route
+from fake_gcs_faults import Fault, FaultRun
+from fake_gcs_objects import Refusal
+from fake_gcs_service import Service
+from fake_gcs_transfers import flipped
+from fake_gcs_wire import Body, Hangup, Pace, Wire
+
+NAME_BYTES = 8192
+ONLY_OF_SUCCESS = ("truncate", "truncate-quietly", "corrupt-download")
+STATUS_MESSAGES = {
+    429: ("The rate limit for this resource was exceeded.", "rateLimitExceeded"),
+    500: ("We encountered an internal error. Please try again.", "internalError"),
+    503: ("We encountered an internal error. Please try again.", "backendError"),
+}
+
+
+@dataclass
+class Tally:
+    """What came in and went out.
+
+    counts: requests by (method, kind), those that a fault befell too.
+    statuses, media: answers by status, and downloads by (bucket, name), whether they arrived whole or not.
+    bytes_in, bytes_out: of bodies.
+    """
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    media: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    def request(self, method: str, call: Call) -> None:
+        with self.lock:
+            self.counts[method, call.kind] += 1
+
+    def received(self, bytes_in: int) -> None:
+        with self.lock:
+            self.bytes_in += bytes_in
+
+    def answering(self, call: Call, status: int, bytes_out: int) -> None:
+        """To be called before the answer goes out: who has read it may look at these numbers next."""
+        with self.lock:
+            self.statuses[status] += 1
+            self.bytes_out += bytes_out
+            if call.kind == "object.media" and status in {200, 206}:
+                self.media[call.bucket, call.name] += 1
+
+
+@dataclass
+class Exchange:
+    """Reads a request's body, lets it take effect and answers, or fails at one of these as its fault demands."""
+
+    wire: Wire
+    request: Request
+    service: Service
+    tally: Tally
+    faults: FaultRun
+    authorize: Callable[[Request], None]
+
+    def run(self) -> None:
+        request, wire = self.request, self.wire
+        call = route(request)
+        self.tally.request(request.method, call)
+        body = Body(wire, dict(request.headers))
+        fault = self.faults.next(request.method, call.kind, self._named(call, body).path)
+        kind = fault.kind if fault else ""
+        wire.pace = Pace(fault.bytes_per_second) if fault and kind == "slow" else Pace()
+        if fault and kind == "slow":
+            time.sleep(fault.delay_seconds)
+        self._receive(body, fault)
+        response = self._early_answer(fault) or self._answer(call, fault)
+        if kind == "answer-lost":
+            wire.reset()
+        if fault and kind == "stall":
+            time.sleep(fault.stall_seconds)
+            if fault.stall_then == "reset":
+                wire.reset()
+        self._send(call, response, fault)
+        if request.headers.get("connection", "").lower() == "close":
+            raise Hangup
+
+    def _named(self, call: Call, body: Body) -> Call:
+        """The call with the object's name: a multipart upload has it in its body, an upload session in its store."""
+        transfers = self.service.transfers
+        # Less than a socket buffers: a client whose body is not read cannot tell.
+        if call.kind == "object.insert" and not call.name and not self.faults.is_idle:
+            return Call(call.kind, call.bucket, transfers.name_in_body(self.request, body.fill(NAME_BYTES)))
+        if call.kind.startswith("upload.") and not call.name:
+            session = transfers.sessions.peek(self.request.query.get("upload_id", ""))
+            return call if session is None else Call(call.kind, session.bucket, session.name)
+        return call
+
+    def _receive(self, body: Body, fault: Fault | None) -> None:
+        kind = fault.kind if fault else ""
+        if kind == "reset-before-body":
+            self.wire.reset()
+        try:
+            stop = int(body.length * fault.fraction) if fault and kind == "reset-in-body" else None
+            self.request.body = body.fill(stop)
+        except Hangup:
+            self.tally.received(body.received.size)
+            # The service may keep what it got of a chunk, so a client has to ask.
+            self.service.transfers.keep_interrupted(self.request, body.received)
+            self.wire.reset()
+        self.tally.received(body.received.size)
+        if kind == "reset-in-body":
+            self.service.transfers.keep_interrupted(self.request, body.received)
+            self.wire.reset()
+        if kind == "reset-after-body":
+            self.wire.reset()
+
+    def _early_answer(self, fault: Fault | None) -> Response | None:
+        """The answer to what gets no further than the door."""
+        if fault and fault.kind == "status":
+            message, reason = STATUS_MESSAGES.get(fault.code, ("Injected by the fake.", "backendError"))
+            return Response.of_refusal(Refusal(fault.code, message, reason))
+        if fault and fault.kind == "expired-token":
+            return Response.of_refusal(Refusal(401, "Invalid Credentials"))
+        try:
+            self.authorize(self.request)
+        except Refusal as refusal:
+            return Response.of_refusal(refusal)
+        return None
+
+    def _answer(self, call: Call, fault: Fault | None) -> Response:
+        request = self.request
+        if fault and fault.kind == "corrupt-upload":
+            request.spoil = lambda data: _flipped_array(data, fault.fraction)
+        if fault and fault.kind == "short-chunk":
+            request.keep_at_most = fault.fraction
+        response = self.service.answer(call, request)
+        if fault and fault.kind == "duplicate":
+            response = self.service.answer(call, request)
+        return response
+
+    def _send(self, call: Call, response: Response, fault: Fault | None) -> None:
+        kind = fault.kind if fault else ""
+        if kind in ONLY_OF_SUCCESS and response.status >= 300:
+            kind = ""
+        if kind == "reset-in-answer" and not response.size:
+            # A client that got a whole head without a body would not notice what comes after.
+            self.wire.reset()
+        stop = None
+        if fault and kind in {"reset-in-answer", "truncate", "truncate-quietly"}:
+            stop = int(response.size * fault.fraction)
+        if fault and kind == "corrupt-download":
+            response.body = flipped(response.body, fault.fraction)
+        self.tally.answering(call, response.status, response.size if stop is None else stop)
+        self.wire.answer(response, stop=stop, told=stop if kind == "truncate-quietly" else None)
+        if kind == "reset-in-answer":
+            self.wire.reset()
+        if kind == "truncate":
+            raise Hangup
+
+
+def _flipped_array(data: np.ndarray, fraction: float) -> np.ndarray:
+    return flipped((data,), fraction)[0]

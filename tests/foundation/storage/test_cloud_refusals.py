@@ -1,0 +1,254 @@
+"""What people meet who have the wrong credentials, role, bucket or clock: each its own sentence, with the remedy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_gcs import FakeGcs
+
+from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StorageError, StoreRefused
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.refusals import refusal
+from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.opening import open_storage
+
+QUICK = Patience(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01)
+ROLE = "roles/storage.objectUser"
+
+# Asks for one object with Google's usual credentials, and says how that ended.
+ASK = """
+import sys
+from tasks.foundation.errors import BatonError
+from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.storage import CloudStorage
+if len(sys.argv) > 1:
+    # The fake as the real address, so that credentials are asked for.
+    from gcsfs.core import GCSFileSystem
+    GCSFileSystem._location = property(lambda _: sys.argv[1])
+try:
+    there = CloudStorage("bucket", "", Patience(total_seconds=3, stall_seconds=2, first_wait_seconds=0.01)).exists("x")
+    print("answered", there)
+except BatonError as fault:
+    print(type(fault).__name__, fault.exit_code, fault.retryable, fault)
+"""
+
+
+def asked(folder: Path, *arguments: str, **environment: str) -> str:
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "NO_GCE_CHECK": "true", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASK, *arguments],
+        env={**plain, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def service_account(folder: Path, token_uri: str) -> Path:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    file = folder / "account.json"
+    file.write_text(
+        json.dumps(
+            {
+                "type": "service_account",
+                "project_id": "project",
+                "private_key_id": "1",
+                "private_key": pem,
+                "client_email": "baton@project.iam.gserviceaccount.com",
+                "client_id": "1",
+                "token_uri": token_uri,
+            }
+        )
+    )
+    return file
+
+
+def test_no_credentials(tmp_path: Path) -> None:
+    said = asked(tmp_path)
+    assert said.startswith("StoreRefused 2 False gs://bucket/x: there are no credentials for Cloud Storage here.")
+    assert "gcloud auth application-default login" in said
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in said
+
+
+def test_a_service_account_is_used_and_its_token_renewed_when_the_store_refuses_it(tmp_path: Path) -> None:
+    with FakeGcs(require_token=True) as server:
+        file = service_account(tmp_path, f"{server.url}/_fake/token")
+        assert asked(tmp_path, server.url, GOOGLE_APPLICATION_CREDENTIALS=str(file)) == "answered False\n"
+        assert server.counts["GET", "object.get"] == 1
+
+
+def test_a_wrong_clock_is_thought_of(tmp_path: Path) -> None:
+    with FakeGcs(require_token=True) as server:
+        server.control.refuse = True
+        file = service_account(tmp_path, f"{server.url}/_fake/token")
+        said = asked(tmp_path, server.url, GOOGLE_APPLICATION_CREDENTIALS=str(file))
+    assert said.startswith("StoreRefused 2 False gs://bucket/x: Google refuses these credentials, most likely because")
+    assert "this machine's clock is wrong: it says 20" in said
+    assert "timedatectl set-ntp true" in said
+    assert "PRIVATE" not in said
+    assert "Bearer" not in said
+
+
+@pytest.mark.parametrize(
+    ("denied", "doing", "act"),
+    [
+        ("storage.objects.create", "make objects", lambda store: store.create("log/0", b"1")),
+        ("storage.objects.create", "make objects", lambda store: store.write("x", b"1")),
+        ("storage.objects.delete", "delete or replace objects", lambda store: store.delete("there")),
+        ("storage.objects.delete", "delete or replace objects", lambda store: store.write("there", b"2")),
+        ("storage.objects.get", "read objects", lambda store: store.read("there")),
+        ("storage.objects.list", "list objects", lambda store: list(store.files(""))),
+    ],
+)
+def test_a_missing_permission_is_named_with_the_role_that_has_it(
+    cloud: FakeGcs, denied: str, doing: str, act: Any
+) -> None:
+    storage = CloudStorage("bucket", "", QUICK)
+    storage.write("there", b"1")
+    cloud.store.set_bucket("bucket", denied={denied})
+    with pytest.raises(StoreRefused, match=rf"these credentials may not {doing} here \({denied} is missing\)") as fault:
+        act(storage)
+    assert ROLE in str(fault.value)
+    assert "gcloud storage buckets add-iam-policy-binding gs://bucket" in str(fault.value)
+    assert (fault.value.exit_code, fault.value.retryable) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.create("log/0", b"1"),
+        lambda store: store.upload(Path(__file__), "x"),
+        lambda store: list(store.files("log")),
+        lambda store: list(store.folders("")),
+        lambda store: store.probe(),
+    ],
+    ids=["create", "upload", "files", "folders", "probe"],
+)
+@pytest.mark.usefixtures("cloud")
+def test_a_missing_bucket_is_told_from_a_missing_object(act: Any) -> None:
+    storage = CloudStorage("no-such-bucket", "runs", QUICK)
+    with pytest.raises(StoreRefused, match=r"there is no bucket gs://no-such-bucket; .*gcloud storage buckets create"):
+        act(storage)
+    with pytest.raises(FileMissing, match=r"gs://bucket/x is not there"):
+        CloudStorage("bucket", "", QUICK).read("x")
+
+
+def test_a_bucket_that_keeps_everything_is_refused_before_anything_is_made(cloud: FakeGcs) -> None:
+    cloud.store.set_bucket("bucket", retention_seconds=86400)
+    storage = CloudStorage("bucket", "runs", QUICK)
+    with pytest.raises(StoreRefused, match=r"keeps every object for 86400 seconds .*--clear-retention-period"):
+        storage.probe()
+    assert cloud.store.names("bucket") == []
+
+
+def test_where_the_bucket_may_not_be_looked_at_the_probe_finds_out(cloud: FakeGcs) -> None:
+    cloud.store.set_bucket("bucket", denied={"storage.buckets.get"})
+    storage = CloudStorage("bucket", "runs", QUICK)
+    assert storage.probe() == []
+    assert cloud.store.names("bucket") == []
+    cloud.store.set_bucket("bucket", denied={"storage.buckets.get", "storage.objects.delete"})
+    with pytest.raises(StoreRefused, match=r"may not delete.*probe-\w+ is left behind"):
+        storage.probe()
+    cloud.store.set_bucket("bucket", denied={"storage.buckets.get", "storage.objects.create"})
+    with pytest.raises(StoreRefused, match=r"may not make objects"):
+        storage.probe()
+
+
+def test_old_versions_that_are_kept_are_warned_of(cloud: FakeGcs) -> None:
+    cloud.store.set_bucket("bucket", versioning=True)
+    [note] = CloudStorage("bucket", "runs", QUICK).probe()
+    assert "keeps old versions" in note
+    assert "deploy/README.md" in note
+
+
+def test_a_retention_that_is_met_later(cloud: FakeGcs) -> None:
+    storage = CloudStorage("bucket", "runs", QUICK)
+    storage.write("x", b"1")
+    cloud.store.set_bucket("bucket", retention_seconds=86400)
+    with pytest.raises(StoreRefused, match=r"gs://bucket may not be deleted or replaced yet"):
+        storage.delete("x")
+
+
+def test_requester_pays(cloud: FakeGcs) -> None:
+    cloud.store.set_bucket("bucket", requester_pays=True)
+    with pytest.raises(StoreRefused, match=r"lets its readers pay.*--no-requester-pays"):
+        CloudStorage("bucket", "", QUICK).read("x")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("The billing account for the owning project is disabled in state absent", "no open billing account"),
+        (
+            "Cloud Storage JSON API has not been used in project 12 before or it is disabled",
+            "gcloud services enable storage.googleapis.com",
+        ),
+        ("User project specified in the request is invalid.", "gcloud config set project PROJECT"),
+        ("Unknown project id: 12", "gcloud config set project PROJECT"),
+        (
+            "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x",
+            "inside its perimeter",
+        ),
+        ("Permission denied on Cloud KMS key.", "encryption key"),
+        ("Something new", "permission denied; grant"),
+    ],
+)
+def test_what_the_store_says_leads_to_a_remedy(said: str, remedy: str) -> None:
+    fault = refusal(OSError(f"Forbidden: https://storage.googleapis.com/…\n{said}"), where="gs://bucket/a/b")
+    assert isinstance(fault, StoreRefused)
+    assert str(fault).startswith("gs://bucket/a/b: ")
+    assert remedy in str(fault)
+    assert said in str(fault)
+
+
+def test_what_is_not_known_is_told_in_the_stores_words() -> None:
+    fault = refusal(ValueError("Bad Request: x\nsomething new is invalid"), where="gs://bucket/a")
+    assert type(fault) is StorageError
+    assert "something new is invalid" in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("gs://", "'' is no name of a bucket"),
+        ("gs:///runs", "'' is no name of a bucket"),
+        ("gs://My_Bucket/runs", "'My_Bucket' is no name of a bucket"),
+        ("gs://bucket//runs", "'/runs' is no prefix"),
+        ("gs://bucket/a//b", "'a//b' is no prefix"),
+        ("gs://bucket/../b", "'../b' is no prefix"),
+        ("gs://bucket/a?b", "'a?b' is no prefix"),
+        ("gs://bucket/a#1", "'a#1' is no prefix"),
+        ("s3://bucket/a", "s3:// is unknown"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(address: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as fault:
+        open_storage(address, relative_to=Path.cwd())
+    assert said in str(fault.value)
+    assert isinstance(fault.value, BatonError)
+
+
+@pytest.mark.parametrize(
+    ("address", "uri"),
+    [
+        ("gs://bucket", "gs://bucket"),
+        ("gs://bucket/", "gs://bucket"),
+        ("gs://bucket/a/b/", "gs://bucket/a/b"),
+        ("gs://my.bucket_1-x/a=1/b c", "gs://my.bucket_1-x/a=1/b c"),
+    ],
+)
+def test_an_address_is_a_bucket_and_a_prefix(address: str, uri: str) -> None:
+    storage: Storage = open_storage(address, relative_to=Path.cwd())
+    assert storage.uri == uri
+    assert storage.at("run").uri == f"{uri}/run"
