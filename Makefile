@@ -34,6 +34,9 @@ lint: install
 
 bench: install
 	$(BIN)/python tests/benchmarks/loop_against_fit.py
+	$(BIN)/python tests/benchmarks/cloud_transfers.py
+	$(BIN)/python tests/benchmarks/finding_the_head.py
+	$(BIN)/python tests/benchmarks/checkpoint_memory.py
 
 # Some 350 interruptions of real runs; about an hour on two cores.
 chaos: install

@@ -24,6 +24,7 @@ from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
+from tasks.foundation.telemetry.logged import warnings_as_notes
 
 # A checkpoint that is damaged between its verification and its use is looked up again so often.
 _TRIES_WITHOUT_PROGRESS = 3
@@ -69,33 +70,34 @@ def relay(
         NoProgress: attempt after attempt has failed to get further than the run stands.
     """
     began = clock()
-    preflight(run)
-    done = relay_is_done(run, goal, accept=accept)
-    if done is not None:
-        return done
-    require_not_stuck(run, try_again=try_again)
-    storage = storage_of(run)
-    for note in storage.probe():
-        telemetry.emit(Note(text=note, warning=True))
-    log = RunLog(storage.at(run.spec.run))
-    # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
-    with Ledger(whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
-        head = log.head()
-        if head is not None:
-            ledger.open(log.home, head, afresh=try_again)
-        _acquire_accelerator(run.spec, head)
-        way = _Relay(
-            run=run,
-            goal=goal,
-            stages=stages,
-            storage=storage,
-            log=log,
-            ledger=ledger,
-            telemetry=Several((telemetry, ledger)),
-            accept=tuple(accept),
-            elapsed=lambda: clock() - began,
-        )
-        return way.to_the_goal()
+    with warnings_as_notes(telemetry):
+        preflight(run)
+        done = relay_is_done(run, goal, accept=accept)
+        if done is not None:
+            return done
+        require_not_stuck(run, try_again=try_again)
+        storage = storage_of(run)
+        for note in storage.probe():
+            telemetry.emit(Note(text=note, warning=True))
+        log = RunLog(storage.at(run.spec.run))
+        # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
+        with Ledger(whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
+            head = log.head()
+            if head is not None:
+                ledger.open(log.home, head, afresh=try_again)
+            _acquire_accelerator(run.spec, head)
+            way = _Relay(
+                run=run,
+                goal=goal,
+                stages=stages,
+                storage=storage,
+                log=log,
+                ledger=ledger,
+                telemetry=Several((telemetry, ledger)),
+                accept=tuple(accept),
+                elapsed=lambda: clock() - began,
+            )
+            return way.to_the_goal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import MissingContextError, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -39,9 +39,16 @@ WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B03
 class PrefectLog:
     """What a person reads in Prefect's log of the run: the milestones, not every step."""
 
+    def __init__(self) -> None:
+        """Within a flow run."""
+        self._of_flow = get_run_logger()
+
     def emit(self, event: Event) -> None:
         """Log one event."""
-        logger = get_run_logger()
+        try:
+            logger = get_run_logger()
+        except MissingContextError:  # a thread of the store's, or of the ledger's
+            logger = self._of_flow
         match event:
             case Note(text=text, warning=True):
                 logger.warning(text)

@@ -32,6 +32,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stops.holding import last_stop
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
+from tasks.foundation.telemetry.logged import warnings_as_notes
 
 
 def run(
@@ -65,10 +66,11 @@ def run(
         "accept": list(accepted),
         "try_again": try_again,
     }
-    with Console(sys.stderr if as_json else sys.stdout) as console:
+    with Console(sys.stderr if as_json else sys.stdout) as console, warnings_as_notes(console):
         result = relay_is_done(run_file, goal, accept=accepted)
         if result is None:
             require_not_stuck(run_file, try_again=try_again)
+            storage_of(run_file).probe()  # before Prefect and TensorFlow are waited for; the flow tells what it notes
             head = log.head()
             result = _train(run_file, goal, parameters, console, since=-1 if head is None else head.number)
         console.stop()

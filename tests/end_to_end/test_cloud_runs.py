@@ -103,7 +103,9 @@ def _the_verbs_answer(cloud: FakeGcs, home: Path) -> None:
     verified = baton("verify", address)
     assert "all bytes agree" in verified.stdout
     assert "verified" in verified.stderr
-    files = {path.relative_to(home).as_posix() for path in home.glob("checkpoints/*/*")}
+    head = head_of(home)
+    assert head is not None
+    files = {path.relative_to(home).as_posix() for ref in head.retained for path in (home / ref.path).iterdir()}
     read = {name.split("digits-cnn/")[1] for (_, name) in cloud.tally.media if "/checkpoints/" in name}
     assert read == files, "every committed byte is read"
     assert "digits-cnn" in baton("list", "gs://bucket/team/runs").stdout

@@ -1,0 +1,32 @@
+"""What Baton's own modules log, such as waits for the store, as notes among all other events."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tasks.foundation.telemetry.events import Note, Sink
+
+_BATON = logging.getLogger("tasks")
+
+
+class _Notes(logging.Handler):
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(logging.WARNING)
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._sink.emit(Note(text=record.getMessage(), warning=True))
+        except Exception:  # noqa: BLE001 - as handlers do: what cannot be logged ends nothing
+            self.handleError(record)
+
+
+@contextmanager
+def warnings_as_notes(sink: Sink) -> Iterator[None]:
+    """Meanwhile Baton's log messages of weight go to `sink`, from any thread, and nowhere else; the innermost wins."""
+    before = _BATON.handlers[:], _BATON.propagate
+    _BATON.handlers[:], _BATON.propagate = [_Notes(sink)], False
+    try:
+        yield
+    finally:
+        _BATON.handlers[:], _BATON.propagate = before
