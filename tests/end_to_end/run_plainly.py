@@ -1,16 +1,18 @@
 """Run a run file through the real stages without Prefect: `python run_plainly.py FILE [options]`, see `flows.plain`.
 
-One option more: `--without-seed-state` leaves the seeds out of the state tree, to see that the tests notice.
+Two options more: `--without-seed-state` leaves the seeds out of the state tree, to see that the tests notice, and
+`--report` writes the report, whose pictures would otherwise be a tenth of such a short process.
 """
 
 import sys
 
+from flows import goal
 from flows.commands.leaving import leaves_with
 from flows.plain import main
 from tasks.foundation.model import stepping
 from tasks.foundation.state import train_state
 
-_BROKEN = "--without-seed-state"
+_BROKEN, _REPORT = "--without-seed-state", "--report"
 
 
 def leave_out_seed_state() -> None:
@@ -20,7 +22,14 @@ def leave_out_seed_state() -> None:
     stepping.uncovered = lambda _function, _leaves: ()
 
 
+def leave_out_report() -> None:
+    """For processes that nobody looks at."""
+    goal.write_report = lambda _home, **_title: None
+
+
 if __name__ == "__main__":
+    if _REPORT not in sys.argv:
+        leave_out_report()
     if _BROKEN in sys.argv:
         leave_out_seed_state()
-    sys.exit(leaves_with(main([word for word in sys.argv[1:] if word != _BROKEN])))
+    sys.exit(leaves_with(main([word for word in sys.argv[1:] if word not in {_BROKEN, _REPORT}])))

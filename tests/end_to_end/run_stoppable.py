@@ -31,19 +31,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--max-segments", type=int)
+    parser.add_argument("--report", action="store_true", help="write the report too, which takes its time")
     options = parser.parse_args(arguments)
     reached, told = Reached(), {"exit_reason": "sigterm"}
     try:
         with sigterm_raises():
-            told = trained(options.file, options.overrides, options.max_segments, reached)
+            told = trained(options, reached)
     except Terminated as fault:
         told = {"exit_reason": stop_reason(fault)}
     sys.stdout.write(json.dumps({**told, "reached": reached.step}) + "\n")
     return 0 if told["exit_reason"] in {"complete", "nothing_to_do"} else RESUMABLE
 
 
-def trained(file: Path, overrides: list[str], max_segments: int | None, reached: Reached) -> dict[str, str]:
+def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     # Imported here: a signal that comes while TensorFlow is being imported is answered too.
+    from flows import goal as goals
     from flows.goal import Goal
     from flows.plain import PLAIN
     from flows.relay import relay
@@ -51,8 +53,10 @@ def trained(file: Path, overrides: list[str], max_segments: int | None, reached:
     from tasks.foundation.telemetry.console import Console
     from tasks.foundation.telemetry.events import Several
 
-    run = load_run_file(file, overrides)
-    goal = Goal.of(run.spec, until_step=None, max_segments=max_segments)
+    if not options.report:
+        goals.write_report = lambda _home, **_title: None
+    run = load_run_file(options.file, options.overrides)
+    goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:
         return dict(relay(run, goal, PLAIN, telemetry=Several((console, reached))).model_dump(mode="json"))
 
