@@ -10,7 +10,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.dataset.located import located
-from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, RunLogError
+from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import read_manifest
@@ -214,6 +214,8 @@ def _file_fault(
             stored = storage.checksum(path, begin=begin, size=size if part else None)
         except FileMissing as fault:
             raise DamagedDataset(f"{storage.uri}/{path} is missing") from fault
+        except FileTooShort as fault:
+            raise DamagedDataset(str(fault)) from fault
         if (stored.size, stored.crc32c) != (size, crc32c):
             raise DamagedDataset(
                 f"{storage.uri}/{path} has {stored.size} bytes and crc32c {stored.crc32c}, "

@@ -10,7 +10,8 @@
     │   └── NoSuchRun                           nothing is at that address
     ├── StorageError                   1  yes   the store refused or failed
     │   ├── StoreRefused             2  no    credentials, permissions, or the bucket's settings
-    │   ├── FileMissing
+    │   ├── FileMissing                   no
+    │   ├── FileTooShort                  no    it ends before the bytes that were asked for
     │   └── FileAlreadyThere                    a create-only write came second
     ├── RunLogError                    4  no    an entry cannot be read
     │   └── StaleWriter                1  no    another writer moved the tip first
@@ -81,6 +82,12 @@ class StoreRefused(StorageError):
 
 class FileMissing(StorageError):
     """A file that was asked for is not there."""
+
+    retryable = False
+
+
+class FileTooShort(StorageError):
+    """A file ends before the bytes that were asked for."""
 
     retryable = False
 

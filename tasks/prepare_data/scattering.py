@@ -1,16 +1,16 @@
 """One permutation of a whole part, however large: records are scattered to their shards through a scratch file."""
 
 import os
+from concurrent.futures import Future
 from typing import IO
 
 import numpy as np
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.base import Storage
 from tasks.prepare_data.seeded import positions
 from tasks.prepare_data.space import disk_errors, scratch_folder
-from tasks.prepare_data.writing import write_shard
+from tasks.prepare_data.uploading import ShardUploads
 
 # Records wait in memory until so many are together: each shard's share of them is then one write.
 _WAITING_BYTES = 64 << 20
@@ -27,7 +27,7 @@ class ScatterWriter:
 
     def __init__(
         self,
-        storage: Storage,
+        uploads: ShardUploads,
         scratch: IO[bytes],
         *,
         part: str,
@@ -39,7 +39,7 @@ class ScatterWriter:
         """Nothing is written yet.
 
         Args:
-            storage: rooted at the dataset's folder.
+            uploads: take the shards.
             scratch: an empty file on this machine; see `scratch_bytes` for how large it becomes.
             part: `train` or `validation`.
             seed: of the permutation.
@@ -47,7 +47,7 @@ class ScatterWriter:
             examples: in the whole part; no more may be added.
             record_bytes: length of every record; examples of one kind have records of one length.
         """
-        self._storage = storage
+        self._uploads = uploads
         self._scratch = scratch
         self._part = part
         self._examples = examples
@@ -76,10 +76,14 @@ class ScatterWriter:
             self._scatter()
 
     def finish(self) -> tuple[ShardRecord, ...]:
-        """See `PartWriter`; writes all shards."""
+        """See `PartWriter`; writes all shards.
+
+        Raises:
+            StorageError: a shard could not be written, or the scratch file could not be read.
+        """
         # From the end, so that the scratch file is cut shorter with each: the room it took is free for the shards.
         written = [self._write(shard) for shard in reversed(range(self._count))]
-        return tuple(reversed(written))
+        return tuple(shard.result() for shard in reversed(written))
 
     def _scatter(self) -> None:
         with disk_errors(scratch_folder()):
@@ -89,9 +93,9 @@ class ScatterWriter:
                 records.clear()
         self._waiting_bytes = 0
 
-    def _write(self, shard: int) -> ShardRecord:
+    def _write(self, shard: int) -> "Future[ShardRecord]":
         name = f"{self._part}-{shard:05d}-of-{self._count:05d}.tfrecord"
-        return write_shard(self._storage, name, self._take(shard))
+        return self._uploads.write(name, self._take(shard))
 
     def _take(self, shard: int) -> list[bytes]:
         """The records of the last shard that is left, in order; they are gone from memory and scratch file."""

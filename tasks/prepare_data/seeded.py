@@ -1,37 +1,13 @@
-"""Seeded pseudo-randomness that is plain arithmetic: the same on every machine and in every version of NumPy."""
+"""A seeded permutation that is plain arithmetic: the same on every machine and in every version of NumPy."""
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
+
+from tasks.foundation.dataset.hashing import Words, hashes, mix
 
 _CHUNK = 4096
 _ROUNDS = 8
-
-_Words = npt.NDArray[np.uint64]
-
-
-def hashes(purpose: str, seed: int, begin: int, end: int) -> _Words:
-    """One hash for each index of [begin, end), uniform over 64 bits (SplitMix64, Steele et al. 2014).
-
-    Args:
-        purpose: hashes for different purposes have nothing to do with each other.
-        seed: of the run.
-        begin: first index.
-        end: one past the last.
-    """
-    start = int.from_bytes(hashlib.sha256(f"{purpose}/{seed}".encode()).digest()[:8], "little")
-    return _mix(np.arange(begin + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start))
-
-
-def fractions(purpose: str, seed: int) -> Iterator[float]:
-    """A number in [0, 1) for each index from 0 on, without end."""
-    begin = 0
-    while True:
-        # The upper 53 bits are what a float64 holds exactly.
-        yield from ((hashes(purpose, seed, begin, begin + _CHUNK) >> np.uint64(11)) * 2.0**-53).tolist()
-        begin += _CHUNK
 
 
 def positions(purpose: str, seed: int, size: int) -> Iterator[int]:
@@ -56,16 +32,10 @@ def positions(purpose: str, seed: int, size: int) -> Iterator[int]:
         yield from values.tolist()
 
 
-def _feistel(values: _Words, keys: _Words, half_bits: int) -> _Words:
+def _feistel(values: Words, keys: Words, half_bits: int) -> Words:
     """A bijection of range(4^half_bits), whatever the rounds do: each can be undone."""
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
+        left, right = right, left ^ (mix(right + key) & mask)
     return left << bits | right
-
-
-def _mix(words: _Words) -> _Words:
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

@@ -12,17 +12,21 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 
 
-def require_space(storage: Storage, size: int) -> None:
+def require_space(storage: Storage, size: int, *, shards_there_count: bool = False) -> None:
     """Refuse to begin what will not fit.
 
     Args:
         storage: where it will be written; only a local folder tells how much room it has.
         size: bytes.
+        shards_there_count: of the bytes, those are there already that an earlier try left in shards.
 
     Raises:
         StorageError: too little is free.
     """
     if isinstance(storage, LocalStorage):
+        if shards_there_count:
+            with disk_errors(storage.root):
+                size -= sum(file.stat().st_size for file in storage.root.glob("*.tfrecord"))
         _require(storage.root, size, "the dataset needs", "set storage to a larger disk")
 
 

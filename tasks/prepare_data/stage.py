@@ -14,15 +14,17 @@ from tasks.foundation.dataset.manifest import (
     manifest_path,
     read_manifest,
 )
-from tasks.foundation.errors import FileAlreadyThere, SourceError, StorageError
+from tasks.foundation.errors import FileAlreadyThere, InvalidInput, SourceError, StorageError
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Preparing, Sink
+from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.in_place import indexed
 from tasks.prepare_data.scattering import ScatterWriter, scratch_bytes
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
 from tasks.prepare_data.space import require_scratch_space, require_space, scratch_file
 from tasks.prepare_data.split import part_sizes, split
+from tasks.prepare_data.uploading import ShardUploads
 from tasks.prepare_data.writing import BlockWriter, PartWriter
 
 # Goes up when the same source and settings come to be written as other bytes.
@@ -36,7 +38,8 @@ def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetr
     """Make the dataset that a run file asks for, unless it is there.
 
     Shards are written first and the manifest last, create-only: its existence means completeness. Two processes may
-    prepare the same dataset at once; they write the same bytes. After an error nothing of it is left.
+    prepare the same dataset at once; they write the same bytes. After a kill or a failure of the store, finished shards
+    stay, and the next try uploads the others only; after an error in the input, nothing is left.
 
     Args:
         spec: the run file.
@@ -55,12 +58,13 @@ def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetr
     folder = dataset_folder(digest)
     if (prepared := _prepared(storage, folder)) is not None:
         return prepared
-    with ExitStack() as on_failure:
-        on_failure.callback(_clear, storage, folder)
+    try:
         written = _write(spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry)
-        ref = _commit(written, storage=storage, folder=folder)
-        on_failure.pop_all()
-    return ref
+        return _commit(written, storage=storage, folder=folder)
+    except InvalidInput:
+        # Another input gets another folder, so nobody would ever come back to this one.
+        _clear(storage, folder)
+        raise
 
 
 def dataset_digest(spec: RunSpec, source: Source) -> str:
@@ -95,16 +99,24 @@ def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> D
 def _write(spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink) -> DatasetManifest:
     """All shards; returns the manifest, which is not written yet."""
     checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
+    if source.in_place is not None:
+        return indexed(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
     writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
     with ExitStack() as scratch:
+        uploads = scratch.enter_context(ShardUploads(storage))
         for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
             if not writers:
-                writers = _writers(spec, source.length, len(record), storage, scratch)
+                writers = _writers(spec, source.length, len(record), uploads, scratch)
             writers[held_out].add(record)
         if not writers:
             raise SourceError(f"data.source: {spec.data.source}: it holds no example; see that data.options are right")
         train, validation = (writer.finish() for writer in writers)
+        if uploads.kept:
+            told = (
+                f"{uploads.kept} of {len(train) + len(validation)} shards were there from an earlier try, and are kept"
+            )
+            telemetry.emit(Note(text=told))
     return DatasetManifest(
         digest=digest,
         content_digest=content_digest(checker.features, train, validation),
@@ -138,19 +150,19 @@ def _miscounted(source: Source, found: str) -> SourceError:
 
 
 def _writers(
-    spec: RunSpec, length: int | None, record_bytes: int, storage: Storage, scratch: ExitStack
+    spec: RunSpec, length: int | None, record_bytes: int, uploads: ShardUploads, scratch: ExitStack
 ) -> list[PartWriter]:
     """One for each part; `scratch` closes what they need while they write."""
     seed = spec.train.seed
     shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
     if length is None:
-        return [BlockWriter(storage, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
+        return [BlockWriter(uploads, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
     sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=seed)
-    require_space(storage, length * (record_bytes + 16))
+    require_space(uploads.storage, length * (record_bytes + 16), shards_there_count=True)
     require_scratch_space(sum(scratch_bytes(size, record_bytes) for size in sizes))
     return [
         ScatterWriter(
-            storage,
+            uploads,
             scratch.enter_context(scratch_file()),
             part=part,
             seed=seed,
@@ -166,7 +178,7 @@ def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> Data
     at = storage.at(folder)
     # Another process that failed on this dataset may have cleared the folder meanwhile.
     for shard in (*manifest.train, *manifest.validation):
-        if not at.exists(shard.path):
+        if not shard.is_elsewhere and not at.exists(shard.path):
             raise StorageError(f"{at.uri}/{shard.path} is gone: it was deleted while it was prepared; run again")
     try:
         storage.create(manifest_path(folder), manifest.to_json())
@@ -186,7 +198,8 @@ def _prepared(storage: Storage, folder: str) -> DatasetRef | None:
         return None
     manifest = read_manifest(storage, folder)
     there = set(storage.files(folder))
-    if any(f"{folder}/{shard.path}" not in there for shard in (*manifest.train, *manifest.validation)):
+    shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_elsewhere)
+    if any(f"{folder}/{shard.path}" not in there for shard in shards):
         return None
     return _ref(folder, manifest, already_prepared=True)
 

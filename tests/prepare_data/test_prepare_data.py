@@ -253,7 +253,7 @@ def test_shards_that_are_cleared_by_another_meanwhile_are_not_committed(
     monkeypatch.setattr(stage, "_write", then_cleared)
     with pytest.raises(StorageError, match=r"train-00000\.tfrecord is gone.*run again"):
         workshop.prepare("data.py:load")
-    assert workshop.files() == {}
+    assert not any(name.endswith("manifest.json") for name in workshop.files())
 
 
 def test_a_lost_shard_is_written_again(workshop: Any) -> None:
@@ -287,9 +287,9 @@ def test_an_unreadable_manifest_is_said(workshop: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 30, 99])
-def test_any_exception_leaves_no_file(workshop: Any, after: int) -> None:
-    workshop.write("data.py", COUNTING + f"        if number == {after}:\n            raise KeyboardInterrupt\n")
-    with pytest.raises(KeyboardInterrupt):
+def test_an_error_of_the_source_leaves_no_file(workshop: Any, after: int) -> None:
+    workshop.write("data.py", COUNTING + f"        if number == {after}:\n            raise OSError\n")
+    with pytest.raises(SourceError):
         workshop.prepare("data.py:load", shard_examples=5)
     assert workshop.files() == {}
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.foundation.dataset.hashing import hashes
+from tasks.foundation.dataset.held_out import is_held_out
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.seeded import hashes, positions
-from tasks.prepare_data.split import part_sizes, split
+from tasks.prepare_data.seeded import positions
+from tasks.prepare_data.split import part_sizes, rule, split
 
 
 @given(length=st.integers(2, 300), fraction=st.floats(0, 0.999), seed=st.integers(0, 2**31 - 1))
@@ -20,6 +22,23 @@ def test_every_item_goes_to_one_part_and_the_sizes_are_foretold(length: int, fra
     assert part_sizes(length, fraction=fraction, seed=seed) == (length - held_out, held_out)
     assert (held_out > 0) == (fraction > 0)
     assert held_out < length
+
+
+@given(length=st.integers(2, 300), fraction=st.floats(0, 0.999), seed=st.integers(0, 2**31 - 1))
+def test_the_rule_says_what_the_split_does(length: int, fraction: float, seed: int) -> None:
+    found = rule(length, fraction=fraction, seed=seed)
+    dealt = {item for held_out, item in split(range(length), fraction=fraction, seed=seed) if held_out}
+    assert dealt == (set() if found is None else set(np.flatnonzero(is_held_out(found, 0, length)).tolist()))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
+def test_the_rule_is_found_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int, fraction: float) -> None:
+    monkeypatch.setattr("tasks.prepare_data.split._CHUNK", chunk)
+    found = rule(50, fraction=fraction, seed=3)
+    assert found is not None
+    dealt = [item for held_out, item in split(range(50), fraction=fraction, seed=3) if held_out]
+    assert np.flatnonzero(is_held_out(found, 0, 50)).tolist() == sorted(dealt)
 
 
 def test_what_is_held_out_stays_so_when_the_source_grows() -> None:
@@ -34,6 +53,8 @@ def test_one_item_cannot_be_divided() -> None:
         list(split([1], fraction=0.1, seed=0))
     assert list(split([1], fraction=0, seed=0)) == [(False, 1)]
     assert list(split([], fraction=0.1, seed=0)) == []
+    with pytest.raises(SourceError, match="set it to 0"):
+        rule(1, fraction=0.1, seed=0)
 
 
 def test_hashes_stay_what_they_were() -> None:

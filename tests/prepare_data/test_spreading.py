@@ -16,6 +16,7 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.prepare_data import scattering, space, stage
 from tasks.prepare_data.scattering import ScatterWriter
 from tasks.prepare_data.space import scratch_file
+from tasks.prepare_data.uploading import ShardUploads
 
 NPZ = {"path": "sorted.npz", "y": "y"}
 CLASSES = 10
@@ -168,7 +169,7 @@ def test_a_scratch_file_that_lost_something_is_found_out(
 def test_a_record_of_another_length_is_refused(workshop: Any) -> None:
     with scratch_file() as scratch:
         writer = ScatterWriter(
-            workshop.storage, scratch, part="train", seed=0, shard_examples=2, examples=2, record_bytes=3
+            ShardUploads(workshop.storage), scratch, part="train", seed=0, shard_examples=2, examples=2, record_bytes=3
         )
         with pytest.raises(ValueError, match="4 bytes, record_bytes=3"):
             writer.add(b"1234")
@@ -182,14 +183,15 @@ from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data import scattering
 from tasks.prepare_data.scattering import ScatterWriter
 from tasks.prepare_data.space import scratch_file
+from tasks.prepare_data.uploading import ShardUploads
 import tensorflow as tf
 
 scattering._WAITING_BYTES = 100_000
 opened = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 10, opened + 10))
-with scratch_file() as scratch:
+with scratch_file() as scratch, ShardUploads(MemoryStorage("store")) as uploads:
     writer = ScatterWriter(
-        MemoryStorage("store"), scratch, part="train", seed=0, shard_examples=3, examples=9000, record_bytes=4
+        uploads, scratch, part="train", seed=0, shard_examples=3, examples=9000, record_bytes=4
     )
     for index in range(9000):
         writer.add(index.to_bytes(4, "little"))

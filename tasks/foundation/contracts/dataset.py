@@ -17,15 +17,49 @@ class Feature(Contract):
     name: str
     dtype: str = Field(description="a NumPy dtype name of fixed width, such as float32")
     shape: tuple[int, ...] = Field(description="shape of one example, without the batch dimension")
+    # Baton's own shards hold every array as raw bytes under its name; records that others wrote need not.
+    key: str | None = Field(default=None, description="its name within a record; None: `name`")
+    encoding: Literal["raw", "int64", "float", "image"] = Field(
+        default="raw",
+        description="raw: a bytes value of little-endian numbers; int64, float: a list of values; image: JPEG or PNG",
+    )
+
+    @property
+    def record_key(self) -> str:
+        """Its name within a record."""
+        return self.name if self.key is None else self.key
 
 
 class ShardRecord(Contract):
-    """One TFRecord file."""
+    """One TFRecord file, or a range of one that Baton did not write: cut at records, it is a TFRecord file itself."""
 
-    path: str = Field(description="relative to the dataset's folder")
-    examples: int = Field(ge=1)
+    path: str = Field(description="relative to the dataset's folder; absolute path or address of a file elsewhere")
+    examples: int = Field(ge=1, description="examples of its part, training or validation, that it holds")
     size: int = Field(ge=0, description="bytes")
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
+    begin: int = Field(default=0, ge=0, description="offset of its first byte in the file")
+    first: int = Field(default=0, ge=0, description="index of its first record in the whole source")
+    records: int | None = Field(default=None, ge=1, description="records that it holds, of both parts; None: examples")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is part of a file that was there before, outside the dataset's folder."""
+        return self.path.startswith("/") or "://" in self.path
+
+    @property
+    def records_held(self) -> int:
+        """Records in it, of whichever part."""
+        return self.examples if self.records is None else self.records
+
+
+class HeldOut(Contract):
+    """Which records are for validation, where both parts lie in the same shards: see `dataset.held_out`."""
+
+    fraction: float = Field(gt=0, lt=1)
+    seed: int = Field(ge=0)
+    exception: int | None = Field(
+        default=None, description="the one record that goes to the other part, so that neither is empty"
+    )
 
 
 class DatasetManifest(Contract):
@@ -39,6 +73,9 @@ class DatasetManifest(Contract):
     features: tuple[Feature, ...]
     train: tuple[ShardRecord, ...]
     validation: tuple[ShardRecord, ...]
+    held_out: HeldOut | None = Field(
+        default=None, description="set where shards hold records of both parts; None: each shard is of one part"
+    )
 
     @model_validator(mode="after")
     def _has_training_examples(self) -> Self:

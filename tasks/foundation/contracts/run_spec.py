@@ -44,7 +44,7 @@ class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
     source: Annotated[str, AfterValidator(_check_source)] = Field(
-        description="a built-in source (digits, text, csv, npz) or a generator function, data.py:load"
+        description="a built-in source (csv, digits, images, npz, text, tfrecord) or a generator function, data.py:load"
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"

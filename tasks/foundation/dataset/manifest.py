@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.storage.base import Storage
@@ -23,14 +24,31 @@ def manifest_path(folder: str) -> str:
     return f"{folder}/manifest.json"
 
 
-def content_digest(features: Sequence[Feature], train: Sequence[ShardRecord], validation: Sequence[ShardRecord]) -> str:
-    """sha256 over what the examples look like and over every shard's name, count, size and checksum, in order."""
+def content_digest(
+    features: Sequence[Feature],
+    train: Sequence[ShardRecord],
+    validation: Sequence[ShardRecord],
+    held_out: HeldOut | None = None,
+) -> str:
+    """sha256 over what the examples look like and over every shard's name, count, size and checksum, in order.
+
+    Of a file elsewhere only the name counts, not the folder: the same bytes in another place are the same dataset.
+    """
     digest = hashlib.sha256()
     for part in (features, train, validation):
         for record in part:
-            digest.update(record.model_dump_json().encode() + b"\n")
+            # Fields that came later count where they say something, so that older datasets keep their digest.
+            digest.update(_without_place(record).model_dump_json(exclude_defaults=True).encode() + b"\n")
         digest.update(b"\n")
+    if held_out is not None:
+        digest.update(held_out.model_dump_json().encode() + b"\n")
     return digest.hexdigest()
+
+
+def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
+    if isinstance(record, ShardRecord) and record.is_elsewhere:
+        return record.model_copy(update={"path": PurePosixPath(record.path).name})
+    return record
 
 
 def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
@@ -64,7 +82,8 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is not there: no dataset was prepared, or it was deleted; run again") from fault
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
-    if content_digest(manifest.features, manifest.train, manifest.validation) != manifest.content_digest:
+    found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out)
+    if found != manifest.content_digest:
         raise DamagedDataset(f"{where}: its content_digest is not that of the shards it lists; {REMEDY}")
     return manifest
 

@@ -4,14 +4,17 @@ Python only plans: which shards, in which order, from which example on; one elem
 permutes, cuts into batches and parses. Pull elements under `failures.reading_failures` to get Baton's errors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.dataset import order
 from tasks.foundation.dataset.features import unflatten
+from tasks.foundation.dataset.held_out import Part, positions_of
 from tasks.foundation.dataset.manifest import load_manifest, zero_batch
 from tasks.foundation.dataset.shards import parse
 from tasks.foundation.dataset.verified import VerifiedShards
@@ -23,6 +26,10 @@ __all__ = ["load_manifest", "training_dataset", "validation_dataset", "validatio
 _READ_BYTES = 8 << 20
 _PARSE_EXAMPLES = 4096
 _PARSE_BYTES = 8 << 20
+
+# Shards of one plan: local paths; how many records they hold; where the part's are among them, empty if all are; the
+# seed of their permutation; how many of the permuted ones to skip.
+_Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, int]
 
 
 def training_dataset(
@@ -65,17 +72,21 @@ def training_dataset(
     manifest = load_manifest(storage, ref)
     at = storage.at(ref.folder)
 
-    def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
+    def plans() -> Iterator[_Plan]:
         counts = [shard.examples for shard in manifest.train]
         first_example = first_batch * global_batch_size
+        windows = order.windows(counts, seed=seed, window_shards=window_shards, first_example=first_example)
+        planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
         with VerifiedShards(at) as shards:
-            for window in order.windows(counts, seed=seed, window_shards=window_shards, first_example=first_example):
-                paths = shards.open([manifest.train[shard] for shard in window.shards])
-                yield paths, window.examples, window.seed, window.skip
+            for paths, chosen, window in shards.read_ahead(planned):
+                yield paths, *_held(manifest, chosen, "train"), window.seed, window.skip
 
-    def read(paths: Any, examples: Any, window_seed: Any, skip: Any) -> Any:
-        chosen = order.shuffled_indices(examples, window_seed)[skip:]
-        return _records(paths).batch(examples).map(lambda records: tf.gather(records, chosen))
+    def read(paths: Any, held: Any, kept: Any, window_seed: Any, skip: Any) -> Any:
+        if manifest.held_out is None:
+            chosen = order.shuffled_indices(held, window_seed)[skip:]
+        else:
+            chosen = tf.gather(kept, order.shuffled_indices(tf.size(kept), window_seed)[skip:])
+        return _records(paths).batch(held).map(lambda records: tf.gather(records, chosen))
 
     per_host = global_batch_size // hosts
     # Several batches are parsed at once: small ones would spend their time on starting operations.
@@ -146,26 +157,40 @@ def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -
 
 
 def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch_size: int) -> Any:
-    def plans() -> Iterator[tuple[list[str], int, order.Seed, int]]:
+    def plans() -> Iterator[_Plan]:
         begin = 0
-        with VerifiedShards(storage) as shards:
-            for shard in manifest.validation:
-                skip_here = max(skip - begin, 0)
-                begin += shard.examples
-                if skip_here < shard.examples:
-                    yield shards.open([shard]), shard.examples, (0, 0), skip_here
+        planned = []
+        for shard in manifest.validation:
+            skip_here = max(skip - begin, 0)
+            begin += shard.examples
+            if skip_here < shard.examples:
+                planned.append(([shard], skip_here))
+        with VerifiedShards(storage, plans_ahead=storage.transfers) as shards:
+            for paths, chosen, skip_here in shards.read_ahead(planned):
+                yield paths, *_held(manifest, chosen, "validation"), (0, 0), skip_here
 
-    def read(paths: Any, examples: Any, _seed: Any, skip_here: Any) -> Any:
-        return _records(paths).skip(skip_here).batch(examples)
+    def read(paths: Any, held: Any, kept: Any, _seed: Any, skip_here: Any) -> Any:
+        if manifest.held_out is None:
+            return _records(paths).skip(skip_here).batch(held)
+        return _records(paths).batch(held).map(lambda records: tf.gather(records, kept[skip_here:]))
 
     dataset = _planned(plans).flat_map(read).rebatch(batch_size, drop_remainder=True)
     return _finished(_parsed(dataset, manifest, batch_size))
 
 
-def _planned(plans: Callable[[], Iterator[Any]]) -> Any:
+def _held(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
+    """How many records some shards hold, and where those of the part are among them: empty if all are of it."""
+    records = sum(shard.records_held for shard in shards)
+    if manifest.held_out is None:
+        return records, np.empty(0, np.int64)
+    return records, positions_of(part, manifest.held_out, shards)
+
+
+def _planned(plans: Callable[[], Iterator[_Plan]]) -> Any:
     signature = (
         tf.TensorSpec([None], tf.string),
         tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([None], tf.int64),
         tf.TensorSpec([2], tf.int64),
         tf.TensorSpec([], tf.int64),
     )
@@ -177,19 +202,36 @@ def _records(paths: Any) -> Any:
 
 
 def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
+    """Vectors of records become batches of examples, both of the same length."""
+    together = 1 if _has_images(manifest) else batch_size
+
     def batch(records: Any) -> tuple[Any, ...]:
-        return unflatten(parse(tf.ensure_shape(records, [batch_size]), manifest.features))
+        return unflatten(parse(tf.ensure_shape(records, [together]), manifest.features))
+
+    def squeezed(record: Any) -> tuple[Any, ...]:
+        return tuple(tf.nest.map_structure(lambda values: values[0], batch(record[tf.newaxis])))
 
     # Plain Python, which AutoGraph would only get wrong.
-    batch = tf.autograph.experimental.do_not_convert(batch)
-    return dataset.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if together == batch_size:
+        work = tf.autograph.experimental.do_not_convert(batch)
+        return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # Decoding takes so long that each example is worth a call of its own, beside others; the order stays.
+    work = tf.autograph.experimental.do_not_convert(squeezed)
+    decoded = dataset.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return decoded.batch(batch_size, drop_remainder=True)
 
 
 def _examples_to_parse(manifest: DatasetManifest, window_shards: int) -> int:
     """How many at once: never more than a window, so that the first batch waits for one or two of them only."""
+    if _has_images(manifest):
+        return 1  # those of a batch, decoded, are much larger than their records
     first = manifest.train[0]
     in_window = min(first.examples * window_shards, manifest.train_examples)
-    return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.examples // first.size, in_window)
+    return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.records_held // first.size, in_window)
+
+
+def _has_images(manifest: DatasetManifest) -> bool:
+    return any(feature.encoding == "image" for feature in manifest.features)
 
 
 def _finished(dataset: Any) -> Any:

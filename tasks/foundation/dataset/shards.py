@@ -1,7 +1,7 @@
 """The shard format: TFRecord files of `tf.train.Example`, each feature one bytes value.
 
 The value holds the array's raw little-endian bytes, so every dtype of fixed width stays itself, and a whole vector
-of records is parsed by three operations a feature.
+of records is parsed by three operations a feature. Records that others wrote may hold lists of values, or images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.features import Array
+from tasks.foundation.dataset.images import decode_image
 
 # `tf.io.decode_raw` lacks these; the same bytes are read as their signed kin.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
@@ -41,11 +42,52 @@ def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
     Returns:
         Name -> tensor [n, *feature.shape] of the feature's dtype.
     """
-    raw = tf.io.parse_example(records, {feature.name: tf.io.FixedLenFeature([], tf.string) for feature in features})
-    return {feature.name: _decode(raw[feature.name], feature) for feature in features}
+    found = extract(records, features)
+    return {feature.name: decode(found[feature.name], feature) for feature in features}
 
 
-def _decode(raw: Any, feature: Feature) -> Any:
+def extract(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
+    """What stands in a vector of records, not decoded yet.
+
+    Args:
+        records: string tensor [n].
+        features: what the records hold.
+
+    Returns:
+        Name -> string tensor [n] for the encodings raw and image; int64 or float32 tensor [n, *feature.shape] for the
+        others.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a record lacks a feature, or holds another kind or number of values.
+    """
+    found = tf.io.parse_example(records, {feature.record_key: _wanted(feature) for feature in features})
+    return {feature.name: found[feature.record_key] for feature in features}
+
+
+def decode(found: Any, feature: Feature) -> Any:
+    """A tensor of `extract` as [n, *feature.shape] of the feature's dtype."""
+    if feature.encoding == "raw":
+        return _numbers(found, feature)
+    if feature.encoding != "image":
+        return tf.cast(found, tf.as_dtype(feature.dtype))
+    if found.shape[0] == 1:
+        return decode_image(found[0], feature.shape, feature.dtype)[tf.newaxis]
+    return tf.map_fn(
+        lambda data: decode_image(data, feature.shape, feature.dtype),
+        found,
+        fn_output_signature=tf.TensorSpec(feature.shape, tf.as_dtype(feature.dtype)),
+    )
+
+
+def _wanted(feature: Feature) -> Any:
+    if feature.encoding == "int64":
+        return tf.io.FixedLenFeature(feature.shape, tf.int64)
+    if feature.encoding == "float":
+        return tf.io.FixedLenFeature(feature.shape, tf.float32)
+    return tf.io.FixedLenFeature([], tf.string)
+
+
+def _numbers(raw: Any, feature: Feature) -> Any:
     dtype = tf.as_dtype(feature.dtype)
     if 0 in feature.shape:
         return tf.zeros([tf.size(raw), *feature.shape], dtype)

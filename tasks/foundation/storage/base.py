@@ -77,7 +77,7 @@ class Storage(Protocol):
 
         Raises:
             FileMissing: it is not there.
-            StorageError: it ends before begin + size.
+            FileTooShort: it ends before begin + size.
         """
 
     def local_path(self, path: str) -> Path | None:
@@ -95,7 +95,8 @@ class Storage(Protocol):
 
         Raises:
             FileMissing: it is not there.
-            StorageError: it ends before begin + size; or the store, or the local disk, refused or failed.
+            FileTooShort: it ends before begin + size.
+            StorageError: the store, or the local disk, refused or failed.
         """
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:

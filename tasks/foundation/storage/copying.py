@@ -8,7 +8,7 @@ from typing import IO, TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import StorageError
+from tasks.foundation.errors import FileTooShort, StorageError
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import BLOCK_BYTES
 
@@ -29,7 +29,7 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | Non
         Size and crc32c of what came.
 
     Raises:
-        StorageError: the blocks end too early.
+        FileTooShort: the blocks end too early.
     """
     done, crc = 0, 0
     for arrived in blocks:
@@ -41,7 +41,7 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | Non
         if done == size:
             break
     if size is not None and done < size:
-        raise StorageError(f"{where} ends {size - done} bytes too early; see whether it was cut off")
+        raise FileTooShort(f"{where} ends {size - done} bytes too early; see whether it was cut off")
     return Stored(size=done, crc32c=f"{crc:08x}")
 
 

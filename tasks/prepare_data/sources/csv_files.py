@@ -1,6 +1,7 @@
 """`csv`: tables of numbers with a header."""
 
 import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.files import find_files, fingerprint, watched
+from tasks.prepare_data.sources.files import find_files
+from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.source_file import SourceFile
 
 _LARGEST_LABEL = 2**63
 
@@ -18,7 +21,7 @@ _LARGEST_LABEL = 2**63
 class CsvOptions(Options):
     """`data.options` of `csv`."""
 
-    path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv")
+    path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv, also on gs://")
     label: str = Field(min_length=1, description="the column that is y")
     features: list[str] | None = Field(
         default=None, min_length=1, description="a list of the columns that are x; left out: all but the label"
@@ -48,7 +51,7 @@ def csv_files(options: Mapping[str, Any], folder: Path) -> Source:
     )
 
 
-def _features(file: Path, options: CsvOptions) -> list[str]:
+def _features(file: SourceFile, options: CsvOptions) -> list[str]:
     header = _header(file, options)
     if options.features is not None:
         if options.label in options.features:
@@ -64,7 +67,7 @@ def _features(file: Path, options: CsvOptions) -> list[str]:
     return features
 
 
-def _columns(file: Path, options: CsvOptions, features: Sequence[str]) -> tuple[int, list[int]]:
+def _columns(file: SourceFile, options: CsvOptions, features: Sequence[str]) -> tuple[int, list[int]]:
     """Positions of the label and of the features."""
     header = _header(file, options)
     for key, name in [("label", options.label), *(("features", name) for name in features)]:
@@ -73,7 +76,7 @@ def _columns(file: Path, options: CsvOptions, features: Sequence[str]) -> tuple[
     return header.index(options.label), [header.index(name) for name in features]
 
 
-def _header(file: Path, options: CsvOptions) -> list[str]:
+def _header(file: SourceFile, options: CsvOptions) -> list[str]:
     header = next((cells for _, cells in _rows(file, options)), None)
     if header is None:
         raise SourceError(f"{file}: is empty; it needs a header and rows")
@@ -87,7 +90,7 @@ def _header(file: Path, options: CsvOptions) -> list[str]:
     return header
 
 
-def _read(files: Sequence[Path], options: CsvOptions, features: Sequence[str]) -> Iterator[Located]:
+def _read(files: Sequence[SourceFile], options: CsvOptions, features: Sequence[str]) -> Iterator[Located]:
     whole: bool | None = None
     for file in files:
         label_column, columns = _columns(file, options, features)
@@ -115,18 +118,15 @@ def _read(files: Sequence[Path], options: CsvOptions, features: Sequence[str]) -
                 yield where, (np.asarray(x, np.float32), np.int64(int(label)) if whole else np.float32(y))
 
 
-def _rows(file: Path, options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
+def _rows(file: SourceFile, options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells), blank lines left out."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.reader(opened, delimiter=options.delimiter, strict=True)
+        with file.open() as opened:
+            lines = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
+            reader = csv.reader(lines, delimiter=options.delimiter, strict=True)
             for cells in reader:
                 if cells:
                     yield reader.line_num, [cell.strip() for cell in cells]
-    except OSError as fault:
-        raise SourceError(
-            f"{file}: cannot be read: {fault.strerror}; see that it is there and who may read it"
-        ) from fault
     except (csv.Error, UnicodeDecodeError) as fault:
         raise SourceError(f"{file}: after line {reader.line_num}: {fault}; save it as UTF-8 CSV") from fault
 

@@ -1,142 +1,127 @@
-"""Files of a source: found by the run file's path, told apart by their bytes, watched while they are read."""
+"""Files of a source: found by the run file's path, on this machine or on a store."""
 
-import hashlib
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-import google_crc32c
-
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.base import Located
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.opening import open_storage
+from tasks.prepare_data.sources.source_file import SourceFile
 
 STDLIB = "{stdlib}"
-_BLOCK_BYTES = 1 << 20
-_FILES_IN_ORIGIN = 100
+_MARKS = "*?["
+_ADDRESS = re.compile(r"(?!file:)([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 # Installed packages are nobody's corpus, and differ from machine to machine.
 _INSTALLED = {"site-packages", "dist-packages"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
-    """What some files held when they were looked at."""
-
-    content: str  # sha256 over sizes and bytes, in order
-    size: int  # bytes that were looked at
-    origin: dict[str, str]  # file -> checksum
+_SHOWN = 10
 
 
 def locate(path: str, code_folder: Path) -> Path:
-    """The file or folder that `data.options.path` means; it need not be there.
+    """The local file or folder that `data.options.path` means; it need not be there.
 
     Args:
-        path: absolute, `~/…`, `{stdlib}/…` for the sources of Python's standard library, or relative to `code_folder`.
+        path: absolute, `~/…`, `file://…`, `{stdlib}/…` for the sources of Python's standard library, or relative to
+            `code_folder`.
         code_folder: the run file's folder.
     """
     if path.startswith(STDLIB):
         return Path(sysconfig.get_paths()["stdlib"] + path.removeprefix(STDLIB))
-    return code_folder / Path(path).expanduser()
+    return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
 
 
-def find_files(path: str, code_folder: Path, *, suffix: str = "") -> list[Path]:
+def find_files(path: str, code_folder: Path, *, suffix: str = "") -> list[SourceFile]:
     """The file at `path`, or the files below the folder or matching the pattern, sorted by relative path.
 
     Args:
-        path: see `locate`; `*`, `?` and `[` make it a pattern.
+        path: see `locate`, or an address such as gs://bucket/prefix; `*`, `?` and `[` make it a pattern.
         code_folder: the run file's folder.
         suffix: of a folder, only the files whose names end so.
 
     Raises:
-        SourceError: there are none.
+        InvalidInput: no store of that kind is known.
+        SourceError: there are no files.
     """
-    place = locate(path, code_folder)
+    address = _ADDRESS.fullmatch(path)
+    if address:
+        at, found = path, list(_remote(path, address[1], address[2], suffix))
+    else:
+        place = locate(path, code_folder)
+        at, found = str(place), _local(path, place, suffix)
+    if not found:
+        kind = f"no files ending in {suffix!r}" if suffix else "no files"
+        raise SourceError(f"data.options.path: {path!r}: {kind} at {at}; name a file, or a folder that holds some")
+    return sorted(found, key=lambda file: file.relative)
+
+
+def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
     found: Iterable[Path]
     try:
         if place.is_file():
-            return [place]
+            return [_local_file(place, LocalStorage(place.parent))]
         if place.is_dir():
             base, found = place, (file for file in place.rglob("*") if file.name.endswith(suffix))
-        elif any(mark in path for mark in "*?["):
+        elif any(mark in path for mark in _MARKS):
             base = Path(place.anchor)
             found = base.glob(str(place.relative_to(base)))
         else:
             raise SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")
-        files = [file for file in found if not _INSTALLED.intersection(file.relative_to(base).parts) and file.is_file()]
+        storage = LocalStorage(base)
+        return [
+            _local_file(file, storage)
+            for file in found
+            if not _INSTALLED.intersection(file.relative_to(base).parts) and file.is_file()
+        ]
     except OSError as fault:
         raise SourceError(f"data.options.path: {path!r}: {place}: {fault.strerror}; see who may read it") from fault
-    if not files:
-        kind = f"no files ending in {suffix!r}" if suffix else "no files"
-        raise SourceError(f"data.options.path: {path!r}: {kind} at {place}; name a file, or a folder that holds some")
-    return sorted(files, key=lambda file: file.relative_to(base).as_posix())
 
 
-def fingerprint(files: Sequence[Path], *, max_bytes: int | None = None) -> Fingerprint:
-    """Read files through, in blocks, up to `max_bytes` in all.
-
-    Raises:
-        SourceError: one of them cannot be read.
-    """
-    digest, size = hashlib.sha256(), 0
-    origin: dict[str, str] = {}
-    for file in files:
-        crc = 0
-        for block in blocks(file):
-            kept = block if max_bytes is None else block[: max_bytes - size]
-            digest.update(kept)
-            crc = google_crc32c.extend(crc, kept)
-            size += len(kept)
-            if len(kept) < len(block):
-                break
-        digest.update(f"\0{size}\0".encode())
-        if len(origin) < _FILES_IN_ORIGIN:
-            origin[file.name if file.name not in origin else str(file)] = f"crc32c {crc:08x}"
-        if size == max_bytes:
-            break
-    if len(files) > _FILES_IN_ORIGIN:
-        origin["…"] = f"{len(files)} files, sha256 {digest.hexdigest()}"
-    return Fingerprint(content=digest.hexdigest(), size=size, origin=origin)
+def _local_file(file: Path, storage: LocalStorage) -> SourceFile:
+    relative = file.relative_to(storage.root).as_posix()
+    return SourceFile(storage=storage, path=relative, relative=relative, local=file)
 
 
-def blocks(file: Path) -> Iterator[bytes]:
-    """A file's bytes, a block at a time.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
-    try:
-        with file.open("rb") as opened:
-            while block := opened.read(_BLOCK_BYTES):
-                yield block
-    except OSError as fault:
-        raise SourceError(
-            f"{file}: cannot be read: {fault.strerror}; see that it is there and who may read it"
-        ) from fault
-
-
-def watched(files: Sequence[Path], examples: Iterator[Located]) -> Iterator[Located]:
-    """The examples; at their end, the files must be those that were there at the beginning.
-
-    Raises:
-        SourceError: a file was changed meanwhile.
-    """
-    before = [_stamp(file) for file in files]
-    yield from examples
-    for file, stamp in zip(files, before, strict=True):
-        if _stamp(file) != stamp:
-            raise SourceError(f"{file}: changed while it was being read; run again when nobody writes to it")
+def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFile]:
+    parts = rest.strip("/").split("/")
+    fixed = _fixed(parts)
+    if not fixed:
+        raise SourceError(f"data.options.path: {path!r}: a pattern needs a bucket before it; write gs://bucket/…")
+    if len(parts) > 1:
+        # Looked for by its name first: a store may hold a file whose name looks like a pattern.
+        folder = _fixed(parts[:-1])
+        above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path())
+        name = "/".join(parts[len(folder) :])
+        if above.exists(name):
+            yield SourceFile(storage=above, path=name, relative=name)
+            return
+    base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path())
+    patterns = parts[len(fixed) :]
+    for file in base.files(""):
+        # Some tools mark folders by empty objects.
+        if file.endswith("/") or not (_matches(file.split("/"), patterns) if patterns else file.endswith(suffix)):
+            continue
+        yield SourceFile(storage=base, path=file, relative=file)
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+def _fixed(parts: Sequence[str]) -> list[str]:
+    """The leading parts of a path that are no pattern."""
+    count = next((index for index, part in enumerate(parts) if any(mark in part for mark in _MARKS)), len(parts))
+    return list(parts[:count])
+
+
+def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    """As `Path.glob` does it: `*` stays within a part, `**` is any number of them."""
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_matches(parts[begin:], patterns[1:]) for begin in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
 
 
 def _beside(place: Path) -> str:
     folder = next((parent for parent in place.parents if parent.is_dir()), place.parent)
     names = sorted(entry.name for entry in folder.iterdir())
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")  # noqa: PLR2004
+    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     return f"{folder} holds: {shown or 'nothing'}; correct the path"

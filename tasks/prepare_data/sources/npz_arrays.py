@@ -16,7 +16,9 @@ from pydantic import Field
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.files import fingerprint, locate, watched
+from tasks.prepare_data.sources.files import find_files
+from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.source_file import SourceFile
 
 _CHUNK_BYTES = 1 << 20
 
@@ -24,7 +26,7 @@ _CHUNK_BYTES = 1 << 20
 class NpzOptions(Options):
     """`data.options` of `npz`."""
 
-    path: str = Field(min_length=1, description="a .npz file, relative to the run file")
+    path: str = Field(min_length=1, description="a .npz file, relative to the run file or on gs://")
     x: str = Field(default="x", min_length=1, description="the name of the array that is x")
     y: str | None = Field(default=None, min_length=1, description="the name of the array that is y")
     sample_weight: str | None = Field(default=None, min_length=1, description="the name of the array of weights")
@@ -49,21 +51,25 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
         raise RunFileError(
             f"data.options.sample_weight: {chosen.sample_weight!r}: weights need labels; set data.options.y too"
         )
-    file = locate(chosen.path, folder)
-    if not file.is_file():
-        raise SourceError(f"data.options.path: {chosen.path!r}: {file} is no file; name a .npz file")
-    found = fingerprint([file])
+    try:
+        files = find_files(chosen.path, folder)
+    except SourceError as fault:
+        raise SourceError(f"{fault}; name a .npz file") from fault
+    if len(files) > 1:
+        raise SourceError(f"data.options.path: {chosen.path!r}: {len(files)} files are there; name one .npz file")
+    (file,) = files
+    found = fingerprint(files)
     names = {key: name for key, name in chosen.model_dump(exclude={"path"}).items() if name is not None}
     return Source(
         content=found.content,
         settings=names,
         origin=found.origin,
         length=_length(file, names),
-        read=lambda: watched([file], _read(file, names)),
+        read=lambda: watched(files, _read(file, names)),
     )
 
 
-def _length(file: Path, names: Mapping[str, str]) -> int:
+def _length(file: SourceFile, names: Mapping[str, str]) -> int:
     lengths = {}
     with _archive(file) as archive:
         for key, name in names.items():
@@ -77,7 +83,7 @@ def _length(file: Path, names: Mapping[str, str]) -> int:
     return next(iter(lengths.values()))
 
 
-def _read(file: Path, names: Mapping[str, str]) -> Iterator[Located]:
+def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[Located]:
     with ExitStack() as stack:
         archive = stack.enter_context(_archive(file))
         columns = [
@@ -88,18 +94,16 @@ def _read(file: Path, names: Mapping[str, str]) -> Iterator[Located]:
 
 
 @contextmanager
-def _archive(file: Path) -> Iterator[zipfile.ZipFile]:
+def _archive(file: SourceFile) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(file) as archive:
+        with file.open() as opened, zipfile.ZipFile(opened) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as fault:
         raise SourceError(f"{file}: is no sound .npz file ({fault}); write it with numpy.savez") from fault
-    except OSError as fault:
-        raise SourceError(f"{file}: cannot be read: {fault.strerror}; see who may read it") from fault
 
 
 @contextmanager
-def _member(archive: zipfile.ZipFile, file: Path, key: str, name: str) -> Iterator[tuple[IO[bytes], _Header]]:
+def _member(archive: zipfile.ZipFile, file: SourceFile, key: str, name: str) -> Iterator[tuple[IO[bytes], _Header]]:
     known = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
     if name not in known:
         raise RunFileError(f"data.options.{key}: {name!r}: {file} has no such array; {suggestion(name, known)}")
@@ -115,7 +119,7 @@ def _member(archive: zipfile.ZipFile, file: Path, key: str, name: str) -> Iterat
         yield member, _Header(shape=shape, dtype=dtype, fortran_order=fortran_order)
 
 
-def _rows(file: Path, name: str, member: IO[bytes], header: _Header) -> Iterator[Array]:
+def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> Iterator[Array]:
     if header.fortran_order:
         # The rows lie across such an array: there is no reading it row by row.
         values = np.frombuffer(member.read(), header.dtype)

@@ -10,14 +10,18 @@ from tasks.prepare_data.sources.base import Source, suggestion
 from tasks.prepare_data.sources.csv_files import csv_files
 from tasks.prepare_data.sources.digits import digits
 from tasks.prepare_data.sources.function import function
+from tasks.prepare_data.sources.image_folders import images
 from tasks.prepare_data.sources.npz_arrays import npz
 from tasks.prepare_data.sources.text_bytes import text
+from tasks.prepare_data.sources.tfrecord_files import tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "csv": csv_files,
     "digits": digits,
+    "images": images,
     "npz": npz,
     "text": text,
+    "tfrecord": tfrecord,
 }
 
 

@@ -9,14 +9,17 @@ from pydantic import Field
 
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
-from tasks.prepare_data.sources.files import blocks, find_files, fingerprint, watched
+from tasks.prepare_data.sources.files import find_files
+from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.source_file import SourceFile
 
 
 class TextOptions(Options):
     """`data.options` of `text`."""
 
     path: str = Field(
-        min_length=1, description="a text file or a folder, relative to the run file; {stdlib} is Python's own sources"
+        min_length=1,
+        description="a text file or a folder, relative to the run file or on gs://; {stdlib} is Python's own sources",
     )
     suffix: str = Field(default="", description="the ending of the file names to take, such as .py")
     length: int = Field(ge=1, description="bytes in an example, a whole number of at least 1")
@@ -51,10 +54,10 @@ def text(options: Mapping[str, Any], folder: Path) -> Source:
     )
 
 
-def _read(files: Sequence[Path], options: TextOptions, examples: int) -> Iterator[Located]:
+def _read(files: Sequence[SourceFile], options: TextOptions, examples: int) -> Iterator[Located]:
     rest, index = b"", 0
     for file in files:
-        for block in blocks(file):
+        for block in file.blocks():
             rest += block
             begin = 0
             while index < examples and begin + options.length < len(rest):

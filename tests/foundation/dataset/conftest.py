@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from far_storage import FarStorage
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from tasks.foundation.dataset import shared_cache
 from tasks.foundation.dataset.manifest import content_digest, manifest_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
 
 FEATURES = (Feature(name="x", dtype="float32", shape=(2,)), Feature(name="y", dtype="int64", shape=()))
 
@@ -91,3 +94,26 @@ def labels() -> Callable[..., list[list[int]]]:
 
 def _first(dataset: Any, elements: int) -> Iterator[Any]:
     yield from dataset.take(elements).as_numpy_iterator()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the cache of this process is made anew."""
+    shared_cache.close_shared_cache()
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    shared_cache.close_shared_cache()
+
+
+@pytest.fixture
+def far(request: pytest.FixtureRequest) -> Iterator[FarStorage]:
+    store = MemoryStorage(f"cache-test/{request.node.name}")
+    yield FarStorage(store)
+    store.delete("")
+
+
+@pytest.fixture
+def cache_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    return lambda said: monkeypatch.setenv("BATON_CACHE_BYTES", str(said))

@@ -1,17 +1,19 @@
 """Reading through the real pipeline, on real files."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset import reader
+from tasks.foundation.dataset import order, reader
 from tasks.foundation.dataset.failures import reading_failures
-from tasks.foundation.errors import AcceleratorError, DamagedDataset
+from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 
 FEW = settings(
@@ -124,16 +126,77 @@ def test_a_store_without_local_files_gives_the_same(
 
 
 def test_copies_of_remote_shards_do_not_pile_up(
-    numbered: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    numbered: Callable[..., Any], temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = numbered([2] * 8, storage=MemoryStorage("copies-test"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dataset = training(prepared, window_shards=2)
+    window = 2 * prepared.manifest.train[0].size
+    monkeypatch.setenv("BATON_CACHE_BYTES", str(3 * window))
     most = 0
-    for _ in dataset.take(40):
-        most = max(most, len(list(tmp_path.iterdir())))
-    assert 0 < most <= 4
-    assert not list(tmp_path.iterdir())
+    for _ in training(prepared, window_shards=2).take(40):
+        most = max(most, bytes_below(temporary))
+    assert window <= most <= 3 * window
+    wait_for_threads()
+    assert bytes_below(temporary) <= 3 * window
+
+
+@pytest.mark.usefixtures("temporary")
+@pytest.mark.parametrize("windows", [1, 2, 3, 100])
+def test_a_dataset_larger_than_the_cache_gives_the_same(
+    numbered: Callable[..., Any],
+    labels: Callable[..., list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    windows: int,
+) -> None:
+    near = numbered([3] * 9, [2] * 5)
+    far = numbered([3] * 9, [2] * 5, FarStorage(MemoryStorage(f"larger-{windows}")))
+    monkeypatch.setenv("BATON_CACHE_BYTES", str(windows * 2 * near.manifest.train[0].size))
+    assert labels(training(far), 30) == labels(training(near), 30)
+    dataset = reader.validation_dataset(far.storage, far.ref, batch_size=3)
+    assert [label for batch in labels(dataset, -1) for label in batch] == list(range(1000, 1009))
+
+
+@pytest.mark.usefixtures("temporary")
+def test_a_restart_fetches_only_what_it_will_read(
+    numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
+) -> None:
+    counts = [4] * 64
+    far = numbered(counts, storage=FarStorage(MemoryStorage("restart-test")))
+    first_batch = 1003
+    dataset = training(far, first_batch=first_batch)
+    assert far.storage.of("download") == []
+    assert len(labels(dataset, 1)) == 1
+    wait_for_threads()
+    coming = order.windows(counts, seed=0, window_shards=2, first_example=4 * first_batch)
+    fetched = far.storage.of("download")
+    windows = [{far.manifest.train[shard].path for shard in next(coming).shards} for _ in range(10)]
+    # Windows of two batches are small for TensorFlow, which reads some ahead by itself; and one more is fetched.
+    assert any(set(fetched) == set().union(*windows[:count]) for count in range(2, 10))
+
+
+@pytest.mark.usefixtures("temporary")
+def test_validation_fetches_several_shards_ahead(numbered: Callable[..., Any]) -> None:
+    far = numbered([2], [2] * 9, FarStorage(MemoryStorage("validation-test"), transfers=4))
+    begun: list[int] = []
+    together = threading.Barrier(4)
+
+    def before(method: str, path: str) -> None:
+        if method == "download" and len(begun) < 4 and "validation" in path:
+            begun.append(1)
+            together.wait(PATIENCE)  # breaks unless four are here at once
+
+    far.storage.before = before
+    assert len(list(reader.validation_dataset(far.storage, far.ref, batch_size=6))) == 3
+
+
+@pytest.mark.usefixtures("temporary")
+def test_a_store_that_fails_while_it_is_read_is_no_damage(numbered: Callable[..., Any]) -> None:
+    far = numbered([2] * 8, storage=FarStorage(MemoryStorage("failing-test")))
+    window = list(order.permutation(8, order.seed_of(0, 0)))
+    far.storage.before = FailOnce(far.manifest.train[window[5]].path, StorageError("the store is away"))
+    with pytest.raises(StorageError, match="the store is away") as told, reading_failures():
+        list(training(far, global_batch_size=2, window_shards=2).take(8))
+    assert type(told.value) is StorageError
+    assert len(list(training(far, global_batch_size=2, window_shards=2).take(8))) == 8
 
 
 @pytest.mark.parametrize("counts", [[], [1], [4], [3, 2], [5, 5, 1], [8]])

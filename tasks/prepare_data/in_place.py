@@ -1,0 +1,78 @@
+"""Records that stay in the files that they came in: counted, indexed and checked, not copied."""
+
+from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.held_out import Part, positions_of
+from tasks.foundation.dataset.manifest import content_digest
+from tasks.foundation.telemetry.events import Preparing, Sink
+from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.sources.base import InPlace, Source
+from tasks.prepare_data.split import rule
+
+_TOLD_EVERY_EXAMPLES = 10_000
+
+
+def indexed(
+    spec: RunSpec, source: Source, in_place: InPlace, *, digest: str, checker: Checker, telemetry: Sink
+) -> DatasetManifest:
+    """The manifest of a dataset whose shards are ranges of the source's files; reads all of them.
+
+    A range may hold training and validation examples. It is listed with each part that it holds examples of; which
+    these are follows from the manifest by arithmetic.
+
+    Args:
+        spec: the run file.
+        source: whose records stay in place.
+        in_place: how they do.
+        digest: the dataset's name.
+        checker: looks at every example.
+        telemetry: is told of the progress.
+
+    Raises:
+        SourceError: the source holds no example, an unusable one, or a single one that is to be divided.
+    """
+    count = 0
+
+    def check(where: str, example: object) -> None:
+        nonlocal count
+        checker.check(where, example)
+        count += 1
+        if count % _TOLD_EVERY_EXAMPLES == 0:
+            telemetry.emit(Preparing(examples=count))
+
+    shards: list[ShardRecord] = []
+    first = 0
+    for found in in_place.ranges(check, spec.data.shard_examples):
+        shards.append(
+            ShardRecord(
+                path=found.path,
+                begin=found.begin,
+                size=found.size,
+                crc32c=found.crc32c,
+                first=first,
+                records=found.records,
+                examples=found.records,
+            )
+        )
+        first += found.records
+    telemetry.emit(Preparing(examples=count))
+    held_out = rule(first, fraction=spec.data.validation_fraction, seed=spec.train.seed)
+    train = _of_part("train", held_out, shards)
+    validation = _of_part("validation", held_out, shards)
+    return DatasetManifest(
+        digest=digest,
+        content_digest=content_digest(in_place.features, train, validation, held_out),
+        source=spec.data.source,
+        origin=dict(source.origin),
+        features=in_place.features,
+        train=train,
+        validation=validation,
+        held_out=held_out,
+    )
+
+
+def _of_part(part: Part, held_out: HeldOut | None, shards: list[ShardRecord]) -> tuple[ShardRecord, ...]:
+    if held_out is None:
+        return tuple(shards) if part == "train" else ()
+    counted = ((shard, len(positions_of(part, held_out, [shard]))) for shard in shards)
+    return tuple(shard.model_copy(update={"examples": count}) for shard, count in counted if count)

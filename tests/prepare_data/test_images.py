@@ -1,0 +1,276 @@
+"""`images`: folders of real image files, here and on a store."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.errors import BatonError, RunFileError, SourceError
+from tasks.foundation.storage.memory import MemoryStorage
+
+PETS = {"path": "pets", "size": [6, 5]}
+
+
+def encoded(kind: str, pixels: Any) -> bytes:
+    import tensorflow as tf
+
+    encode = {"png": tf.io.encode_png, "jpg": lambda image: tf.io.encode_jpeg(image, quality=100)}[kind]
+    return bytes(encode(np.asarray(pixels, np.uint8)).numpy())
+
+
+def flat(value: int, *shape: int) -> Any:
+    """An image of one color: what it is resized to is known."""
+    return np.full(shape or (6, 5, 3), value, np.uint8)
+
+
+def pets() -> dict[str, bytes]:
+    """Seven images of three classes; the value of the pixels tells each apart."""
+    return {
+        "dog/a.png": encoded("png", flat(10)),
+        "dog/deep/b.jpg": encoded("jpg", flat(20, 30, 20, 3)),
+        "cat/one.jpeg": encoded("jpg", flat(30)),
+        "cat/named_wrongly.txt": encoded("png", flat(40, 3, 2, 3)),
+        "cat/grey.png": encoded("png", flat(50, 6, 5, 1)),
+        "ant/transparent.png": encoded("png", flat(60, 6, 5, 4)),
+        "ant/tall.png": encoded("png", flat(70, 100, 3, 3)),
+    }
+
+
+LABELS = {10: 2, 20: 2, 30: 1, 40: 1, 50: 1, 60: 0, 70: 0}
+
+
+@pytest.fixture
+def remote() -> Any:
+    storage = MemoryStorage("images-test")
+    storage.delete("")
+    yield storage
+    storage.delete("")
+
+
+def write(workshop: Any, files: dict[str, bytes], root: str = "pets") -> None:
+    for name, data in files.items():
+        workshop.write(f"{root}/{name}", data)
+
+
+def found(workshop: Any, ref: Any) -> dict[int, int]:
+    """Value of the pixels -> label, of all examples."""
+    examples = workshop.examples(ref) + workshop.examples(ref, "validation")
+    for example in examples:
+        assert np.ptp(example["x"]) == 0
+    return {int(example["x"].flat[0]): example["y"].item() for example in examples}
+
+
+def test_folders_are_classes_and_images_come_in_one_size(workshop: Any) -> None:
+    write(workshop, {**pets(), ".hidden/a.png": b"", "cat/.DS_Store": b""})
+    ref = workshop.prepare("images", PETS, classes=3)
+    manifest = load_manifest(workshop.storage, ref)
+    assert [(feature.name, feature.dtype, feature.shape) for feature in manifest.features] == [
+        ("x", "uint8", (6, 5, 3)),
+        ("y", "int64", ()),
+    ]
+    assert json.loads(manifest.origin["classes"]) == ["ant", "cat", "dog"]
+    assert manifest.origin["one.jpeg"].startswith("crc32c ")
+    assert found(workshop, ref) == LABELS
+
+
+def test_channels(workshop: Any) -> None:
+    red = np.zeros((6, 5, 3), np.uint8)
+    red[..., 0] = 200
+    write(workshop, {"a/red.png": encoded("png", red), "a/grey.jpg": encoded("jpg", flat(90, 6, 5, 1))})
+    ref = workshop.prepare("images", {**PETS, "channels": 1}, validation_fraction=0)
+    assert {example["x"].shape for example in workshop.examples(ref)} == {(6, 5, 1)}
+    # Luma of ITU-R BT.601, as JPEG has it: 0.299 of the red.
+    assert sorted(found(workshop, ref)) == [pytest.approx(60, abs=2), 90]
+
+
+def test_an_image_of_the_right_size_keeps_every_pixel(workshop: Any) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
+    write(workshop, {"a/a.png": encoded("png", pixels)})
+    (example,) = workshop.examples(workshop.prepare("images", PETS, validation_fraction=0))
+    np.testing.assert_array_equal(example["x"], pixels)
+
+
+def test_shrinking_takes_the_mean_of_what_is_put_together(workshop: Any) -> None:
+    # One column in four is bright. Without antialiasing, the two columns in the middle of each eight would decide.
+    stripes = np.zeros((48, 40, 3), np.uint8)
+    stripes[:, ::4] = 200
+    write(workshop, {"a/a.png": encoded("png", stripes)})
+    (example,) = workshop.examples(workshop.prepare("images", PETS, validation_fraction=0))
+    assert np.abs(example["x"].astype(int) - 50).max() <= 8
+
+
+def test_the_class_of_an_image_counts_for_the_name(workshop: Any) -> None:
+    images = [encoded("png", flat(value)) for value in (10, 20, 30)]
+    write(workshop, {"a/1": images[0], "a/2": images[1], "b/1": images[2]}, "one")
+    write(workshop, {"a/1": images[0], "b/1": images[1], "b/2": images[2]}, "two")
+    write(workshop, {"c/1": images[0], "c/2": images[1], "d/1": images[2]}, "three")
+    refs = [workshop.prepare("images", {**PETS, "path": path}) for path in ("one", "two", "three")]
+    assert len({ref.folder for ref in refs}) == 3
+    write(workshop, {"a/x": images[0], "a/y": images[1], "b/z": images[2]}, "four")
+    assert workshop.prepare("images", {**PETS, "path": "four"}).already_prepared
+    assert not workshop.prepare("images", {**PETS, "path": "four", "size": [5, 6]}).already_prepared
+
+
+def test_a_folder_whose_name_sorts_between_another_and_its_files(workshop: Any) -> None:
+    """`a-b/x` sorts before `a/x` as text, though `a` comes before `a-b`."""
+    write(workshop, {"a/1.png": encoded("png", flat(10)), "a-b/1.png": encoded("png", flat(20))})
+    ref = workshop.prepare("images", PETS, validation_fraction=0)
+    assert found(workshop, ref) == {10: 0, 20: 1}
+
+
+def test_images_on_a_store_are_the_same_examples(workshop: Any, remote: MemoryStorage) -> None:
+    files = pets()
+    for name, data in files.items():
+        remote.write(f"pets/{name}", data)
+    write(workshop, files)
+    near = workshop.prepare("images", PETS)
+    far = workshop.prepare("images", {**PETS, "path": "memory://images-test/pets"})
+    assert found(workshop, far) == LABELS
+    assert far.content_digest == near.content_digest
+    assert "crc32c" in load_manifest(workshop.storage, far).origin["one.jpeg"]
+
+
+def test_from_folders_to_batches(workshop: Any) -> None:
+    from tasks.foundation.dataset import reader
+
+    write(workshop, pets())
+    ref = workshop.prepare("images", PETS, validation_fraction=0, shard_examples=3)
+    dataset = reader.training_dataset(
+        workshop.storage, ref, seed=0, global_batch_size=7, window_shards=2, first_batch=0
+    )
+    x, y = next(iter(dataset.as_numpy_iterator()))
+    assert (x.shape, x.dtype, y.dtype) == ((7, 6, 5, 3), np.uint8, np.int64)
+    assert {int(pixels.flat[0]): int(label) for pixels, label in zip(x, y, strict=True)} == LABELS
+
+
+def apng() -> bytes:
+    plain = encoded("png", flat(10))
+    at = plain.index(b"IDAT") - 4
+    return plain[:at] + b"\0\0\0\x08acTL" + bytes(8) + bytes(4) + plain[at:]
+
+
+JPEG_NOISE = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
+REFUSED: dict[str, tuple[Callable[[], dict[str, bytes]], list[str]]] = {
+    "text": (lambda: {"cat/notes.md": b"# notes"}, ["cat/notes.md is no image", "take them out of the folder"]),
+    "empty": (lambda: {"cat/a.jpg": b""}, ["cat/a.jpg is empty"]),
+    "gif": (lambda: {"cat/a.jpg": b"GIF89a..."}, ["cat/a.jpg is GIF", "again as JPEG or PNG"]),
+    "webp": (lambda: {"cat/a.jpg": b"RIFF....WEBPVP8 "}, ["cat/a.jpg is WebP"]),
+    "cut jpeg": (
+        lambda: {"cat/a.jpg": encoded("jpg", JPEG_NOISE)[:-2000]},
+        ["cat/a.jpg is JPEG, and cut off or damaged"],
+    ),
+    "cut png": (
+        lambda: {"cat/a.png": encoded("png", JPEG_NOISE)[:-2000]},
+        ["cat/a.png is PNG, and cut off or damaged"],
+    ),
+    "animated": (lambda: {"cat/a.png": apng()}, ["cat/a.png is an animated PNG"]),
+    "beside": (lambda: {"a.png": b"", "b.png": b""}, ["data.options.path: 'pets'", "lie a.png, b.png", "or away"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_image_is_named_and_nothing_is_written(workshop: Any, case: str) -> None:
+    make, told = REFUSED[case]
+    write(workshop, {**pets(), **make()})
+    with pytest.raises(SourceError) as refused:
+        workshop.prepare("images", PETS)
+    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+    assert workshop.files() == {}
+
+
+def test_all_unusable_images_are_named_at_once_up_to_ten(workshop: Any) -> None:
+    write(workshop, {**pets(), **{f"cat/bad-{index}.jpg": b"no" for index in range(3)}})
+    with pytest.raises(SourceError, match="3 of 10 images cannot be used") as refused:
+        workshop.prepare("images", PETS)
+    assert str(refused.value).count("is no image") == 3
+    write(workshop, {f"dog/bad-{index:02d}.jpg": b"no" for index in range(50)})
+    with pytest.raises(SourceError, match="10 or more of 60 images") as refused:
+        workshop.prepare("images", PETS)
+    assert str(refused.value).count("is no image") == 10
+
+
+def folder_of(*names: str) -> Callable[[Any], None]:
+    def make(workshop: Any) -> None:
+        for name in names:
+            if name.endswith("/"):
+                (workshop.code / name).mkdir(parents=True)
+            else:
+                workshop.write(name, encoded("png", flat(10)))
+
+    return make
+
+
+FOLDERS: list[tuple[Callable[[Any], None], list[str]]] = [
+    (folder_of(), ["'pets'", "is not there"]),
+    (folder_of("pets/"), ["'pets'", "no files at", "name a file, or a folder"]),
+    (folder_of("pets"), ["holds no folders, but pets", "one folder for each class"]),
+    (folder_of("pets/a.png", "pets/b.png"), ["holds no folders, but a.png, b.png"]),
+    (folder_of("pets/.git/a"), ["hidden files only"]),
+    (folder_of("pets/cat/a.png", "pets/dog/", "pets/.git/"), ["no images in dog", "remove the folder"]),
+]
+
+
+@pytest.mark.parametrize(("make", "told"), FOLDERS)
+def test_folders_that_are_no_classes(workshop: Any, make: Callable[[Any], None], told: list[str]) -> None:
+    make(workshop)
+    with pytest.raises(SourceError) as refused:
+        workshop.prepare("images", PETS)
+    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"path": "pets"}, ["data.options.size is missing", "[height, width]"]),
+        ({**PETS, "size": 6}, ["data.options.size: 6", "[height, width]"]),
+        ({**PETS, "size": [6]}, ["data.options.size: [6]", "[height, width]"]),
+        ({**PETS, "size": [6, 0]}, ["data.options.size: [6, 0]", "at least 1"]),
+        ({**PETS, "channels": 4}, ["data.options.channels: 4", "3 for color, 1 for grey"]),
+        ({**PETS, "resize": "x"}, ["data.options.resize", "did you mean size?"]),
+    ],
+)
+def test_options(workshop: Any, options: dict[str, Any], told: list[str]) -> None:
+    with pytest.raises(RunFileError) as refused:
+        workshop.prepare("images", options)
+    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+
+
+def test_more_classes_than_were_said(workshop: Any) -> None:
+    write(workshop, pets())
+    with pytest.raises(BatonError, match=r"label y is 2, outside \[0, 2\)"):
+        workshop.prepare("images", PETS, classes=2)
+    assert workshop.files() == {}
+
+
+def test_an_image_that_is_changed_on_its_store_while_others_are_read(
+    workshop: Any, remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, data in pets().items():
+        remote.write(name, data)
+    read = MemoryStorage.read
+
+    def changed(storage: MemoryStorage, path: str) -> bytes:
+        return encoded("png", flat(99)) if path.endswith("tall.png") else read(storage, path)
+
+    monkeypatch.setattr(MemoryStorage, "stat", lambda storage, path: _checked(read(storage, path)))
+    monkeypatch.setattr(MemoryStorage, "read", changed)
+    with pytest.raises(SourceError, match=r"memory://images-test/ant/tall\.png: changed while it was being read"):
+        workshop.prepare("images", {**PETS, "path": "memory://images-test"})
+
+
+def _checked(data: bytes) -> Any:
+    from tasks.foundation.storage.checksum import checksum_bytes
+
+    return checksum_bytes(data)
+
+
+def test_an_image_that_is_changed_here_while_others_are_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(workshop, pets())
+    workshop.emit = lambda _: Path(workshop.code, "pets/dog/a.png").write_bytes(b"other")
+    monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 7)
+    with pytest.raises(SourceError, match=r"dog/a\.png: changed while it was being read"):
+        workshop.prepare("images", PETS)

@@ -1,0 +1,133 @@
+"""A store far away, with shards in it: what is asked of it is noted, and may be made to wait, to fail or to lie."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.foundation.contracts.dataset import ShardRecord
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.checksum import checksum_bytes
+
+# Longer than anything takes; no test waits so long unless it fails.
+PATIENCE = 30
+
+
+class FarStorage:
+    """Passes every call on to another store, which has no local files.
+
+    Attributes:
+        calls: (method, path) of each call, in the order in which they began.
+        done: likewise, of those that had their effect.
+        before: is called with the same two before each call.
+        after: likewise, after each call that succeeded.
+    """
+
+    def __init__(
+        self, inner: Storage, *, transfers: int = 4, top: "FarStorage | None" = None, folder: str = ""
+    ) -> None:
+        self.inner = inner
+        self.transfers = transfers
+        self.calls: list[tuple[str, str]] = []
+        self.done: list[tuple[str, str]] = []
+        self.before: Callable[[str, str], object] = _nothing
+        self.after: Callable[[str, str], object] = _nothing
+        self._top = top or self
+        self._folder = folder
+
+    def at(self, folder: str) -> "FarStorage":
+        below = f"{self._folder}{folder}/"
+        return FarStorage(self.inner.at(folder), transfers=self.transfers, top=self._top, folder=below)
+
+    def of(self, method: str) -> list[str]:
+        """The names of the files that a method was called for."""
+        return [path.rpartition("/")[2] for name, path in self.calls if name == method]
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self.inner, name)
+        if not callable(asked):
+            return asked
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            path = f"{self._folder}{args[1] if name == 'upload' else args[0]}"
+            self._top.calls.append((name, path))
+            self._top.before(name, path)
+            result = asked(*args, **kwargs)
+            self._top.done.append((name, path))
+            self._top.after(name, path)
+            return result
+
+        return noted
+
+
+class FailOnce:
+    """A hook: the first download of a file fails."""
+
+    def __init__(self, name: str, fault: BaseException) -> None:
+        self.name = name
+        self.faults = [fault]
+
+    def __call__(self, method: str, path: str) -> None:
+        if method == "download" and path.endswith(self.name) and self.faults:
+            raise self.faults.pop()
+
+
+class Gate:
+    """A hook: downloads of a file wait until it is opened."""
+
+    def __init__(self, name: str, patience: float | None = PATIENCE) -> None:
+        self.name = name
+        self.patience = patience
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, method: str, path: str) -> None:
+        if method == "download" and path.endswith(self.name):
+            self.reached.set()
+            assert self.open.wait(self.patience)
+
+
+def put_shards(store: FarStorage, sizes: Sequence[int]) -> list[ShardRecord]:
+    """Shards s0, s1, … of so many bytes, each of its own."""
+    records = []
+    for index, size in enumerate(sizes):
+        store.inner.write(f"s{index}", content(index, size))
+        stored = checksum_bytes(content(index, size))
+        records.append(ShardRecord(path=f"s{index}", examples=1, size=stored.size, crc32c=stored.crc32c))
+    return records
+
+
+def content(index: int, size: int) -> bytes:
+    return (f"{index}:".encode() * size)[:size]
+
+
+def contents(records: Sequence[ShardRecord]) -> list[bytes]:
+    return [content(int(record.path[1:]), record.size) for record in records]
+
+
+def read(paths: Sequence[str]) -> list[bytes]:
+    return [Path(path).read_bytes() for path in paths]
+
+
+def wait_for_threads() -> None:
+    """Until all fetching has come to its end."""
+    for thread in threading.enumerate():
+        if thread.name == "baton-fetch":
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes of all files below a folder, of which some may be deleted meanwhile."""
+    return sum(map(_size, folder.rglob("*")))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _nothing(_name: str, _path: str) -> None:
+    pass
