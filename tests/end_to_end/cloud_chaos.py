@@ -69,6 +69,9 @@ class Mortal:
     def at(self, folder: str) -> "Mortal":
         return Mortal(self._store.at(folder), self._chance, self._counter, self._dies_at, self._pauses_at)
 
+    def hurried(self, seconds: float) -> "Mortal":
+        return Mortal(self._store.hurried(seconds), self._chance, self._counter, self._dies_at, self._pauses_at)
+
     def __getattr__(self, name: str) -> Any:
         inner = getattr(self._store, name)
         if name not in _CALLS:

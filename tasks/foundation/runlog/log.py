@@ -17,6 +17,7 @@ from tasks.foundation.storage.copying import side_by_side
 _LOGGER = logging.getLogger(__name__)
 _HINT = "log/HINT"
 _READ_TOGETHER = 64
+_HINT_SECONDS = 2.0
 _ENTRY = re.compile(r"log/(\d{8})\.json")
 
 Decide = Callable[[Head | None], Body | None]
@@ -186,7 +187,7 @@ class RunLog:
 
     def _write_hint(self, number: int) -> None:
         try:
-            self.home.write(_HINT, str(number).encode())
+            self.home.hurried(_HINT_SECONDS).write(_HINT, str(number).encode())
         except StorageError as fault:
             # The entry is committed; a missing hint costs time, never truth.
             _LOGGER.warning("could not write %s: %s", _HINT, fault)

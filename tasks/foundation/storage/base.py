@@ -33,6 +33,9 @@ class Storage(Protocol):
     def at(self, folder: str) -> "Storage":
         """The same store, rooted at a folder below this root."""
 
+    def hurried(self, seconds: float) -> "Storage":
+        """The same store for what is not worth waiting for: given up after about so many seconds, without a word."""
+
     def read(self, path: str) -> bytes:
         """The whole file.
 

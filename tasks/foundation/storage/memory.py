@@ -37,6 +37,10 @@ class MemoryStorage:
         """The same, one folder down."""
         return MemoryStorage(f"{self.root}/{folder}")
 
+    def hurried(self, seconds: float) -> "MemoryStorage":  # noqa: ARG002
+        """Nothing is waited for."""
+        return self
+
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
         try:

@@ -140,7 +140,7 @@ class Ledger:
             step = head.tip.step if head.tip is not None else 0
             self._work.starts(step)
             self._opening = {"mark": mark_of(head), "from_step": step, "afresh": afresh}
-            self._home = home
+            self._home = home.hurried(_PATIENCE_SECONDS)
         self.sign()
         self._thread = threading.Thread(target=self._keep_signing, name="baton-ledger", daemon=True)
         self._thread.start()

@@ -36,6 +36,9 @@ class Counting:
         self.calls: Counter[str] = Counter()
         self.fails: Callable[[int, str], tuple[Exception, bool] | None] = lambda _number, _verb: None
 
+    def hurried(self, _seconds: float) -> "Counting":
+        return self
+
     def __getattr__(self, verb: str) -> Any:
         inner = getattr(self._store, verb)
         if verb not in _CALLS:

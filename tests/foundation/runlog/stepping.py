@@ -124,6 +124,9 @@ class Stepped:
     def transfers(self) -> int:
         return 1
 
+    def hurried(self, _seconds: float) -> Storage:
+        return self
+
     def at(self, folder: str) -> Storage:
         return Stepped(self._execution, self._number, f"{self._folder}/{folder}".lstrip("/"))
 

@@ -288,6 +288,20 @@ def test_there_is_one_limit_on_all_tries_together(cloud: FakeGcs, told: pytest.L
     assert told.messages
 
 
+def test_what_is_not_worth_waiting_for_is_given_up_soon_and_silently(
+    cloud: FakeGcs, told: pytest.LogCaptureFixture
+) -> None:
+    """A hint, or a sign of life: the process must not be held up by it when it has to go."""
+    patient = CloudStorage("bucket", "", Patience(first_wait_seconds=0.01))
+    cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "fault": "status", "code": 503, "times": None}])
+    with pytest.raises(StorageError, match="given up after"):
+        patient.hurried(0.2).write("log/HINT", b"1")
+    assert told.messages == []
+    cloud.faults = None
+    patient.hurried(0.2).at("log").write("HINT", b"1")
+    assert patient.read("log/HINT") == b"1"
+
+
 def test_an_unreachable_store_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     nowhere = CloudStorage("bucket", "", Patience(total_seconds=0.2, stall_seconds=0.2, first_wait_seconds=0.05))

@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tasks.foundation.errors import InvalidInput, StorageError
@@ -31,11 +31,22 @@ class Patience:
         total_seconds: from the first failure of an operation without progress until it is given up.
         stall_seconds: without a byte, until a connection is given up.
         first_wait_seconds: at most so long before the second try; doubled with each further one.
+        silent: waits are not worth a line in the log.
     """
 
     total_seconds: float = 300.0
     stall_seconds: float = 60.0
     first_wait_seconds: float = _FIRST_WAIT_SECONDS
+    silent: bool = False
+
+    def hurried(self, seconds: float) -> "Patience":
+        """At most so many seconds, and silent."""
+        return replace(
+            self,
+            total_seconds=min(self.total_seconds, seconds),
+            stall_seconds=min(self.stall_seconds, seconds),
+            silent=True,
+        )
 
     @classmethod
     def of_environment(cls) -> "Patience":
@@ -102,7 +113,8 @@ class Tries:
                 f"{self._where}: {said}; given up after {self._tries} tries in {self._patience.total_seconds:.0f} s "
                 "(BATON_STORAGE_PATIENCE_SECONDS); see to the network, or to the store's own status page, and run again"
             ) from fault
-        _LOGGER.warning("%s: %s; trying again in %.1f s (try %d)", self._where, said, wait, self._tries + 1)
+        level = logging.DEBUG if self._patience.silent else logging.WARNING
+        _LOGGER.log(level, "%s: %s; trying again in %.1f s (try %d)", self._where, said, wait, self._tries + 1)
         self._sleep(wait)
 
     def _is_worth_retrying(self, fault: Exception) -> bool:

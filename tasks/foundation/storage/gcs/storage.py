@@ -48,6 +48,10 @@ class CloudStorage:
         """The same, one folder down."""
         return CloudStorage(self._bucket.name, self._key(folder), self._bucket.patience)
 
+    def hurried(self, seconds: float) -> "CloudStorage":
+        """See `Storage.hurried`."""
+        return CloudStorage(self._bucket.name, self._prefix, self._bucket.patience.hurried(seconds))
+
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
         try:
