@@ -38,9 +38,10 @@ bench: install
 	$(BIN)/python tests/benchmarks/finding_the_head.py
 	$(BIN)/python tests/benchmarks/checkpoint_memory.py
 
-# Some 350 interruptions of real runs; about an hour on two cores.
+# Some 350 interruptions of real runs, and 400 plans of what goes wrong on gs://; over an hour on two cores.
 chaos: install
 	$(BIN)/python tests/end_to_end/chaos.py
+	$(BIN)/python tests/end_to_end/cloud_chaos.py --plans 400
 
 # Needs uv. Plain pins, without the addresses of any index.
 lock:

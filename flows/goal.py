@@ -106,7 +106,7 @@ def require_lasting_storage(run: RunFile) -> None:
         RunFileError: storage is memory://.
     """
     if run.spec.storage.startswith("memory:"):
-        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder")
+        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder, or gs://")
 
 
 def preflight(run: RunFile) -> None:

@@ -96,9 +96,7 @@ def _entries(log: RunLog, count: int) -> Iterator[Entry | RunLogError]:
         except RunLogError as fault:
             return fault
 
-    for begin in range(0, count, _READ_TOGETHER):
-        numbers = range(begin, min(begin + _READ_TOGETHER, count))
-        yield from side_by_side(read, numbers, workers=log.home.transfers)
+    yield from log.read_all(read, count)
 
 
 def _count(log: RunLog) -> int:

@@ -16,6 +16,7 @@ from tasks.foundation.dataset.manifest import (
 )
 from tasks.foundation.errors import FileAlreadyThere, InvalidInput, SourceError, StorageError
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.checks import Checker
 from tasks.prepare_data.in_place import indexed
@@ -177,9 +178,10 @@ def _writers(
 def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> DatasetRef:
     at = storage.at(folder)
     # Another process that failed on this dataset may have cleared the folder meanwhile.
-    for shard in (*manifest.train, *manifest.validation):
-        if not shard.is_elsewhere and not at.exists(shard.path):
-            raise StorageError(f"{at.uri}/{shard.path} is gone: it was deleted while it was prepared; run again")
+    paths = [shard.path for shard in (*manifest.train, *manifest.validation) if not shard.is_elsewhere]
+    for path, there in zip(paths, side_by_side(at.exists, paths, workers=at.transfers), strict=True):
+        if not there:
+            raise StorageError(f"{at.uri}/{path} is gone: it was deleted while it was prepared; run again")
     try:
         storage.create(manifest_path(folder), manifest.to_json())
     except FileAlreadyThere:

@@ -3,8 +3,17 @@
 A worker goes the real way of a commit without TensorFlow (`run_commits.py`). All workers of a plan are threads of this
 process, each with a store of its own, against a fake Cloud Storage with faults drawn from the same seed. Dying is an
 error that nothing catches, raised before or after a call of the store has taken effect.
+
+`python cloud_chaos.py [--plans 200] [--first 0]`, or `make chaos`.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes" / "gcs"))
+
+import argparse
+import logging
 import random
 import threading
 import time
@@ -48,6 +57,7 @@ RATES = {
     "corrupt-download": 0.02,
     "corrupt-upload": 0.02,
     "short-chunk": 0.01,
+    "unread": 0.005,
     "duplicate": 0.03,
     "expired-token": 0.005,
     "slow": 0.01,
@@ -61,7 +71,7 @@ class Died(BaseException):
 class Mortal:
     """A store that its worker dies of, or pauses in, at given calls."""
 
-    def __init__(self, store: Any, chance: random.Random, counter: "list[int]", dies_at: int, pauses_at: int) -> None:
+    def __init__(self, store: Any, chance: random.Random, counter: list[int], dies_at: int, pauses_at: int) -> None:
         self._store, self._chance, self._counter = store, chance, counter
         self._dies_at, self._pauses_at = dies_at, pauses_at
         self._after = chance.random() < 0.5
@@ -263,3 +273,22 @@ def play_all(seeds: range, say: Callable[[str], None]) -> list[Outcome]:
             for line in outcomes[-1].off:
                 say(f"OFF  plan {seed}: {line}")
     return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--plans", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    logging.getLogger("tasks").setLevel(logging.ERROR)  # waits are what this is about
+    outcomes = play_all(range(options.first, options.first + options.plans), lambda line: print(line, flush=True))  # noqa: T201
+    faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
+    ends = sum((outcome.ends for outcome in outcomes), Counter[str]())
+    off = sum(bool(outcome.off) for outcome in outcomes)
+    told = [f"{len(outcomes)} plans, {off} of them OFF", f"store faults: {faults.total()}, {dict(faults)}"]
+    sys.stdout.write("\n".join([*told, f"lives of workers ended by: {dict(ends)}"]) + "\n")
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

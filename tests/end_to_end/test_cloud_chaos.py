@@ -1,4 +1,4 @@
-"""Chaos on gs://: two hundred seeded plans without TensorFlow. `make chaos` plays more, and full runs besides."""
+"""Chaos on gs://: two hundred seeded plans without TensorFlow. `make chaos` plays more."""
 
 from collections import Counter
 

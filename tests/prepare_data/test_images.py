@@ -274,3 +274,11 @@ def test_an_image_that_is_changed_here_while_others_are_read(workshop: Any, monk
     monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 7)
     with pytest.raises(SourceError, match=r"dog/a\.png: changed while it was being read"):
         workshop.prepare("images", PETS)
+
+
+@pytest.mark.parametrize("pattern", ["pets/*/*", "pets/*/*.png"])
+def test_classes_of_a_local_pattern_begin_where_its_marks_do(workshop: Any, pattern: str) -> None:
+    """And never at the root of the file system, whose folders are nobody's classes."""
+    write(workshop, pets())
+    ref = workshop.prepare("images", {"path": pattern, "size": [6, 5]}, validation_fraction=0)
+    assert json.loads(load_manifest(workshop.storage, ref).origin["classes"]) == ["ant", "cat", "dog"]

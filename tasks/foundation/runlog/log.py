@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from tasks.foundation.contracts.log_entry import Body, Entry, Head, Retire
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
@@ -20,6 +21,7 @@ _READ_TOGETHER = 64
 _HINT_SECONDS = 2.0
 _ENTRY = re.compile(r"log/(\d{8})\.json")
 
+_Read = TypeVar("_Read")
 Decide = Callable[[Head | None], Body | None]
 
 
@@ -83,10 +85,13 @@ class RunLog:
         """
         self.require_whole()
         newest = self._newest()
-        count = 0 if newest is None else newest.number + 1
+        yield from self.read_all(self.entry, 0 if newest is None else newest.number + 1)
+
+    def read_all(self, read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
+        """What `read` makes of the numbers 0 to `count` - 1, in order, side by side where the store is far away."""
         for begin in range(0, count, _READ_TOGETHER):
             numbers = range(begin, min(begin + _READ_TOGETHER, count))
-            yield from side_by_side(self.entry, numbers, workers=self.home.transfers)
+            yield from side_by_side(read, numbers, workers=self.home.transfers)
 
     def append(self, decide: Decide, *, attempt: str) -> Entry | None:
         """Append what `decide` makes of the newest state.
@@ -151,7 +156,7 @@ class RunLog:
         return entry
 
     def _newest(self) -> Entry | None:
-        """The newest entry. Three requests where HINT is right, however long the log is."""
+        """The newest entry. Three requests where HINT is right, five right after a retirement, however long the log."""
         hint = self._read_hint()
         number = self._last_from(hint) if hint > 0 else 0
         entry = self._entry(number) if number > 0 else None

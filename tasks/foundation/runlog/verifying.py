@@ -24,15 +24,18 @@ def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
     """
     path = f"{ref.path}/manifest.json"
     where = f"{home.uri}/{path}"
+    verdict = ""
     for _ in range(_READS_BEFORE_A_VERDICT):
         try:
             data = home.read(path)
-        except FileMissing as fault:
-            raise DamagedCheckpoint(f"{where} is missing") from fault
+        except FileMissing:
+            verdict = f"{where} is missing"
+            continue
         digest = manifest_digest(data)
         if digest == ref.manifest_digest:
             return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
-    raise DamagedCheckpoint(f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…")
+        verdict = f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…"
+    raise DamagedCheckpoint(verdict)
 
 
 def manifest_digest(data: bytes) -> str:
@@ -50,8 +53,7 @@ def check(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
         StorageError: the store refused or failed; that says nothing about the bytes.
     """
     manifest = read_manifest(home, ref)
-    for file in manifest.files:
-        _compare(home, ref, file, home.stat)
+    side_by_side(lambda file: _compare(home, ref, file, home.stat), manifest.files, workers=home.transfers)
     return manifest
 
 
@@ -66,8 +68,7 @@ def damage(home: Storage, ref: CheckpointRef, *, read: bool = False) -> str | No
     ask = home.checksum if read else home.stat
     try:
         manifest = read_manifest(home, ref)
-        for file in manifest.files:
-            _compare_twice(home, ref, file, ask)
+        side_by_side(lambda file: _compare_twice(home, ref, file, ask), manifest.files, workers=home.transfers)
     except DamagedCheckpoint as fault:
         return str(fault)
     return None

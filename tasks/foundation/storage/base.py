@@ -19,7 +19,7 @@ class Stored(Contract):
 class Storage(Protocol):
     """Files below one root. Paths are relative to it, with forward slashes.
 
-    There is no rename and no append, and a listing may be late: nothing but garbage collection depends on it.
+    There is no rename and no append. A listing may be late: no commit, and no reading of one, depends on it.
     """
 
     @property

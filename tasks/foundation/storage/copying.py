@@ -1,7 +1,7 @@
 """From a store to files of this machine: block by block, counted and checksummed on the way; and side by side."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -35,7 +35,8 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | Non
     for arrived in blocks:
         block = arrived if size is None else arrived[: size - done]
         if file is not None:
-            file.write(block)
+            with _errors_of(file.name):
+                file.write(block)
         crc = google_crc32c.extend(crc, block)
         done += len(block)
         if done == size:
@@ -59,9 +60,19 @@ def local_target(target: Path) -> Iterator[IO[bytes]]:
     Raises:
         StorageError: it cannot be written.
     """
+    with _errors_of(target):
+        file = target.open("wb")
     try:
-        with target.open("wb") as file:
-            yield file
+        yield file
+    finally:
+        with _errors_of(target):
+            file.close()
+
+
+@contextmanager
+def _errors_of(target: object) -> Iterator[None]:
+    try:
+        yield
     except OSError as fault:
         raise StorageError(
             f"{target}: what was downloaded could not be written ({fault.strerror or fault}); free some space there, "
@@ -72,14 +83,18 @@ def local_target(target: Path) -> Iterator[IO[bytes]]:
 def side_by_side(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int) -> list[_R]:
     """`work` on each item, so many at a time; the results in order.
 
-    The first error is raised once those that had begun are done; what had not begun is left.
+    Once one has failed, what had not begun is left, what had begun is waited for, and the first error in order is
+    raised. Nothing is waited for where the caller itself is interrupted.
     """
     if workers == 1 or len(items) < 2:  # noqa: PLR2004 - nothing to be beside of
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="baton-transfer") as pool:
+    pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="baton-transfer")
+    interrupted = True
+    try:
         futures = [pool.submit(work, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        wait(futures, return_when=FIRST_EXCEPTION)
+        interrupted = False
+    finally:
+        pool.shutdown(wait=not interrupted, cancel_futures=True)
+    failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
+    return [future.result() for future in failed or futures]

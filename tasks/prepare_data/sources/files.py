@@ -1,5 +1,6 @@
 """Files of a source: found by the run file's path, on this machine or on a store."""
 
+import itertools
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +65,9 @@ def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
         if place.is_dir():
             base, found = place, (file for file in place.rglob("*") if file.name.endswith(suffix))
         elif any(mark in path for mark in _MARKS):
-            base = Path(place.anchor)
+            # What comes before the first mark is where the relative names begin, as on a store.
+            fixed = itertools.takewhile(lambda part: not any(mark in part for mark in _MARKS), place.parts)
+            base = Path(*fixed)
             found = base.glob(str(place.relative_to(base)))
         else:
             raise SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")

@@ -102,7 +102,9 @@ class Exchange:
 
     def _receive(self, body: Body, fault: Fault | None) -> None:
         kind = fault.kind if fault else ""
-        if kind == "reset-before-body":
+        if fault and kind == "unread":
+            time.sleep(fault.stall_seconds)
+        if kind in {"reset-before-body", "unread"}:
             self.wire.reset()
         try:
             stop = int(body.length * fault.fraction) if fault and kind == "reset-in-body" else None

@@ -27,6 +27,7 @@ FAULTS = {
     "truncate-quietly": MEDIA,  # Content-Length tells the same lie
     "corrupt-download": MEDIA,  # one bit; the checksums stay right
     "corrupt-upload": UPLOADS,  # other bytes are kept, and their checksum reported
+    "unread": UPLOADS,  # the body is not taken for stall_seconds, then the connection is reset
     "short-chunk": r"upload\.chunk",  # fewer bytes are kept than were sent: allowed, and told by Range
     "duplicate": WRITES,  # takes effect twice; the answer is the second one's
     "expired-token": EVERY,  # 401

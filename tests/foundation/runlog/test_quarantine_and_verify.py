@@ -8,7 +8,7 @@ from log_making import assert_sound, begin, committing, folders, head_of, stage,
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Quarantine
-from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, StaleWriter, StorageError
+from tasks.foundation.errors import DamagedCheckpoint, FileMissing, NothingToRestore, StaleWriter, StorageError
 from tasks.foundation.runlog.committing import commit, quarantine, sound_tip
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import check, damage
@@ -113,18 +113,21 @@ def test_nothing_to_restore_is_said_and_a_damaged_start_is_begun_anew(store: Sto
     assert head.tip.step == 10
 
 
-def test_one_bad_read_is_no_verdict(store: Storage) -> None:
+@pytest.mark.parametrize("first", [b"", None], ids=["other bytes", "not there"])
+def test_one_bad_read_is_no_verdict(store: Storage, first: bytes | None) -> None:
     log = begin(store)
     flaky = Counting(store)
-    answers = iter([b"", None])
+    answers = iter([first])
 
     class Once:
         def __getattr__(self, verb: str) -> object:
             return getattr(flaky, verb)
 
         def read(self, path: str) -> bytes:
-            bad = next(answers, None) if path.endswith("manifest.json") else None
-            return flaky.read(path) if bad is None else bad
+            bad = next(answers, "none") if path.endswith("manifest.json") else "none"
+            if bad is None:
+                raise FileMissing(path)
+            return flaky.read(path) if isinstance(bad, str) else bad
 
     assert damage(Once(), tip_of(log)) is None  # type: ignore[arg-type]
     assert next(answers, "used up") == "used up"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs
+from fake_gcs import FakeGcs, FaultPlan
 
 from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StorageError, StoreRefused
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.answers import Answered, without_queries
+from tasks.foundation.storage.gcs.patience import Patience, is_transient
 from tasks.foundation.storage.gcs.refusals import refusal
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.opening import open_storage
@@ -23,7 +24,8 @@ ROLE = "roles/storage.objectUser"
 ASK = """
 import sys
 from tasks.foundation.errors import BatonError
-from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.answers import Answered, without_queries
+from tasks.foundation.storage.gcs.patience import Patience, is_transient
 from tasks.foundation.storage.gcs.storage import CloudStorage
 if len(sys.argv) > 1:
     # The fake as the real address, so that credentials are asked for.
@@ -158,7 +160,7 @@ def test_where_the_bucket_may_not_be_looked_at_the_probe_finds_out(cloud: FakeGc
     assert storage.probe() == []
     assert cloud.store.names("bucket") == []
     cloud.store.set_bucket("bucket", denied={"storage.buckets.get", "storage.objects.delete"})
-    with pytest.raises(StoreRefused, match=r"may not delete.*probe-\w+ is left behind"):
+    with pytest.raises(StoreRefused, match=r"may not delete.*\.probe is left behind"):
         storage.probe()
     cloud.store.set_bucket("bucket", denied={"storage.buckets.get", "storage.objects.create"})
     with pytest.raises(StoreRefused, match=r"may not make objects"):
@@ -201,21 +203,102 @@ def test_requester_pays(cloud: FakeGcs) -> None:
             "inside its perimeter",
         ),
         ("Permission denied on Cloud KMS key.", "encryption key"),
+        ("KMS key version is not enabled, current state is: DISABLED.", "encryption key"),
+        ("a is disabled somehow, see googleapis.com", "permission denied; grant"),
         ("Something new", "permission denied; grant"),
     ],
 )
 def test_what_the_store_says_leads_to_a_remedy(said: str, remedy: str) -> None:
-    fault = refusal(OSError(f"Forbidden: https://storage.googleapis.com/…\n{said}"), where="gs://bucket/a/b")
+    answer = Answered(403, json.dumps({"error": {"message": said, "errors": [{"reason": "forbidden"}]}}).encode())
+    fault = refusal(answer, where="gs://kms-api-disabled/a/b")
     assert isinstance(fault, StoreRefused)
-    assert str(fault).startswith("gs://bucket/a/b: ")
+    assert str(fault).startswith("gs://kms-api-disabled/a/b: ")
     assert remedy in str(fault)
     assert said in str(fault)
 
 
+def test_a_policy_that_answers_412_is_told_too() -> None:
+    contents = b'{"error": {"message": "Constraint violated", "errors": [{"reason": "orgPolicyConstraintFailed"}]}}'
+    fault = refusal(Answered(412, contents), where="gs://bucket/a")
+    assert isinstance(fault, StoreRefused)
+    assert "a policy of the organization" in str(fault)
+
+
 def test_what_is_not_known_is_told_in_the_stores_words() -> None:
-    fault = refusal(ValueError("Bad Request: x\nsomething new is invalid"), where="gs://bucket/a")
+    fault = refusal(Answered(400, b"something new is invalid"), where="gs://bucket/a")
     assert type(fault) is StorageError
-    assert "something new is invalid" in str(fault)
+    assert "refuses with 400: something new is invalid" in str(fault)
+
+
+@pytest.mark.parametrize("verb", ["write", "delete", "exists", "create"])
+def test_a_412_is_no_file_that_is_there_already(cloud: FakeGcs, verb: str) -> None:
+    storage = CloudStorage("bucket", "", QUICK)
+    cloud.faults = FaultPlan.scripted(
+        [
+            {"match": {"kind": f"object.{kind}"}, "fault": "status", "code": 412, "times": None}
+            for kind in ("insert", "delete", "get")
+            if (kind, verb) != ("get", "create")
+        ]
+    )
+    arguments = ("x", b"1") if verb in {"write", "create"} else ("x",)
+    with pytest.raises(StorageError, match="the store refuses with 412") as fault:
+        getattr(storage, verb)(*arguments)
+    assert type(fault.value) is StorageError
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "not found"), ("{", "valid json"), ("folder", "Is a directory"), ("{}", "type")]
+)
+def test_credentials_that_are_named_and_cannot_be_used(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "key.json"
+    if content == "folder":
+        file.mkdir()
+    elif content is not None:
+        file.write_text(content)
+    told = asked(tmp_path, GOOGLE_APPLICATION_CREDENTIALS=str(file))
+    assert told.startswith(
+        f"StoreRefused 2 False gs://bucket/x: GOOGLE_APPLICATION_CREDENTIALS={file} cannot be used ("
+    )
+    assert said in told
+
+
+@pytest.mark.parametrize("address", ["http://", "http:///"])
+def test_a_local_server_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    with pytest.raises(InvalidInput, match="names no server"):
+        CloudStorage("bucket", "", QUICK).exists("x")
+
+
+def test_a_certificate_that_is_not_believed_makes_think_of_the_clock() -> None:
+    import aiohttp
+    from aiohttp.client_reqrep import ConnectionKey
+
+    key = ConnectionKey("storage.googleapis.com", 443, True, True, None, None, None)
+    fault = aiohttp.ClientConnectorCertificateError(key, Exception("certificate has expired"))
+    told = refusal(fault, where="gs://bucket/a")
+    assert isinstance(told, StoreRefused)
+    assert "this machine's clock" in str(told)
+    assert not is_transient(fault)
+
+
+def test_the_address_of_an_upload_is_told_to_nobody(
+    cloud: FakeGcs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever knows it may write to it."""
+    (tmp_path / "large").write_bytes(bytes(9 << 20))
+    storage = CloudStorage("bucket", "", QUICK)
+    cloud.faults = FaultPlan.scripted(
+        [
+            {"match": {"kind": "upload.chunk"}, "fault": "reset-in-body", "times": 1},
+            {"match": {"kind": "upload.chunk"}, "fault": "unread", "times": 1},
+            {"match": {"kind": "upload.chunk"}, "fault": "status", "code": 403, "times": 1},
+        ]
+    )
+    with pytest.raises(StoreRefused) as fault:
+        storage.upload(tmp_path / "large", "x")
+    assert len(caplog.messages) == 2
+    assert "upload_id" not in caplog.text + str(fault.value)
+    assert without_queries("no: http://host/upload/b?upload_id=SECRET&a=1 (400)") == "no: http://host/upload/b (400)"
 
 
 @pytest.mark.parametrize(

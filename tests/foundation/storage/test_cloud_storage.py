@@ -30,6 +30,7 @@ EVERY_FAULT_OF_A_REQUEST = [
     "duplicate",
     "expired-token",
     "corrupt-upload",
+    "unread",
 ]
 
 
@@ -42,10 +43,14 @@ def scripted(kind: str, fault: str, *, times: int = 1, **settings: object) -> Fa
     return FaultPlan.scripted([{"match": {"kind": kind}, "fault": fault, "times": times, **settings}])
 
 
-def test_gcsfs_lets_its_own_retries_be_left_out() -> None:
+def test_gcsfs_asks_by_the_one_method_that_is_replaced() -> None:
+    import inspect
+
     from gcsfs.core import GCSFileSystem
 
-    assert GCSFileSystem._request.__wrapped__.__name__ == "_request"
+    parameters = inspect.signature(GCSFileSystem._request.__wrapped__).parameters
+    assert list(parameters)[:7] == ["self", "method", "path", "args", "headers", "json", "data"]
+    assert "self._request(" in inspect.getsource(GCSFileSystem._call)
 
 
 # ------------------------------------------------------------------------------------------------ writes
@@ -89,7 +94,11 @@ def test_the_same_bytes_of_another_are_not_ours(storage: CloudStorage, cloud: Fa
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
-        *(("upload.initiate", fault) for fault in EVERY_FAULT_OF_A_REQUEST if fault != "corrupt-upload"),
+        *(
+            ("upload.initiate", fault)
+            for fault in EVERY_FAULT_OF_A_REQUEST
+            if fault not in {"corrupt-upload", "unread"}
+        ),
         *(("upload.chunk", fault) for fault in [*EVERY_FAULT_OF_A_REQUEST, "short-chunk"]),
     ],
 )
@@ -103,6 +112,28 @@ def test_a_large_upload_goes_on_where_it_broke_off(
     assert len(cloud.fault_run.log) == 1
     if (kind, fault) == ("upload.chunk", "reset-in-body"):
         assert cloud.tally.bytes_in < 1.5 * len(LARGE), "it was sent from the beginning again"
+
+
+def test_a_store_that_takes_little_at_a_time_gets_it_all(cloud: FakeGcs, storage: CloudStorage, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(LARGE)
+    cloud.faults = scripted("upload.chunk", "short-chunk", times=9, fraction=0.2)
+    assert storage.upload(tmp_path / "large", "ckpt.data") == checksum_bytes(LARGE)
+    assert cloud.store.bytes("bucket", "some/root/ckpt.data") == LARGE
+    assert len(cloud.fault_run.log) == 9
+    assert cloud.count("upload.initiate") == 1
+
+
+def test_a_file_that_vanishes_on_its_way_up_is_named(
+    cloud: FakeGcs, storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(LARGE)
+    monkeypatch.setattr(
+        "tasks.foundation.storage.gcs.storage.checksum_file", lambda _: (file.unlink(), checksum_bytes(LARGE))[1]
+    )
+    with pytest.raises(StorageError, match=r"large: cannot be read any more \(No such file"):
+        storage.upload(file, "ckpt.data")
+    assert cloud.count("upload.chunk") <= 1
 
 
 def test_an_upload_whose_session_is_forgotten_begins_anew(
@@ -381,11 +412,11 @@ def test_only_a_local_server_changes_what_gcsfs_is_told(monkeypatch: pytest.Monk
     from tasks.foundation.storage.gcs.connection import connect
 
     monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
-    files = connect(Patience(stall_seconds=41))
+    files = connect(41)
     assert files._location == cloud.url
     assert os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] == "false"
     assert files.credentials.credentials is None
-    assert connect(Patience(stall_seconds=41)) is files
+    assert connect(41) is files
 
 
 def test_stat_asks_and_reads_nothing(cloud: FakeGcs, storage: CloudStorage) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.gcs.answers import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED, Answered, Garbled
 from tasks.foundation.storage.gcs.connection import connect
-from tasks.foundation.storage.gcs.patience import Garbled, Patience, Tries, retrying
-from tasks.foundation.storage.gcs.refusals import bucket_missing, refusal
+from tasks.foundation.storage.gcs.patience import Patience, Tries, retrying
+from tasks.foundation.storage.gcs.refusals import bucket_missing, credentials_refused
 
 _FIELDS = "name,size,crc32c,generation,metadata"
 _PAGE = 1000
-_BOUNDARY = "baton-7d1f8a52c3"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_NOT_SATISFIABLE = 416
+_BAD_REQUEST, _FORBIDDEN, _NOT_SATISFIABLE = 400, 403, 416
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,40 @@ class Bucket:
 
         Raises:
             FileNotFoundError: 404.
-            FileExistsError: 412.
             StorageError: anything else; see `Tries.again_after`.
         """
         return retrying(lambda: self.call_once(where, method, path, *arguments, **options), Tries(where, self.patience))
 
     def call_once(self, where: str, method: str, path: str, *arguments: str, **options: Any) -> Any:
-        """One request; what gcsfs raises comes through, but for what is wrong with the credentials."""
+        """One request; other errors of the network come through.
+
+        Raises:
+            FileNotFoundError: 404.
+            Answered: another error of the store's.
+            Garbled: the store got other bytes than were sent.
+            StoreRefused: there are no credentials that could be used.
+        """
+        files = self._files(where)
+        try:
+            return files.call(method, path, *arguments, **options)
+        except Answered as fault:
+            if fault.code == NOT_FOUND:
+                raise FileNotFoundError(fault.said) from fault
+            if fault.code == UNAUTHORIZED and files.credentials.credentials is not None:
+                files.credentials.credentials.token = None  # the next try asks for a new one
+            if _is_of_checksums(fault):
+                raise Garbled(f"the store got other bytes than were sent ({fault.said})") from fault
+            raise
+
+    def _files(self, where: str) -> Any:
         import google.auth.exceptions
 
         try:
-            files = connect(self.patience)
+            return connect(self.patience.stall_seconds)
         except google.auth.exceptions.TransportError:
             raise
-        except google.auth.exceptions.GoogleAuthError as fault:
-            raise refusal(fault, where=where) from fault
-        try:
-            return files.call(method, path, *arguments, **options)
-        except Exception as fault:  # noqa: BLE001 - sorted by who asked; nothing is swallowed here
-            if getattr(fault, "code", None) == 401:  # noqa: PLR2004 - the next try asks for a new access token
-                credentials = files.credentials.credentials
-                if credentials is not None:
-                    credentials.token = None
-            raise _garbled_on_the_way(fault) or fault from fault.__cause__
+        except (google.auth.exceptions.GoogleAuthError, OSError) as fault:
+            raise credentials_refused(fault, where) from fault
 
     def create(self, key: str, data: bytes) -> None:
         """Make an object that must not be there yet: put-if-absent, by ifGenerationMatch=0.
@@ -78,13 +89,15 @@ class Bucket:
         def once() -> None:
             try:
                 made = self._insert_once(key, data, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
-            except FileExistsError:
+            except Answered as fault:
+                if fault.code != PRECONDITION_FAILED:
+                    raise
                 # Refused, and perhaps by our own: the first answer got lost, or the network delivered it twice.
                 there = self._describe_once(key)
                 if there is None:
-                    raise Garbled("it was there a moment ago, and is not any more") from None
+                    raise  # refused for another reason, such as a policy
                 if there.get("metadata", {}).get("baton-create") != token:
-                    raise
+                    raise FileExistsError(fault.said) from fault
                 made = there
             try:
                 require_same(made, checksum_bytes(data))
@@ -114,15 +127,16 @@ class Bucket:
     def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> dict[str, Any]:
         """One multipart upload; what the store says it has now."""
         resource = {"name": key, "crc32c": base64_of(checksum_bytes(data).crc32c), **more}
-        head = f"--{_BOUNDARY}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
-        head += f"--{_BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        line = f"baton-{uuid.uuid4().hex}"
+        head = f"--{line}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
+        head += f"--{line}\r\nContent-Type: application/octet-stream\r\n\r\n"
         answer: dict[str, Any] = self.call_once(
             self.uri(key),
             "POST",
             self.upload_url(),
             uploadType="multipart",
-            headers={"Content-Type": f"multipart/related; boundary={_BOUNDARY}"},
-            data=b"".join((head.encode(), data, f"\r\n--{_BOUNDARY}--".encode())),
+            headers={"Content-Type": f"multipart/related; boundary={line}"},
+            data=b"".join((head.encode(), data, f"\r\n--{line}--".encode())),
             json_out=True,
             **options,
         )
@@ -177,8 +191,8 @@ class Bucket:
                     alt="media",
                     headers={"Range": f"bytes={begin}-{begin + size - 1}"},
                 )
-            except Exception as fault:
-                if getattr(fault, "code", None) == _NOT_SATISFIABLE:
+            except Answered as fault:
+                if fault.code == _NOT_SATISFIABLE:
                     return b"", begin  # nothing lies there
                 raise
             match = _RANGE.fullmatch(headers.get("Content-Range", ""))
@@ -240,24 +254,29 @@ class Bucket:
         Raises:
             StoreRefused: there is no such bucket.
         """
-        from tasks.foundation.errors import StoreRefused
-
         where = f"gs://{self.name}"
+
+        def once() -> Mapping[str, Any] | None:
+            try:
+                found: Mapping[str, Any] = self.call_once(
+                    where, "GET", "b/{}", self.name, fields="versioning,retentionPolicy", json_out=True
+                )
+            except Answered as fault:
+                if fault.code == _FORBIDDEN:
+                    return None
+                raise
+            return found
+
         try:
-            found: Mapping[str, Any] = self.call(
-                where, "GET", "b/{}", self.name, fields="versioning,retentionPolicy,billing,location", json_out=True
-            )
+            return retrying(once, Tries(where, self.patience))
         except FileNotFoundError as fault:
             raise bucket_missing(where) from fault
-        except StoreRefused:
-            return None
-        return found
 
     def upload_url(self) -> str:
         """Where new objects are sent."""
         from urllib.parse import quote
 
-        return f"{connect(self.patience)._location}/upload/storage/v1/b/{quote(self.name, safe='')}/o"
+        return f"{self._files(self.uri(''))._location}/upload/storage/v1/b/{quote(self.name, safe='')}/o"
 
 
 def stored(resource: Mapping[str, Any]) -> Stored:
@@ -292,9 +311,7 @@ def _hash_in(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _garbled_on_the_way(fault: Exception) -> Garbled | None:
+def _is_of_checksums(fault: Answered) -> bool:
     """400 for a body whose checksum is not the one that came with it."""
-    text = str(fault).lower()
-    if "crc32c" in text and ("match" in text or "invalid" in text):
-        return Garbled(f"the store got other bytes than were sent ({' '.join(str(fault).split())})")
-    return None
+    said = fault.said.lower()
+    return fault.code == _BAD_REQUEST and "crc32c" in said and ("match" in said or "invalid" in said)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from tasks.foundation.errors import InvalidInput, StorageError
+from tasks.foundation.errors import BatonError, InvalidInput, StorageError
+from tasks.foundation.storage.gcs.answers import UNAUTHORIZED, Garbled, said_by
 from tasks.foundation.storage.gcs.refusals import refusal
 
 _LOGGER = logging.getLogger(__name__)
@@ -17,10 +18,6 @@ _T = TypeVar("_T")
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _FACTOR = 0.5, 30.0, 2.0
 _TOO_MANY_UNAUTHORIZED, _TOO_MANY_GARBLED = 3, 4
 _WORTH_RETRYING = {401, 408, 429, 500, 502, 503, 504}
-
-
-class Garbled(Exception):
-    """What arrived is not what was sent, in one direction or the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +116,7 @@ class Tries:
 
     def _is_worth_retrying(self, fault: Exception) -> bool:
         """Raises StorageError for what has been garbled too often."""
-        code = getattr(fault, "code", None)
-        if code == 401:  # noqa: PLR2004 - HTTP's
+        if getattr(fault, "code", None) == UNAUTHORIZED:
             # An access token may have run out a moment ago; credentials that are refused stay refused.
             self._unauthorized += 1
             cause = fault.__cause__
@@ -130,8 +126,8 @@ class Tries:
             self._garbled += 1
             if self._garbled == _TOO_MANY_GARBLED:
                 raise StorageError(
-                    f"{self._where}: {fault}, {self._garbled} times; see to the network between here and the store, "
-                    "and to this machine's memory, and run again"
+                    f"{self._where}: {said_by(fault)}, {self._garbled} times; see to the network between here and "
+                    "the store, and to this machine's memory, and run again"
                 ) from fault
         return is_transient(fault)
 
@@ -141,13 +137,13 @@ def retrying(work: Callable[[], _T], tries: Tries) -> _T:
 
     Raises:
         FileNotFoundError: the store answered 404.
-        FileExistsError: it answered 412.
+        FileExistsError: what `work` made of an answer.
         StorageError: see `Tries.again_after`.
     """
     while True:
         try:
             return work()
-        except (FileNotFoundError, FileExistsError):
+        except (FileNotFoundError, FileExistsError, BatonError):
             raise
         except Exception as fault:  # noqa: BLE001 - sorted there; what is unknown is raised as a StorageError
             tries.again_after(fault)
@@ -157,26 +153,16 @@ def is_transient(fault: Exception) -> bool:
     """Whether the same request may succeed a little later."""
     import aiohttp
     import google.auth.exceptions
-    import requests
 
     code: Any = getattr(fault, "code", None)
     if code is not None:
         return str(code).isdecimal() and int(code) in _WORTH_RETRYING
+    if isinstance(fault, aiohttp.InvalidURL | aiohttp.ClientSSLError):
+        return False  # an address, or a certificate, stays what it is
     return isinstance(
         fault,
-        Garbled
-        | TimeoutError
-        | ConnectionError
-        | aiohttp.ClientError
-        | google.auth.exceptions.TransportError
-        | requests.exceptions.RequestException,
+        Garbled | TimeoutError | ConnectionError | aiohttp.ClientError | google.auth.exceptions.TransportError,
     )
-
-
-def said_by(fault: Exception) -> str:
-    """What a fault says, in one line, with its kind where it says nothing."""
-    text = " ".join(str(fault).split())
-    return text if len(text) > len("503") else f"{type(fault).__name__} {text}".strip()
 
 
 def _seconds(variable: str, default: float) -> float:

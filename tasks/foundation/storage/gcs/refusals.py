@@ -1,10 +1,19 @@
 """What Cloud Storage and Google's credentials refuse, each as one sentence with its remedy."""
 
+import os
 import re
 from datetime import UTC, datetime
 
 from tasks.foundation.errors import StorageError, StoreRefused
+from tasks.foundation.storage.gcs.answers import UNAUTHORIZED, Answered, said_by
 
+_FORBIDDEN = 403
+_DOING = {
+    "create": "make objects",
+    "delete": "delete or replace objects",
+    "get": "read objects",
+    "list": "list objects",
+}
 _PERMISSION = re.compile(r"storage\.(objects|buckets)\.(\w+)")
 _ROLES = "roles/storage.objectUser on the bucket (to read only: roles/storage.objectViewer)"
 _GRANT = (
@@ -13,6 +22,9 @@ _GRANT = (
 )
 # In the store's words, the first that is found decides; {bucket} is filled in.
 _REMEDIES = {
+    r"\bKMS\b|cloudkms": (
+        "the bucket's encryption key refuses to be used; see who may use it, and whether it is enabled"
+    ),
     r"retention policy|object retention|is under active .*hold|event-based hold|temporary hold": (
         "objects of {bucket} may not be deleted or replaced yet, and Baton deletes checkpoints that it "
         "retires; use a bucket without a retention policy or holds: gcloud storage buckets describe "
@@ -26,7 +38,7 @@ _REMEDIES = {
         "the project that owns {bucket} has no open billing account; see Billing in the console, or name a"
         " bucket of another project"
     ),
-    r"has not been used in project|accessNotConfigured|is not enabled|API.*disabled": (
+    r"has not been used in project|accessNotConfigured|\bAPI\b.*(disabled|not enabled)": (
         "the Cloud Storage API is off in the project of these credentials; gcloud services enable "
         "storage.googleapis.com, or use credentials of the right project (gcloud config set project "
         "PROJECT)"
@@ -35,86 +47,100 @@ _REMEDIES = {
         "the project is not the right one; gcloud config set project PROJECT, and gcloud auth application-"
         "default set-quota-project PROJECT"
     ),
-    r"organization'?s policy|VPC Service Controls|vpcServiceControls": (
+    r"organization'?s policy|orgPolicy|VPC Service Controls|vpcServiceControls": (
         "a policy of the organization forbids it from here; run inside its perimeter, or ask who administers it"
     ),
-    r"KMS|cloudkms": ("the bucket's encryption key refuses to be used; see who may use it, and whether it is enabled"),
 }
 _CLOCK = re.compile(r"\biat\b|\bexp\b|reasonable timeframe|short-lived token|clock|not yet valid|Token used too early")
+_CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def refusal(fault: Exception, *, where: str) -> StorageError:
     """The error to raise for what is not worth trying again.
 
     Args:
-        fault: what gcsfs, aiohttp or google.auth raised. Its text goes into the message; it holds no credentials.
+        fault: what the store answered, or what gcsfs, aiohttp or google.auth raised.
         where: address of what was worked on.
     """
+    import aiohttp
     import google.auth.exceptions
 
-    if isinstance(fault, StorageError):
-        return fault
     for each in (fault, fault.__cause__):
         if isinstance(each, google.auth.exceptions.GoogleAuthError):
-            return _credentials_refused(each, where)
-    text = " ".join(str(fault).split())
-    code = getattr(fault, "code", None)
-    bucket = "gs://" + where.removeprefix("gs://").split("/", 1)[0]
-    for pattern, remedy in _REMEDIES.items():
-        if re.search(pattern, text, re.IGNORECASE):
-            return StoreRefused(f"{where}: {remedy.format(bucket=bucket)} (the store said: {_short(text)})")
-    if code == 401:  # noqa: PLR2004 - HTTP's
-        return _credentials_refused(fault, where)
-    if text.startswith("Forbidden") or code == 403:  # noqa: PLR2004
-        return _forbidden(text, where, bucket)
-    return StorageError(f"{where}: {type(fault).__name__}: {_short(text)}; see the store's own words, and run again")
+            return credentials_refused(each, where)
+    if isinstance(fault, aiohttp.ClientSSLError):
+        return StoreRefused(
+            f"{where}: no secure connection ({said_by(fault)}); see whether this machine's clock is right ({_now()}, "
+            "timedatectl set-ntp true), and whether its certificates are (ca-certificates)"
+        )
+    if isinstance(fault, Answered):
+        return _refused(fault, where)
+    return StorageError(
+        f"{where}: {type(fault).__name__}: {_short(said_by(fault))}; see to this machine, and run again"
+    )
 
 
 def bucket_missing(where: str) -> StoreRefused:
     """404 where an object was to be made or listed."""
-    bucket = "gs://" + where.removeprefix("gs://").split("/", 1)[0]
+    bucket = _bucket_of(where)
     return StoreRefused(
         f"{where}: there is no bucket {bucket}; correct the name, or make it: gcloud storage buckets create {bucket} "
         "--location=REGION --uniform-bucket-level-access (in the region of the accelerators)"
     )
 
 
-def _forbidden(text: str, where: str, bucket: str) -> StoreRefused:
-    found = _PERMISSION.search(text)
-    grant = _GRANT.replace("gs://BUCKET", bucket)
-    if found is None:
-        return StoreRefused(f"{where}: permission denied; grant {_ROLES}: {grant} (the store said: {_short(text)})")
-    doing = {
-        "create": "make objects",
-        "delete": "delete or replace objects",
-        "get": "read objects",
-        "list": "list objects",
-    }.get(found[2], found[2])
-    return StoreRefused(
-        f"{where}: these credentials may not {doing} here ({found[0]} is missing); grant {_ROLES}: {grant} "
-        f"(the store said: {_short(text)})"
-    )
-
-
-def _credentials_refused(fault: Exception, where: str) -> StoreRefused:
+def credentials_refused(fault: Exception, where: str) -> StoreRefused:
+    """What to say of credentials that are not there, cannot be read, or are refused."""
     import google.auth.exceptions
 
-    if isinstance(fault, google.auth.exceptions.DefaultCredentialsError):
+    said = _short(said_by(fault))
+    named = os.environ.get(_CREDENTIALS)
+    if isinstance(fault, google.auth.exceptions.DefaultCredentialsError | OSError):
+        if named:
+            return StoreRefused(
+                f"{where}: {_CREDENTIALS}={named} cannot be used ({said}); name a service account's key file, or unset "
+                "it"
+            )
         return StoreRefused(
             f"{where}: there are no credentials for Cloud Storage here. Run gcloud auth application-default login, or "
-            "set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file, or give the machine a service account"
+            f"set {_CREDENTIALS} to a service account's key file, or give the machine a service account"
         )
-    text = " ".join(str(fault).split())
-    if _CLOCK.search(text):
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+    if _CLOCK.search(said):
         return StoreRefused(
             f"{where}: Google refuses these credentials, most likely because this machine's clock is wrong: it says "
-            f"{now}. Set it (timedatectl set-ntp true) and run again (Google said: {_short(text)})"
+            f"{_now()}. Set it (timedatectl set-ntp true) and run again (Google said: {said})"
         )
     return StoreRefused(
-        f"{where}: these credentials are refused ({_short(text)}); renew them: gcloud auth application-default "
-        "login, or a service account's key that is not revoked"
+        f"{where}: these credentials are refused ({said}); renew: gcloud auth application-default login, or a service "
+        "account's key that is not revoked"
     )
+
+
+def _refused(fault: Answered, where: str) -> StorageError:
+    if fault.code == UNAUTHORIZED:
+        return credentials_refused(fault, where)
+    said, bucket = _short(fault.said), _bucket_of(where)
+    for pattern, remedy in _REMEDIES.items():
+        if re.search(pattern, f"{fault.said} {fault.reason}", re.IGNORECASE):
+            return StoreRefused(f"{where}: {remedy.format(bucket=bucket)} (the store said: {said})")
+    if fault.code != _FORBIDDEN:
+        return StorageError(f"{where}: the store refuses with {fault.code}: {said}; see its own words, and run again")
+    grant = _GRANT.replace("gs://BUCKET", bucket)
+    found = _PERMISSION.search(fault.said)
+    if found is None:
+        return StoreRefused(f"{where}: permission denied; grant {_ROLES}: {grant} (the store said: {said})")
+    return StoreRefused(
+        f"{where}: these credentials may not {_DOING.get(found[2], found[2])} here ({found[0]} is missing); grant "
+        f"{_ROLES}: {grant} (the store said: {said})"
+    )
+
+
+def _bucket_of(where: str) -> str:
+    return "gs://" + where.removeprefix("gs://").split("/", 1)[0]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _short(text: str) -> str:

@@ -1,6 +1,5 @@
 """gs://: the store of runs that machines come and go on."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tasks.foundation.storage.gcs.uploading import Upload
 # So many files at a time, and so much of each in memory: what a checkpoint of any size takes is the product, twice.
 _TRANSFERS = 8
 _PART_BYTES = 8 << 20
+_PROBE = ".probe"  # no run has such a name
 
 
 class CloudStorage:
@@ -148,12 +148,12 @@ class CloudStorage:
                 f"buckets create gs://NAME, or gcloud storage buckets update gs://{self._bucket.name} "
                 "--clear-retention-period"
             )
-        name = f"probe-{uuid.uuid4().hex}"
-        self.create(name, b"")
+        key = self._key(_PROBE)
+        self._bucket.put(key, b"")
         try:
-            self.delete(name)
+            self._bucket.delete(key)
         except StoreRefused as fault:
-            raise StoreRefused(f"{fault}; the empty object {self.uri}/{name} is left behind") from fault
+            raise StoreRefused(f"{fault}; the empty object {self._bucket.uri(key)} is left behind") from fault
         if not settings.get("versioning", {}).get("enabled"):
             return []
         kept = f"gs://{self._bucket.name} keeps old versions of objects, so what Baton deletes is still paid for"

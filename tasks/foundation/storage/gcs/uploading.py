@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.gcs.answers import Answered, Garbled
+from tasks.foundation.storage.gcs.connection import BLOCK_BYTES
 from tasks.foundation.storage.gcs.objects import Bucket, base64_of, require_same
-from tasks.foundation.storage.gcs.patience import Garbled, Tries, retrying
+from tasks.foundation.storage.gcs.patience import Tries, retrying
 from tasks.foundation.storage.gcs.refusals import bucket_missing
 
-# What is in memory at a time, besides what the connection holds.
-_BLOCK_BYTES = 1 << 20
 _PERSISTED = re.compile(r"bytes=0-(\d+)")
+_GONE = 410
 
 
 class Upload:
@@ -32,35 +34,33 @@ class Upload:
         self._tries = Tries(bucket.uri(key), bucket.patience)
         self._session: str | None = None
         self._persisted = 0
+        self._unreadable: OSError | None = None
 
     def run(self) -> None:
         """Send it all.
 
         Raises:
             StoreRefused: there is no such bucket, or no permission.
-            StorageError: the store or the network failed for too long.
+            StorageError: the store, the network or the local disk failed for too long.
         """
         retrying(self._to_the_end, self._tries)
 
     def _to_the_end(self) -> None:
-        made = self._go_on()
+        """Begin, or ask how far it came; then send the rest, as often as the store takes some of it."""
+        if self._session is None:
+            self._session, self._persisted = self._begin(), 0
+            made = None
+        else:
+            made = self._put(f"bytes */{self._sent.size}", None, 0)
+        while made is None:
+            before = self._persisted
+            rest = self._sent.size - before
+            content_range = f"bytes {before}-{self._sent.size - 1}/{self._sent.size}"
+            made = self._put(content_range, self._blocks(before), rest)
+            if made is None and self._persisted <= before:
+                raise ConnectionError("the store took none of what was sent")
         self._session = None
         require_same(made, self._sent)
-
-    def _go_on(self) -> dict[str, Any]:
-        """Begin, or ask how far it came; then send the rest."""
-        if self._session is None:
-            self._session = self._begin()
-            self._persisted = 0
-        else:
-            done = self._ask()
-            if done is not None:
-                return done
-        rest = f"bytes {self._persisted}-{self._sent.size - 1}/{self._sent.size}"
-        answer = self._put(rest, self._blocks(self._persisted), self._sent.size - self._persisted)
-        if answer is None:
-            raise Garbled("the store does not have the whole file yet")
-        return answer
 
     def _begin(self) -> str:
         resource = {"name": self._key, "crc32c": base64_of(self._sent.crc32c)}
@@ -80,44 +80,43 @@ class Upload:
             raise bucket_missing(self._bucket.uri(self._key)) from fault
         return str(headers["Location"])
 
-    def _ask(self) -> dict[str, Any] | None:
-        """How far it came; the finished object if it is one."""
-        before = self._persisted
-        answer = self._put(f"bytes */{self._sent.size}", None, 0)
-        if answer is None and self._persisted > before:
-            self._tries.progress()
-        return answer
-
     def _put(self, content_range: str, data: AsyncIterator[bytes] | None, size: int) -> dict[str, Any] | None:
         """The finished object, or None: then `_persisted` tells how far it came."""
-        session = self._session
+        session = str(self._session)
         try:
             headers, text = self._bucket.call_once(
                 self._bucket.uri(self._key),
                 "PUT",
-                str(session),
+                session,
                 headers={"Content-Range": content_range, "Content-Length": str(size)},
                 data=data,
             )
-        except FileNotFoundError as fault:
-            self._session = None
-            raise Garbled("the store has forgotten the upload; it begins anew") from fault
         except Exception as fault:
-            if getattr(fault, "code", None) == 410:  # noqa: PLR2004 - gone: likewise
+            if self._unreadable is not None:
+                why = self._unreadable.strerror
+                raise StorageError(f"{self._source}: cannot be read any more ({why}); see to its disk") from fault
+            if isinstance(fault, FileNotFoundError) or (isinstance(fault, Answered) and fault.code == _GONE):
                 self._session = None
-                raise Garbled("the store has given the upload up; it begins anew") from fault
+                raise ConnectionError("the store has forgotten the upload; it begins anew") from fault
             if isinstance(fault, Garbled):
-                self._session = None
+                self._session = None  # what was refused at its end stays refused
             raise
         if text:
             finished: dict[str, Any] = json.loads(text)
             return finished
         match = _PERSISTED.fullmatch(headers.get("Range", ""))
-        self._persisted = int(match[1]) + 1 if match else 0
+        persisted = int(match[1]) + 1 if match else 0
+        if persisted > self._persisted:
+            self._tries.progress()
+        self._persisted = persisted
         return None
 
     async def _blocks(self, begin: int) -> AsyncIterator[bytes]:
-        with self._source.open("rb") as file:
-            file.seek(begin)
-            while block := file.read(_BLOCK_BYTES):
-                yield block
+        try:
+            with self._source.open("rb") as file:
+                file.seek(begin)
+                while block := file.read(BLOCK_BYTES):
+                    yield block
+        except OSError as fault:
+            self._unreadable = fault
+            raise
