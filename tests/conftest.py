@@ -18,6 +18,11 @@ for _folder in ("support", "fakes/gcs"):
     sys.path.insert(0, str(Path(__file__).parent / _folder))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow ones first: at the end, when one process has nothing left to take over, only short ones are running."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _threads_before_tensorflow_is_used() -> None:
     """The first operation fixes TensorFlow's threads, so whatever test comes first, they are set before."""

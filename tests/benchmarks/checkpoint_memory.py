@@ -50,6 +50,7 @@ def main() -> None:
     rows = megabytes << 8  # of 1,024 float32
     model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(rows, 1024)])
     model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
     state = TrainState(model, accelerator)
     with fake_gcs_process(("bucket",), "--no-md5") as server:
         os.environ["STORAGE_EMULATOR_HOST"] = server.url

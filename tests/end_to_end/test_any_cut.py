@@ -28,27 +28,32 @@ def test_any_cut_gives_the_same_bytes(
     steps = {"digits": 60, "text": 40}[name]
     straight = plainly(name, tmp_path / "straight", replicas=replicas, extra=["train.segment_steps=1000"]).result
     one_process = plainly(name, tmp_path / "one", replicas=replicas, extra=[f"train.segment_steps={steps // 5}"]).result
-    five_processes = in_processes(
-        plainly,
-        name,
-        tmp_path / "five",
-        replicas=replicas,
-        extra=[f"train.segment_steps={steps // 5}", "evaluate.every_steps=1000"],
-        options=[*[["--max-segments", "1"]] * 4, []],
-    ).result
-    odd_steps = in_processes(
-        plainly,
-        name,
-        tmp_path / "odd",
-        replicas=replicas,
-        extra=["train.segment_steps=1000"],
-        options=[["--until-step", "11"], ["--until-step", "29"], []],
-    ).result
+    evaluated = slice(None)
+    # Many processes for each model and each replica count once; the pairs of these take turns.
+    if (name, replicas) in {("digits", 1), ("text", 2)}:
+        evaluated = slice(-1, None)
+        processes = in_processes(
+            plainly,
+            name,
+            tmp_path / "five",
+            replicas=replicas,
+            extra=[f"train.segment_steps={steps // 5}", "evaluate.every_steps=1000"],
+            options=[*[["--max-segments", "1"]] * 4, []],
+        ).result
+    else:
+        processes = in_processes(
+            plainly,
+            name,
+            tmp_path / "odd",
+            replicas=replicas,
+            extra=["train.segment_steps=1000"],
+            options=[["--until-step", "11"], ["--until-step", "29"], []],
+        ).result
 
     expected = stored_bytes(straight["checkpoint"])
     assert len(expected) > 20
     assert one_process["segments"] >= 5
-    for other in (one_process, five_processes, odd_steps):
+    for other in (one_process, processes):
         found = stored_bytes(other["checkpoint"])
         assert found.keys() == expected.keys()
         assert [key for key in expected if found[key] != expected[key]] == []
@@ -58,8 +63,7 @@ def test_any_cut_gives_the_same_bytes(
     assert [step for step, _ in rows] == list(range(7, steps + 1, 7))
     assert [step for step, _ in evaluations] == [25, *([50] if steps > 50 else []), steps]
     assert told(one_process["home"]) == (rows, evaluations)
-    assert told(odd_steps["home"]) == (rows, evaluations)
-    assert told(five_processes["home"]) == (rows, evaluations[-1:])
+    assert told(processes["home"]) == (rows, evaluations[evaluated])
 
 
 def test_it_would_be_seen_if_the_seed_state_were_left_out(
