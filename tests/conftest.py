@@ -1,6 +1,7 @@
 """What all tests share: the helpers of support/, the fake Cloud Storage, and one accelerator for the process."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from fake_gcs import FakeGcs
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Started in the background of a shell, this process ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test asks the real Cloud Storage, or Google for credentials.
 os.environ.setdefault("NO_GCE_CHECK", "true")
 for _folder in ("support", "fakes/gcs"):

@@ -91,5 +91,6 @@ def copied(server: FakeGcs, root: str, folder: Path) -> Path:
 
 
 def left_on(disk: Path) -> list[str]:
-    """What a process left on its disk, but for what it said and what libraries keep in a home folder."""
-    return [path.name for path in disk.iterdir() if path.name not in {"out", "err"} and not path.name.startswith(".")]
+    """What a process left on its disk, but for what it said, a home folder's dot files, and Python's compiled code."""
+    known = {"out", "err", "__pycache__"}  # AutoGraph imports what it writes into the temporary folder
+    return [path.name for path in disk.iterdir() if path.name not in known and not path.name.startswith(".")]

@@ -115,6 +115,23 @@ def _the_verbs_answer(cloud: FakeGcs, home: Path) -> None:
     assert name.split("digits-cnn/")[1] in damaged_.stdout
 
 
+def test_a_dataset_larger_than_the_cache_trains_and_what_is_dropped_comes_again(
+    cloud: FakeGcs, plainly: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """36 shards of 15 kB, and room for 6 of them: two windows in use and one that is read ahead."""
+    small = [*SEGMENTS, "data.shard_examples=50", "data.window_shards=2"]
+    here = plainly("digits", tmp_path / "local", extra=small).result
+    monkeypatch.setenv("BATON_CACHE_BYTES", "96000")
+    child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "machine", extra=small)
+    result = child.finish(0)
+    assert result["state_digest"] == here["state_digest"]
+    fetched = {name: count for (_, name), count in cloud.tally.media.items() if "/train-" in name}
+    assert len(fetched) == 33
+    # 60 steps of 64 examples are 2.4 epochs: what is dropped behind is fetched again, and nothing more often than that.
+    assert sum(fetched.values()) > 2 * len(fetched)
+    assert max(fetched.values()) <= 3 + 1
+
+
 def test_a_download_that_is_always_corrupted_is_never_restored(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
     """The newest checkpoint cannot be read: it is quarantined, and the run goes back to the one before."""
     CloudChild(cloud, "digits", "--max-segments", "2", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
