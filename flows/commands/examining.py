@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from flows.commands.address import OpenedRun
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -18,7 +17,6 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.telemetry.wording import size_words
 
-_Read = TypeVar("_Read")
 _READ_TOGETHER = 64
 _ENTRY = re.compile(r"log/(\d{8})\.json")
 
@@ -127,7 +125,7 @@ def _examine_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> 
     damages: list[Damage] = []
     files = size = 0
     try:
-        manifest = _twice(lambda: read_manifest(log.home, ref))
+        manifest = read_manifest(log.home, ref)
     except DamagedCheckpoint as fault:
         damages.append(Damage(f"{ref.path}/manifest.json", str(fault)))
     else:
@@ -220,16 +218,12 @@ def _file_fault(
                 f"its manifest says {size} and {crc32c}"
             )
 
-    try:
-        _twice(read)
-    except DamagedDataset as fault:
-        return str(fault)
-    return None
-
-
-def _twice(read: Callable[[], _Read]) -> _Read:
-    """One bad read may be the wire's; only a second one is the file's."""
-    try:
-        return read()
-    except (DamagedCheckpoint, DamagedDataset):
-        return read()
+    verdict = None
+    for _ in range(2):  # one bad read may be the wire's; only a second one is the file's
+        try:
+            read()
+        except DamagedDataset as fault:
+            verdict = str(fault)
+        else:
+            return None
+    return verdict

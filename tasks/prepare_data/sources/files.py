@@ -1,6 +1,5 @@
 """Files of a source: found by the run file's path, on this machine or on a store."""
 
-import itertools
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,8 +65,7 @@ def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
             base, found = place, (file for file in place.rglob("*") if file.name.endswith(suffix))
         elif any(mark in path for mark in _MARKS):
             # What comes before the first mark is where the relative names begin, as on a store.
-            fixed = itertools.takewhile(lambda part: not any(mark in part for mark in _MARKS), place.parts)
-            base = Path(*fixed)
+            base = Path(*_fixed(place.parts))
             found = base.glob(str(place.relative_to(base)))
         else:
             raise SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")

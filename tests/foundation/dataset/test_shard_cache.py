@@ -382,20 +382,9 @@ def test_a_closed_cache_lets_nobody_wait(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import sys, threading, time
+import sys, time
 sys.path.insert(0, sys.argv[1])
-from far_storage import (
-    PATIENCE,
-    FailOnce,
-    FarStorage,
-    Gate,
-    bytes_below,
-    content,
-    contents,
-    put_shards,
-    read,
-    wait_for_threads,
-)
+from far_storage import FarStorage, Gate, put_shards
 from tasks.foundation.dataset.verified import VerifiedShards
 from tasks.foundation.storage.memory import MemoryStorage
 far = FarStorage(MemoryStorage("ending"))
