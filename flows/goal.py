@@ -115,11 +115,26 @@ def preflight(run: RunFile) -> None:
     Raises:
         InvalidInput: the storage address, the batch size or a function that is named cannot be used.
     """
+    _refuse_what_is_not_there_yet(run.spec)
     storage_of(run)
     per_replica_batch_size(run.spec.train.global_batch_size, run.spec.accelerator.replicas)
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)
+
+
+def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
+    asked = {
+        "train.accumulate": spec.train.accumulate != 1,
+        "train.precision": spec.train.precision is not None,
+        "train.class_weight": spec.train.class_weight is not None,
+        "train.callbacks": spec.train.callbacks is not None,
+        "init.weights": bool(spec.init.weights),
+        "init.freeze": bool(spec.init.freeze),
+    }
+    for key, is_asked in asked.items():
+        if is_asked:
+            raise RunFileError(f"{key} is not supported by this version; leave it out")
 
 
 def relay_is_done(run: RunFile, goal: Goal, *, accept: Sequence[str] = ()) -> RelayResult | None:

@@ -20,10 +20,27 @@ _TPU_DEVICE_FILES = ("/dev/accel0", "/dev/vfio/0")
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A strategy and what it runs on."""
+    """A strategy and what it runs on.
+
+    Attributes:
+        strategy: the `tf.distribute.Strategy` of this process.
+        environment: what is recorded of it.
+        host: this machine's number among those that feed the replicas, from 0.
+    """
 
     strategy: Any
     environment: Environment
+    host: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Machines that feed the replicas."""
+        return self.environment.hosts
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the log; of one host it always does."""
+        return self.host == 0
 
     @property
     def replicas(self) -> int:

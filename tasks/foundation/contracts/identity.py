@@ -38,6 +38,12 @@ IDENTITY: Mapping[str, Recorded] = {
         "another order from that step on; weights and random streams are the checkpoint's",
     ),
     "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
+    "train.accumulate": Recorded("gradients summed in another order", "holds from that step on"),
+    "train.precision": Recorded("another arithmetic", _SAME_VARIABLES),
+    "train.class_weight": Recorded("another loss", "holds from that step on"),
+    "train.callbacks": Recorded("other callbacks", "holds from that step on; what they remember begins anew"),
+    "init.weights": Recorded("other initial weights", "changes nothing any more: the weights are the checkpoint's"),
+    "init.freeze": Recorded("other variables that are trained", _SAME_VARIABLES),
     "model.config": Recorded("another architecture", _SAME_VARIABLES),
     "model.code": Recorded("other code in the user's own layers or train_step", _SAME_VARIABLES),
     "model.signature": Recorded("other variables", None),
@@ -86,7 +92,19 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
         "data.window_shards": spec.data.window_shards,
         "train.seed": spec.train.seed,
         "train.global_batch_size": spec.train.global_batch_size,
+        "train.accumulate": spec.train.accumulate,
+        "train.precision": spec.train.precision,
+        "train.class_weight": _class_weights(spec),
+        "train.callbacks": spec.train.callbacks,
+        "init.weights": [source.model_dump(mode="json") for source in spec.init.weights],
+        "init.freeze": list(spec.init.freeze),
     }
+
+
+def _class_weights(spec: RunSpec) -> dict[str, float] | None:
+    """As the log's JSON has them."""
+    weights = spec.train.class_weight
+    return None if weights is None else {str(label): weights[label] for label in sorted(weights)}
 
 
 def accepted_keys(words: str) -> tuple[str, ...]:

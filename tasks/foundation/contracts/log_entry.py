@@ -7,7 +7,7 @@ from pydantic import Field
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow, SegmentResult
+from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow, SegmentResult, WorkerStats
 
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
@@ -17,6 +17,7 @@ class Environment(Contract):
 
     accelerator: str
     replicas: int = Field(ge=1)
+    hosts: int = Field(default=1, ge=1, description="machines that feed the replicas, each by a process of its own")
     intra_op_threads: int = Field(ge=1)
     inter_op_threads: int = Field(ge=1)
     versions: dict[str, str]
@@ -52,6 +53,7 @@ class Commit(Contract):
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+    workers: tuple[WorkerStats, ...] = Field(default=(), description="one of each host, in their order")
 
     @property
     def ends_a_segment(self) -> bool:
@@ -74,6 +76,7 @@ class Commit(Contract):
             history=result.history,
             examples=result.examples,
             seconds=result.seconds,
+            workers=result.workers,
         )
 
 

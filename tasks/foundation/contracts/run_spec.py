@@ -113,12 +113,70 @@ class TrainSpec(Contract):
     rewind_tries: int = Field(
         default=3, ge=1, description="rewinds in a row that do not get past the blow-up, before the run stops"
     )
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="micro-batches that a replica's batch is cut into, their gradients averaged",
+    )
+    precision: Literal["float32", "bfloat16"] | None = Field(
+        default=None,
+        description="float32, or bfloat16: compute in it, keep variables in float32; left out: the model's",
+    )
+    class_weight: dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+        default=None, description="weight of the loss of each class of y, {0: 1.0, 1: 5.0}; classes left out weigh 1"
+    )
+    callbacks: Annotated[str, AfterValidator(_check_code_reference)] | None = Field(
+        default=None, description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks"
+    )
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:
         if self.segment_steps is not None and self.segment_seconds is not None:
             raise ValueError("segment_steps and segment_seconds exclude each other; keep one of them")
         return self
+
+
+class WeightsSource(Contract):
+    """Where initial weights come from, and which variables they are for."""
+
+    source: str = Field(
+        min_length=1,
+        description="a .weights.h5 or .keras file, a SavedModel, a TensorFlow checkpoint, the home of a Baton run, or "
+        "a function, weights.py:load",
+    )
+    step: int | Literal["best"] | None = Field(
+        default=None, description="of a Baton run: which checkpoint, a step or best; left out: the newest"
+    )
+    include: tuple[str, ...] = Field(
+        default=("*",), min_length=1, description="patterns of the model's variable paths that are to be loaded"
+    )
+    exclude: tuple[str, ...] = Field(default=(), description="patterns of those that are not")
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="the model's names to the source's; a name is a path or the beginning of one"
+    )
+    strict: bool = Field(
+        default=True,
+        description="false tolerates variables that are missing, unused or of another shape, and reports them",
+    )
+
+
+def _sources(value: object) -> object:
+    """One source may be said without a list, and by its address alone."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return tuple({"source": each} if isinstance(each, str) else each for each in several)
+
+
+class InitSpec(Contract):
+    """What a run begins from, besides its seed."""
+
+    weights: Annotated[tuple[WeightsSource, ...], BeforeValidator(_sources)] = Field(
+        default=(),
+        description="pretrained weights: an address, or {source, step, include, exclude, rename, strict}; or a list",
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
+    )
 
 
 class AcceleratorSpec(Contract):
@@ -128,6 +186,11 @@ class AcceleratorSpec(Contract):
         default="auto", description="auto, tpu, gpu, cpu or multi_worker"
     )
     replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
+    tpu: str = Field(
+        default="local", min_length=1, description="local: the TPU of this machine; or the name or address of one"
+    )
+    zone: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
+    project: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
     intra_op_threads: int | None = Field(
         default=None,
         ge=1,
@@ -142,6 +205,15 @@ class AcceleratorSpec(Contract):
     def _replicas_are_for_cpus(self) -> Self:
         if self.replicas > 1 and self.kind != "cpu":
             raise ValueError(f"replicas: {self.replicas} needs kind: cpu; other kinds use the devices they find")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_for_tpus(self) -> Self:
+        named = self.tpu != "local"
+        if named and self.kind != "tpu":
+            raise ValueError(f"tpu: {self.tpu} needs kind: tpu")
+        if (self.zone or self.project) and not named:
+            raise ValueError("zone and project are those of a named TPU; say its name under tpu")
         return self
 
 
@@ -208,6 +280,7 @@ class RunSpec(Contract):
         description="a function that returns a compiled keras.Model, as model.py:build_model"
     )
     train: TrainSpec = Field(description="steps, segment_steps, global_batch_size, log_every_steps, seed")
+    init: InitSpec = Field(default_factory=InitSpec, description="weights, freeze")
     accelerator: AcceleratorSpec = Field(default_factory=AcceleratorSpec, description="{kind: auto}")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, description="keep_last, keep_best")
     evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps")

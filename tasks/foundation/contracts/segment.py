@@ -25,6 +25,20 @@ class MetricRow(Contract):
     metrics: dict[str, float]
 
 
+class WorkerStats(Contract):
+    """What one host did since the commit before, so that a straggler is seen."""
+
+    host: int = Field(ge=0)
+    replicas: int = Field(ge=1, description="that this host feeds")
+    steps: int = Field(ge=0)
+    examples: int = Field(ge=0, description="that went through its replicas")
+    train_seconds: float = Field(ge=0, description="in the training loop, waiting for input included")
+    input_wait_seconds: float = Field(ge=0, description="of these, waiting for the next batch")
+    losses: tuple[float, ...] = Field(
+        default=(), description="of each replica, the loss since metrics were last reset; empty if its step tells none"
+    )
+
+
 class SegmentRequest(Contract):
     """Train from a committed checkpoint to an absolute step."""
 
@@ -52,3 +66,4 @@ class SegmentResult(Contract):
     history: tuple[MetricRow, ...]
     examples: int = Field(ge=0, description="examples that went through train_step")
     seconds: dict[str, float] = Field(description="wall-clock seconds of the stage, by cause")
+    workers: tuple[WorkerStats, ...] = ()
