@@ -1,6 +1,7 @@
 """How far a command goes, whether a run is there already, and what was reached: from the run file and the log alone."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from tasks.evaluate.report.report import PAGE, write_report
 from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Commit, Head
@@ -117,7 +119,9 @@ def preflight(run: RunFile) -> None:
     """
     _refuse_what_is_not_there_yet(run.spec)
     storage_of(run)
-    per_replica_batch_size(run.spec.train.global_batch_size, run.spec.accelerator.replicas)
+    accelerator = run.spec.accelerator
+    known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
+    per_replica_batch_size(run.spec.train.global_batch_size, known)
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)

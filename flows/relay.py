@@ -4,12 +4,14 @@ prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> eval
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flows.goal import Goal, RelayResult, preflight, relay_is_done, require_not_stuck, result_of, storage_of
+from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile
@@ -19,6 +21,7 @@ from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.committing import evaluation_due
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.agreeing import agreed_stop
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
@@ -75,17 +78,19 @@ def relay(
         done = relay_is_done(run, goal, accept=accept)
         if done is not None:
             return done
-        require_not_stuck(run, try_again=try_again)
         storage = storage_of(run)
-        for note in storage.probe():
-            telemetry.emit(Note(text=note, warning=True))
+        writes = is_chief(run.spec.accelerator, os.environ)
+        if writes:
+            require_not_stuck(run, try_again=try_again)
+            for note in storage.probe():
+                telemetry.emit(Note(text=note, warning=True))
         log = RunLog(storage.at(run.spec.run))
         # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
         with Ledger(whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
             head = log.head()
-            if head is not None:
+            if head is not None and writes:
                 ledger.open(log.home, head, afresh=try_again)
-            _acquire_accelerator(run.spec, head)
+            accelerator = _acquire_accelerator(run.spec, head)
             way = _Relay(
                 run=run,
                 goal=goal,
@@ -93,11 +98,13 @@ def relay(
                 storage=storage,
                 log=log,
                 ledger=ledger,
+                accelerator=accelerator,
                 telemetry=Several((telemetry, ledger)),
                 accept=tuple(accept),
                 elapsed=lambda: clock() - began,
             )
-            return way.to_the_goal()
+            with accelerator.together():
+                return way.to_the_goal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,7 @@ class _Relay:
     storage: Storage
     log: RunLog
     ledger: Ledger
+    accelerator: Any
     telemetry: Sink
     accept: tuple[str, ...]
     elapsed: Callable[[], float]
@@ -123,7 +131,7 @@ class _Relay:
             try:
                 if evaluation_due(head, self.run.spec):
                     self._evaluate(dataset, head)
-                    head = self.log.require_head()
+                    head = self._agreed_head()
                 ended = self._ended(head, segments)
                 if ended is not None:
                     break
@@ -135,18 +143,30 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
-            segments, tries, head = segments + 1, 0, self.log.require_head()
+            segments, tries, head = segments + 1, 0, self._agreed_head()
             if ended is not None and not self.goal.reached(head, self.run.spec):
                 break
         self.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads it
-        return result_of(self.log, segments=segments, exit_reason=ended)
+        return result_of(self.log, segments=segments, exit_reason=ended, report=self.accelerator.is_chief)
+
+    def _agreed_head(self) -> Head:
+        """The newest head; of several hosts the chief says which, and the others read that entry."""
+        if self.accelerator.is_chief:
+            head = self.log.require_head()
+            self.accelerator.of_chief(head.number)
+            return head
+        return self.log.entry(self.accelerator.of_chief(-1)).head
 
     def _prepare(self) -> DatasetRef:
         self.telemetry.emit(Phase(cause="prepare-data"))
+        if not self.accelerator.is_chief:
+            self.accelerator.of_chief(0)  # has prepared it
         dataset: DatasetRef = self.stages.prepare_data(
             self.run.spec, code_folder=self.run.folder, storage=self.storage, telemetry=self.telemetry
         )
+        if self.accelerator.is_chief:
+            self.accelerator.of_chief(0)
         return dataset
 
     def _begin_or_restore(self, dataset: DatasetRef, *, suspicious: bool) -> Head:
@@ -160,7 +180,8 @@ class _Relay:
             suspicious=suspicious,
             telemetry=self.telemetry,
         )
-        self.ledger.open(self.log.home, head)
+        if self.accelerator.is_chief:
+            self.ledger.open(self.log.home, head)
         return head
 
     def _evaluate(self, dataset: DatasetRef, head: Head) -> None:
@@ -182,7 +203,8 @@ class _Relay:
         if segments == self.goal.max_segments:
             return "max_segments"
         left = self._seconds_left()
-        return "time_budget" if left is not None and left <= 0 else None
+        over = left is not None and left <= 0
+        return "time_budget" if self.accelerator.of_chief(over) else None
 
     def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> str | None:
         """One segment; why the command is to stop after it, if it is.
@@ -201,9 +223,9 @@ class _Relay:
                 recorded=head.environment,
                 telemetry=self.telemetry,
             )
-            if result.staged is not None:
+            if result.staged is not None and self.accelerator.is_chief:
                 self.stages.checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.telemetry)
-            return None if stops.asked is None else stops.asked.reason
+            return agreed_stop(stops, self.accelerator)
 
         return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
 
@@ -211,11 +233,11 @@ class _Relay:
         return None if self.goal.max_seconds is None else self.goal.max_seconds - self.elapsed()
 
 
-def _acquire_accelerator(spec: RunSpec, head: Head | None) -> None:
+def _acquire_accelerator(spec: RunSpec, head: Head | None) -> Any:
     """First of all: TensorFlow fixes devices and threads at its first use, and the user's `load` may use it."""
     from tasks.foundation.accelerator.strategy import acquire  # `baton --help` must not wait for TensorFlow
 
-    acquire(spec.accelerator, None if head is None else head.environment)
+    return acquire(spec.accelerator, None if head is None else head.environment)
 
 
 def _next_segment(

@@ -71,7 +71,11 @@ def evaluate(
     _use_averages(state.model)
     examples = dataset.validation_examples
     full_batches = examples // batch_size
-    full = validation_dataset(storage, dataset, batch_size=per_replica)
+    # Each host reads its own part of every global batch.
+    per_host = per_replica * len(accelerator.local_replicas)
+    full = validation_dataset(storage, dataset, batch_size=per_host).shard(accelerator.hosts, accelerator.host)
+    if per_host > per_replica:
+        full = full.rebatch(per_replica, drop_remainder=True)
     metrics = warm.evaluator.evaluate(
         full=full,
         full_batches=full_batches,
@@ -82,7 +86,8 @@ def evaluate(
     body = Evaluation(
         checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=clock() - began, keep_best=rule
     )
-    RunLog(home).append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
+    if accelerator.is_chief:
+        RunLog(home).append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
     telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
     return body
 

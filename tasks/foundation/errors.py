@@ -19,6 +19,7 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
+    ├── WorkerLost                     3  no    another host of the run is gone; all are started again
     ├── NoProgress                     1  no    attempt after attempt, the run gets no further
     └── BlowUp                         1  no    the loss has run away
         └── NonFinite                  1  no    a loss or a weight is NaN or infinite
@@ -108,6 +109,12 @@ class StaleWriter(RunLogError):
     """The tip moved since this work started; its result is not committed."""
 
     exit_code = 1
+
+
+class WorkerLost(BatonError):
+    """Another host that trains the same run is gone, so that this one cannot go on; what is committed stays."""
+
+    exit_code = 3
 
 
 class DamagedCheckpoint(BatonError):

@@ -1,11 +1,13 @@
 """The stage init-or-restore: nothing, or the tip of the log -> the committed checkpoint to start from."""
 
+import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.accelerator.cluster import is_chief
+from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -60,9 +62,11 @@ def init_or_restore(
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
-    log.require_whole()
-    head = sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
+    head = log.head()
+    if is_chief(spec.accelerator, os.environ):
+        head = _sound(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
+    head = _as_chief_has_it(log, head, accelerator)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
     batch = zero_batch(load_manifest(storage, dataset), batch_size)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
@@ -75,25 +79,50 @@ def init_or_restore(
         require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
         if spec.data.validation_fraction > 0:
             require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
-    head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
+    if head is None and accelerator.is_chief:
+        head = _begin(log, identity, accelerator.environment, attempt=attempt)
+    head = _require_begun(_as_chief_has_it(log, head, accelerator))
     # Also right after beginning: of two that begin at once, one finds the other's origin.
     if head.tip is None:
         refuse_unfinished_fork(log)
-    head = note_changes(
-        log,
-        head,
-        identity=identity,
-        environment=accelerator.environment,
-        state=state,
-        accept=accept,
-        attempt=attempt,
-        telemetry=telemetry,
-    )
+    if accelerator.is_chief:
+        head = note_changes(
+            log,
+            head,
+            identity=identity,
+            environment=accelerator.environment,
+            state=state,
+            accept=accept,
+            attempt=attempt,
+            telemetry=telemetry,
+        )
+    head = _require_begun(_as_chief_has_it(log, head, accelerator))
     if head.tip is None:
         staged = state.stage(log.home, base=head.base, attempt=attempt)
-        head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
-        telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
+        if staged is not None:
+            head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
+            telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
+        head = _require_begun(_as_chief_has_it(log, head, accelerator))
     return head
+
+
+def _sound(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool) -> Head | None:
+    log.require_whole()
+    return sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
+
+
+def _require_begun(head: Head | None) -> Head:
+    if head is None:
+        raise AssertionError("the chief has begun the run by now")
+    return head
+
+
+def _as_chief_has_it(log: RunLog, head: Head | None, accelerator: Accelerator) -> Head | None:
+    """The chief's head, on every host: entries are numbered, and what is written stays."""
+    number = accelerator.of_chief(-1 if head is None else head.number)
+    if accelerator.is_chief:
+        return head
+    return None if number < 0 else log.entry(number).head
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

@@ -7,10 +7,19 @@ import uuid
 from collections.abc import Callable
 from typing import Protocol
 
+from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.contracts.attempt import INPUT_WAIT
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import ExitReason, MetricRow, SegmentRequest, SegmentResult, StopReason
+from tasks.foundation.contracts.segment import (
+    ExitReason,
+    MetricRow,
+    SegmentRequest,
+    SegmentResult,
+    StopReason,
+    WorkerStats,
+)
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.committing import rewind
 from tasks.foundation.runlog.log import RunLog
@@ -18,6 +27,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.stopwatch import Stopwatch
 from tasks.foundation.telemetry.wording import duration_words
+from tasks.train_segment.effort import Effort, InnerLoop
 from tasks.train_segment.trainer import Trainer
 
 # A commit stages the state, then reads it once more to verify it: at most as long again.
@@ -48,6 +58,8 @@ class Leg:
         self._land = land
         self._number = request.number
         self._trains_since = 0.0
+        self._effort = Effort()
+        self._workers: tuple[WorkerStats, ...] = ()
         self._stopwatch = Stopwatch(telemetry, clock)
 
     def spends(self, cause: str) -> None:
@@ -66,14 +78,21 @@ class Leg:
         every = self._spec.checkpoint.every_seconds
         return every is not None and step > self.start.step and self._clock() - self._trains_since >= every
 
-    def stage(self, trainer: Trainer) -> CheckpointRef:
-        """Write the state to the home; not committed yet.
+    def ran(self, loop: InnerLoop, seconds: float) -> None:
+        """Count an inner loop that took so many seconds; its wait for input is a cause of its own."""
+        self._effort.add(loop, seconds)
+        self._stopwatch.move(min(loop.input_wait_seconds, seconds), "train", INPUT_WAIT)
+
+    def stage(self, trainer: Trainer) -> CheckpointRef | None:
+        """Write the state to the home; not committed yet. Every host takes part, and the chief gets what is staged.
 
         Raises:
             NonFinite: a weight is NaN or infinite.
             StaleWriter: another writer moved the tip, and swept what was being staged.
         """
         self.spends("stage")
+        self._workers = self._effort.of_all_hosts(trainer.accelerator, self._spec.train.global_batch_size)
+        self._effort = Effort()
         began = self._clock()
         where = f", in segment {self._number}"
         staged = trainer.state.stage(self.home, base=self.base, attempt=uuid.uuid4().hex, where=where)
@@ -87,16 +106,24 @@ class Leg:
         Raises:
             StaleWriter: another writer moved the tip first.
         """
-        body = Commit.of(self.result(self.stage(trainer), reason))
+        result = self.result(self.stage(trainer), reason)
         self.spends("commit")
-        entry = self._land(self.home, body, spec=self._spec, telemetry=self._telemetry)
-        self.start, self.base, self._rows = body.checkpoint, entry.number, []
+        if trainer.accelerator.is_chief:
+            body = Commit.of(result)
+            entry = self._land(self.home, body, spec=self._spec, telemetry=self._telemetry)
+            self.start = body.checkpoint
+            trainer.accelerator.of_chief(entry.number)
+        else:
+            entry = RunLog(self.home).entry(trainer.accelerator.of_chief(-1))
+            self.start = entry.head.tip or self.start
+        self.base, self._rows = entry.number, []
         self._stopwatch = Stopwatch(self._telemetry, self._clock)
 
     def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
         """Commit before a stop, unless it is known to take longer than there is time. `grace_left` is in seconds."""
         known = trainer.staging_seconds
         cost = 0.0 if known is None else _COMMIT_PER_STAGING * known
+        cost = float(trainer.accelerator.of_all_hosts([cost]).max())  # the chief's, who alone uploads
         if cost <= grace_left:
             self.commit(trainer, reason)
             return
@@ -109,13 +136,15 @@ class Leg:
             )
         )
 
-    def rewind(self, fault: BlowUp) -> SegmentResult:
-        """Log the way back to a segment border; the next segment begins there.
+    def rewind(self, fault: BlowUp, accelerator: Accelerator) -> SegmentResult:
+        """Log the way back to a segment border; the next segment begins there. Of several hosts the chief logs it.
 
         Raises:
             BlowUp: there is no way back any more.
             StaleWriter: another writer moved the tip first.
         """
+        if not accelerator.is_chief:
+            return self.result(None, "rewind")
         entry = rewind(RunLog(self.home), fault, base=self.base, spec=self._spec, attempt=uuid.uuid4().hex)
         if isinstance(entry.body, Rewind):
             self._telemetry.emit(
@@ -137,4 +166,5 @@ class Leg:
             history=tuple(self._rows),
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
+            workers=self._workers if staged is not None else (),
         )

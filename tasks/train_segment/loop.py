@@ -5,11 +5,13 @@ An own loop and not `model.fit`: steps are counted absolutely, nothing is read o
 metrics, custom `train_step`s, clipping and mixed precision hold.
 """
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.model.stepping import take_step
 
 NOT_FOUND = -1
@@ -39,25 +41,44 @@ _STATEFUL = frozenset(
 )
 
 
-def make_loop(model: keras.Model, strategy: Any) -> Any:
+def make_loop(model: keras.Model, accelerator: Accelerator) -> Any:
     """A `tf.function` of (iterator, n) that runs n steps.
 
-    It returns an int64 scalar: the index, in [0, n), of the first step after which the running loss was not finite, or
-    `NOT_FOUND`. Nothing per-replica is carried by the loop; the iterator and n (int64 scalar) are arguments, so that
-    it is traced once.
+    It returns three values. An int64 scalar: the index, in [0, n), of the first step after which the running loss was
+    not finite, or `NOT_FOUND`. A float64 scalar: seconds that this host waited for its next batches. And float32
+    [local_replicas]: the loss since metrics were reset of each replica that this host feeds, NaN if the step tells
+    none. Nothing per-replica is carried by the loop; the iterator and n (int64 scalar) are arguments, so that it is
+    traced once.
     """
+    strategy = accelerator.strategy
 
     @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
     def run_steps(iterator: Any, n: Any) -> Any:
         first_bad = tf.constant(NOT_FOUND, tf.int64)
+        waited = tf.constant(0.0, tf.float64)
+        losses = tf.fill([len(accelerator.local_replicas)], math.nan)
         for index in tf.range(n):
-            loss = take_step(model, strategy, next(iterator))
+            batch, seconds = _next_batch(iterator, strategy)
+            waited += seconds
+            loss, of_replicas = take_step(model, strategy, batch)
             if loss is not None:
+                losses = of_replicas
                 bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
                 first_bad = tf.where(tf.logical_and(first_bad == NOT_FOUND, bad), index, first_bad)
-        return first_bad
+        return first_bad, waited, losses
 
     return run_steps
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _next_batch(iterator: Any, strategy: Any) -> tuple[Any, Any]:
+    """The next batch, and the seconds until it was there; measured by the host that feeds the devices."""
+    begun = tf.timestamp()
+    with tf.control_dependencies([begun]):
+        batch = next(iterator)
+    arrived = [part for value in tf.nest.flatten(batch) for part in strategy.experimental_local_results(value)]
+    with tf.control_dependencies(arrived):
+        return batch, tf.timestamp() - begun
 
 
 def stateful_ops(function: Any) -> tuple[str, ...]:

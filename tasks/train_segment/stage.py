@@ -7,11 +7,12 @@ from pathlib import Path
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.schedule import next_multiple
-from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult, StopReason
+from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.runlog.landing import land as land_on_home
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.agreeing import agreed_stop
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
@@ -20,6 +21,7 @@ from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.leg import Land, Leg
 from tasks.train_segment.loop import steps_within
 from tasks.train_segment.trainer import Recipe, Trainer
+from tasks.train_segment.turn import Turn
 
 # The longest that an inner loop may last, in seconds: the progress bar moves.
 _INNER_LOOP_SECONDS = 1.0
@@ -68,8 +70,9 @@ def train_segment(
         recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
         trainer = _take_trainer(recipe, storage, accelerator)
         for prepare in (_restore, _compile):
-            if stops.asked is not None:
-                return leg.result(None, stops.asked.reason)
+            stop = agreed_stop(stops, accelerator)
+            if stop is not None:
+                return leg.result(None, stop)
             prepare(trainer, request, leg, telemetry)
         stops.at_stake = True
         leg.spends("train")
@@ -78,7 +81,7 @@ def train_segment(
         except BlowUp as fault:
             if request.spec.train.on_blowup == "stop":
                 raise
-            result = leg.rewind(fault)
+            result = leg.rewind(fault, accelerator)
         _warm.append(trainer)
         return result
 
@@ -122,20 +125,31 @@ def _train(
     reason: BorderReason = "segment_end"
     while trainer.state.step < request.until_step:
         step = trainer.state.step
-        stop = stops.asked
-        if stop is not None:
-            return _stop(trainer, leg, stops, stop.reason)
-        if train.segment_seconds is not None and clock() - began >= train.segment_seconds and step > leg.start.step:
+        end = min(request.until_step, next_multiple(train.log_every_steps, step))
+        turn = Turn(
+            stop=None if stops.asked is None else stops.asked.reason,
+            grace_left=stops.grace_left(),
+            segment_is_over=train.segment_seconds is not None
+            and clock() - began >= train.segment_seconds
+            and step > leg.start.step,
+            commit_is_due=leg.commit_is_due(step),
+            steps=min(end - step, steps_within(longest, steps_per_second)),
+        ).agreed(trainer.accelerator)
+        if turn.stop is not None:
+            if step > leg.start.step:
+                leg.commit_if_it_fits(trainer, turn.stop, grace_left=turn.grace_left)
+            return leg.result(None, turn.stop)
+        if turn.segment_is_over:
             reason = "segment_seconds"
             break
-        if leg.commit_is_due(step):
+        if turn.commit_is_due:
             leg.commit(trainer, "interval")
             leg.spends("train")
-        end = min(request.until_step, next_multiple(train.log_every_steps, step))
-        steps = min(end - step, steps_within(longest, steps_per_second))
         inner_began = clock()
-        trainer.run(steps, segment=request.number)
-        steps_per_second = steps / max(clock() - inner_began, 1e-9)
+        inner = trainer.run(turn.steps, segment=request.number)
+        inner_seconds = clock() - inner_began
+        leg.ran(inner, inner_seconds)
+        steps_per_second = turn.steps / max(inner_seconds, 1e-9)
         if trainer.state.step % train.log_every_steps == 0:
             row = trainer.read_metrics()
             watch.look_at(row)
@@ -146,15 +160,10 @@ def _train(
                 target=train.steps,
                 metrics=leg.metrics,
                 examples_per_second=steps_per_second * train.global_batch_size,
+                input_wait_seconds=inner.input_wait_seconds,
             )
         )
     return leg.result(leg.stage(trainer), reason)
-
-
-def _stop(trainer: Trainer, leg: Leg, stops: Stops, reason: StopReason) -> SegmentResult:
-    if trainer.state.step > leg.start.step:
-        leg.commit_if_it_fits(trainer, reason, grace_left=stops.grace_left())
-    return leg.result(None, reason)
 
 
 def _loss_watch(request: SegmentRequest, home: Storage) -> LossWatch:

@@ -1,5 +1,6 @@
 """The warm trainer: model, compiled loop, data and state of one process, kept between its segments."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tasks.foundation.model.stepping import step_failures, trace_step
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.train_segment.effort import InnerLoop
 from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_ops
 
 
@@ -45,7 +47,7 @@ class Trainer:
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
-        self._loop = make_loop(self.state.model, accelerator.strategy)
+        self._loop = make_loop(self.state.model, accelerator)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
         self.staging_seconds: float | None = None
         self._restored: str | None = None
@@ -54,16 +56,17 @@ class Trainer:
         self._traced = False
 
     def restore(self, home: Storage, ref: CheckpointRef) -> bool:
-        """Have the state of `ref` in memory; False if it was there already."""
-        if self._restored == ref.path and self.state.step == ref.step:
+        """Have the state of `ref` in memory, on every host; False if it was there already."""
+        mine = self._restored in {ref.path, ref.state_digest} and self.state.step == ref.step
+        if self.accelerator.all_agree(mine):
             return False
         self.state.restore(home, ref)
         self._restored = ref.path
         return True
 
-    def holds(self, ref: CheckpointRef) -> None:
-        """The state in memory has just been staged as `ref`."""
-        self._restored = ref.path
+    def holds(self, ref: CheckpointRef | None) -> None:
+        """The state in memory has just been staged as `ref`; None on a host whose chief has staged it."""
+        self._restored = self.state.digest() if ref is None else ref.path
 
     def seek(self, batch: int) -> None:
         """Have the data stream at a batch index; costs nothing if it is there already."""
@@ -110,8 +113,8 @@ class Trainer:
             )
         self._traced = True
 
-    def run(self, steps: int, *, segment: int) -> None:
-        """Train `steps` steps.
+    def run(self, steps: int, *, segment: int) -> InnerLoop:
+        """Train `steps` steps, and tell how it went on this host.
 
         Raises:
             ModelError: an operation of the step failed; names the steps that it was one of.
@@ -122,7 +125,8 @@ class Trainer:
         self._restored, batch, self._next_batch = None, self._next_batch, None
         where = f"between step {before} and step {before + steps}, in segment {segment}"
         with step_failures(f"{self.recipe.spec.model.build}: train_step failed {where}"), reading_failures():
-            first_bad = int(self._loop(self._iterator, tf.constant(steps, tf.int64)).numpy())
+            bad, waited, of_replicas = self._loop(self._iterator, tf.constant(steps, tf.int64))
+            first_bad, waited, losses = int(bad.numpy()), float(waited.numpy()), of_replicas.numpy().tolist()
         if first_bad != NOT_FOUND:
             raise NonFinite(
                 f"the loss is not finite at step {before + first_bad + 1}, in segment {segment}, which is not "
@@ -131,6 +135,8 @@ class Trainer:
             )
         self.state.step = before + steps
         self._next_batch = None if batch is None else batch + steps
+        told = tuple(losses) if all(map(math.isfinite, losses)) else ()
+        return InnerLoop(steps=steps, input_wait_seconds=waited, losses=told)
 
     def read_metrics(self) -> MetricRow:
         """Metrics since the row before, which are reset: call at absolute steps only."""

@@ -47,7 +47,7 @@ def main() -> None:
             window_shards=spec.data.window_shards,
             first_batch=0,
         )
-        loop = make_loop(state.model, accelerator.strategy)
+        loop = make_loop(state.model, accelerator)
         iterator = iter(accelerator.strategy.distribute_datasets_from_function(lambda _: batches))
 
         def own() -> None:

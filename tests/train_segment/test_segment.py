@@ -235,7 +235,7 @@ def test_the_result_says_what_was_done(tmp_path: Path) -> None:
     assert (result.staged.step, result.examples, result.exit_reason) == (5, 40, "segment_end")
     assert result.staged.base == 1
     assert sum(result.seconds.values()) == used[-1] - used[0]
-    assert set(result.seconds) == {"build", "restore", "compile", "train", "stage"}
+    assert set(result.seconds) == {"build", "restore", "compile", "train", "input wait", "stage"}
     assert len(result.staged.attempt) == 32
     assert lab.log(spec).head() is not None
     assert lab.log(spec).head().tip == start  # type: ignore[union-attr]

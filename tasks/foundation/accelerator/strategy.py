@@ -4,13 +4,20 @@ TensorFlow fixes devices and threads at first use, and a second MirroredStrategy
 caller decides, and who asks for something else is told to start another process.
 """
 
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.accelerator.environment import installed_versions, thread_counts
+from tasks.foundation.accelerator.multi_worker import Exchange, lost_workers, worker_strategy
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
@@ -26,11 +33,13 @@ class Accelerator:
         strategy: the `tf.distribute.Strategy` of this process.
         environment: what is recorded of it.
         host: this machine's number among those that feed the replicas, from 0.
+        exchange: how the hosts tell each other something; None where there is one.
     """
 
     strategy: Any
     environment: Environment
     host: int = 0
+    exchange: Exchange | None = None
 
     @property
     def hosts(self) -> int:
@@ -46,6 +55,34 @@ class Accelerator:
     def replicas(self) -> int:
         """Number of model copies."""
         return self.environment.replicas
+
+    @property
+    def local_replicas(self) -> range:
+        """Numbers of the replicas that this host feeds."""
+        count = self.replicas // self.hosts
+        return range(self.host * count, (self.host + 1) * count)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Around work in which the hosts need each other.
+
+        Raises:
+            WorkerLost: one of them is gone.
+        """
+        return nullcontext() if self.exchange is None else lost_workers(self.strategy)
+
+    def of_all_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """What every host says, float64 [hosts, len(numbers)]. All of them call it, in the same order."""
+        if self.exchange is None:
+            return np.asarray([numbers], np.float64)
+        return self.exchange.numbers(numbers)
+
+    def of_chief(self, number: int) -> int:
+        """The chief's number, on every host; it waits for the chief."""
+        return int(self.of_all_hosts([number])[0, 0])
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether all hosts say yes."""
+        return bool(self.of_all_hosts([yes]).all())
 
 
 def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
@@ -66,7 +103,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
                 f"accelerator.kind = auto found {found}, which this version cannot train on; say kind: cpu to train "
                 "on the CPU all the same"
             )
-    if kind != "cpu":
+    if kind not in {"cpu", "multi_worker"}:
         raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use cpu or auto")
     intra, inter = thread_counts(spec, recorded)
     settings = (kind, spec.replicas, intra, inter)
@@ -85,6 +122,7 @@ _taken: list[tuple[tuple[str, int, int, int], Accelerator]] = []
 
 
 def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
+    cluster = cluster_of(os.environ) if kind == "multi_worker" else None
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
         tf.config.threading.set_inter_op_parallelism_threads(inter)
@@ -97,18 +135,24 @@ def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
             f"TensorFlow was in use before the accelerator was set up ({fault}); model.py and data.py must not create "
             "tensors when they are imported, only within their functions"
         ) from fault
-    if replicas == 1:
+    if cluster is not None:
+        strategy = worker_strategy(cluster)
+    elif replicas == 1:
         strategy = tf.distribute.get_strategy()
     else:
         strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     environment = Environment(
         accelerator=kind,
-        replicas=replicas,
+        replicas=strategy.num_replicas_in_sync,
+        hosts=1 if cluster is None else len(cluster.addresses),
         intra_op_threads=intra,
         inter_op_threads=inter,
         versions=installed_versions(),
     )
-    return Accelerator(strategy=strategy, environment=environment)
+    if cluster is None or environment.hosts == 1:
+        return Accelerator(strategy=strategy, environment=environment)
+    exchange = Exchange(strategy, environment.hosts)
+    return Accelerator(strategy=strategy, environment=environment, host=cluster.host, exchange=exchange)
 
 
 def _other_devices() -> str:

@@ -12,6 +12,8 @@ from tasks.foundation.contracts.log_entry import Head
 UNATTRIBUTED = "unattributed"
 # From the end of the work to the end of the process.
 SHUT_DOWN = "shut-down"
+# Training that stood still for want of a batch.
+INPUT_WAIT = "input wait"
 
 # What a process's time can go to. Only `train` is productive.
 CAUSES = (
@@ -21,6 +23,7 @@ CAUSES = (
     "restore",
     "compile",
     "train",
+    INPUT_WAIT,
     "stage",
     "commit",
     "evaluate",

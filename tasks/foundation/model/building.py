@@ -13,6 +13,7 @@ from keras import tree
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.stepping import OUTER_CAUSES
 from tasks.foundation.user_code import describe, load_function
 
 # The dtype policy right after a module of the user's was imported. Importing happens once in a process, and clearing
@@ -36,6 +37,8 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     with accelerator.strategy.scope():
         try:
             model = function(**spec.model.options)
+        except OUTER_CAUSES:
+            raise
         except (Exception, SystemExit) as fault:
             raise ModelError(f"{reference} raised {describe(fault)}") from fault
     if not isinstance(model, keras.Model):
@@ -129,6 +132,8 @@ def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_w
 def _as_model_error(what: str) -> Iterator[None]:
     try:
         yield
+    except OUTER_CAUSES:
+        raise
     except (Exception, SystemExit) as fault:
         raise ModelError(f"{what}: {describe(fault)}") from fault
 

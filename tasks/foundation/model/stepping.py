@@ -19,7 +19,7 @@ _LONGEST_TEXT = 300
 # Lines of TensorFlow's message that say where in its graph, and not what.
 _WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
 # The machine's doing and not the model's: a lost worker, a step that was called off.
-_OUTER_CAUSES = (
+OUTER_CAUSES = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
@@ -27,10 +27,18 @@ _OUTER_CAUSES = (
 )
 
 
-def take_step(model: keras.Model, strategy: Any, batch: Any) -> Any:
-    """One train step on every replica, to be traced; the sum of their losses, or None if the step tells none."""
+def take_step(model: keras.Model, strategy: Any, batch: Any) -> tuple[Any, Any]:
+    """One train step on every replica, to be traced.
+
+    Returns:
+        The sum of the replicas' losses, and those of this host's replicas, float32 [local_replicas]; (None, None) if
+        the step tells no loss.
+    """
     logs = strategy.run(model.train_step, args=(batch,))
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None) if "loss" in logs else None
+    if "loss" not in logs:
+        return None, None
+    of_replicas = [tf.cast(loss, tf.float32) for loss in strategy.experimental_local_results(logs["loss"])]
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None), tf.stack(of_replicas)
 
 
 def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf], reference: str) -> Any:
@@ -82,7 +90,7 @@ def require_train_step(
         ModelError: see `trace_step`.
     """
     strategy = accelerator.strategy
-    step = tf.function(lambda *parts: take_step(model, strategy, parts), jit_compile=False)
+    step = tf.function(lambda *parts: take_step(model, strategy, parts)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     trace_step(step, arguments, leaves=leaves, reference=reference)
 
@@ -99,7 +107,7 @@ def step_failures(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except _OUTER_CAUSES:
+    except OUTER_CAUSES:
         raise
     except tf.errors.OpError as fault:
         text = _what_it_says(fault)

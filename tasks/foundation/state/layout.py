@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tasks.foundation.contracts.checkpoint import VariableRecord, replica_key
+from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.errors import ModelError, StateMismatch
 from tasks.foundation.model.variables import Leaf
 
@@ -11,32 +11,23 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _DIFFERENCES_SHOWN = 8
 
 
-def slots(leaf: Leaf) -> dict[str, Any]:
-    """Key to what is saved under it: the variable once, or each replica's component."""
-    if leaf.per_replica:
-        return {replica_key(leaf.path, index): part for index, part in enumerate(leaf.components)}
-    # A seed's components differ by derivation only, so the first one says all.
-    return {leaf.path: leaf.components[0] if leaf.seed else leaf.variable}
-
-
-def tree_of(leaves: Iterable[Leaf]) -> dict[str, Any]:
-    """Nested dicts of variables, for `tf.train.Checkpoint(**tree)`.
+def tree_of(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts of variables by key, for `tf.train.Checkpoint(**tree)`.
 
     Raises:
         ModelError: a variable is named like a group of variables.
     """
     tree: dict[str, Any] = {}
-    for leaf in leaves:
-        for key, variable in slots(leaf).items():
-            *parents, name = key.split("/")
-            folder = tree
-            for parent in parents:
-                folder = folder.setdefault(parent, {})
-                if not isinstance(folder, dict):
-                    break
-            if not isinstance(folder, dict) or name in folder:
-                raise ModelError(f"variable {key} is named like a group of variables; rename its layer")
-            folder[name] = variable
+    for key, variable in variables.items():
+        *parents, name = key.split("/")
+        folder = tree
+        for parent in parents:
+            folder = folder.setdefault(parent, {})
+            if not isinstance(folder, dict):
+                break
+        if not isinstance(folder, dict) or name in folder:
+            raise ModelError(f"variable {key} is named like a group of variables; rename its layer")
+        folder[name] = variable
     return tree
 
 

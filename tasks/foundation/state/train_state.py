@@ -39,10 +39,10 @@ from tasks.foundation.state.layout import (
     is_learning_rate,
     require_same_signature,
     signature_of,
-    slots,
     stored_name,
     tree_of,
 )
+from tasks.foundation.state.replicas import Replicas
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.storage.leftovers import temporary_folder
@@ -67,8 +67,9 @@ class TrainState:
             Leaf(path="step", variable=self._step, per_replica=False),
         )
         self.signature = signature_of(self.leaves)
-        self._slots = {key: part for leaf in self.leaves for key, part in slots(leaf).items()}
-        self._checkpoint = tf.train.Checkpoint(**tree_of(self.leaves))
+        self._replicas = Replicas(self.leaves, accelerator)
+        self._saved = {key: part for leaf in self.leaves for key, part in self._replicas.saved(leaf).items()}
+        self._checkpoint = tf.train.Checkpoint(**tree_of(self._saved))
         self._derive_seeds()
         # A learning rate is a variable, so that a restored one would replace what the run file says now.
         self._configured = {
@@ -85,8 +86,8 @@ class TrainState:
         self._step.assign(step)
 
     def digest(self) -> str:
-        """Digest of the state in memory."""
-        return digest_of(self._slots, lambda key: _numpy(self._slots[key]))
+        """Digest of the state in memory; of other hosts' parts, as they were when it was last staged or restored."""
+        return digest_of(self._saved, lambda key: _numpy(self._saved[key]))
 
     def require_finite(self, where: str) -> None:
         """Refuse to let NaN or infinity into a checkpoint.
@@ -103,8 +104,10 @@ class TrainState:
                     step=self.step,
                 )
 
-    def stage(self, home: Storage, *, base: int, attempt: str, where: str = "") -> CheckpointRef:
+    def stage(self, home: Storage, *, base: int, attempt: str, where: str = "") -> CheckpointRef | None:
         """Write the state, upload it, read it back, and put the manifest down last.
+
+        Of several hosts all call it at the same step; the chief alone writes, and the others get None.
 
         Args:
             home: the run's home.
@@ -119,7 +122,10 @@ class TrainState:
             RunLogError: the run's log is gone, so this would be staged beside nothing.
         """
         self.require_finite(f"step {self.step}{where}")
+        self._replicas.gather()
         self._require_derived_seeds()
+        if not self.accelerator.is_chief:
+            return None
         # A home that was moved away, or whose disk is no longer mounted, must not be begun anew by an upload.
         RunLog(home).entry(base)
         try:
@@ -203,41 +209,48 @@ class TrainState:
         # Another replica count.
         reader = tf.train.load_checkpoint(prefix)
         for leaf in self.leaves:
+            if leaf.seed:
+                self._replicas.first_seed(leaf).assign(reader.get_tensor(stored_name(leaf.path)))
+                continue
             if not leaf.per_replica:
                 leaf.variable.assign(reader.get_tensor(stored_name(leaf.path)))
                 continue
             saved = [
                 reader.get_tensor(stored_name(replica_key(leaf.path, index))) for index in range(manifest.replicas)
             ]
-            for part, value in zip(leaf.components, _dealt(leaf, saved), strict=True):
+            parts = self._replicas.of(leaf)
+            for part, value in zip(parts, _dealt(leaf, saved, len(parts)), strict=True):
                 part.assign(value)
 
     def _digest_of_files(self, prefix: str) -> str:
         reader = tf.train.load_checkpoint(prefix)
-        for key in self._slots:
+        for key in self._saved:
             if not reader.has_tensor(stored_name(key)):
                 raise StateMismatch(f"{prefix}: TensorFlow wrote no {key}; the checkpoint is not used")
-        return digest_of(self._slots, lambda key: reader.get_tensor(stored_name(key)))
+        return digest_of(self._saved, lambda key: reader.get_tensor(stored_name(key)))
 
     def _derive_seeds(self) -> None:
         """Give each replica its own random stream; left alone, Keras gives all of them the same masks."""
-        for leaf in self.leaves:
-            if leaf.seed:
-                first, *others = leaf.components
-                for replica, part in enumerate(others, start=1):
-                    part.assign(_derived(first.numpy(), replica))
+        for _, part, derived in self._own_seeds():
+            part.assign(derived)
 
     def _require_derived_seeds(self) -> None:
         """Only replica 0's seed is saved: the others must be what restoring will derive from it."""
+        for where, part, derived in self._own_seeds():
+            if not np.array_equal(part.numpy(), derived):
+                raise ModelError(
+                    f"{where}'s random stream has left the one derived from replica 0's, so a resume could not "
+                    "continue it; draw equally often on every replica"
+                )
+
+    def _own_seeds(self) -> Iterator[tuple[str, Any, Any]]:
+        """Of each seed of this host's replicas, but replica 0: whose, the variable, and what it is to be."""
         for leaf in self.leaves:
             if leaf.seed:
-                first, *others = leaf.components
-                for replica, part in enumerate(others, start=1):
-                    if not np.array_equal(part.numpy(), _derived(first.numpy(), replica)):
-                        raise ModelError(
-                            f"{leaf.path}: replica {replica}'s random stream has left the one derived from replica "
-                            "0's, so a resume could not continue it; draw equally often on every replica"
-                        )
+                first = self._replicas.first_seed(leaf).numpy()
+                for replica, part in zip(self.accelerator.local_replicas, leaf.components, strict=False):
+                    if replica > 0:
+                        yield f"{leaf.path}: replica {replica}", part, _derived(first, replica)
 
 
 def build_train_state(
@@ -299,12 +312,11 @@ def _derived(seed: Any, replica: int) -> Any:
     return np.array([own, seed[1]], dtype=seed.dtype)
 
 
-def _dealt(leaf: Leaf, saved: Sequence[Any]) -> list[Any]:
-    """Values for the replicas here from those of another count: everyone gets replica 0's.
+def _dealt(leaf: Leaf, saved: Sequence[Any], count: int) -> list[Any]:
+    """Values for `count` replicas from those of another count: everyone gets replica 0's.
 
     But what a metric's variable reads as over all replicas stays: a sum goes to replica 0, a mean to everyone.
     """
-    count = len(leaf.components)
     aggregation = leaf.variable.aggregation if leaf.path.startswith("metrics/") else tf.VariableAggregation.NONE
     if aggregation == tf.VariableAggregation.SUM:
         return [np.sum(saved, axis=0, dtype=saved[0].dtype), *([np.zeros_like(saved[0])] * (count - 1))]

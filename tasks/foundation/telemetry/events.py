@@ -35,6 +35,7 @@ class Training:
     target: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples_per_second: float
+    input_wait_seconds: float = 0.0  # of the time since the event before, for want of a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Self
 
 from tasks.foundation.contracts.attempt import (
     CAUSES,
+    INPUT_WAIT,
     SHUT_DOWN,
     UNATTRIBUTED,
     AttemptRecord,
@@ -86,6 +87,7 @@ class Ledger:
         self._seconds = dict.fromkeys(CAUSES, 0.0)
         self._cause = _START_UP
         self._work = Uncommitted()
+        self._train_known = 0.0  # seconds of training that the wait for input was taken out of
         self._lock = threading.RLock()  # again by the same thread: a signal's handler may emit
         self._last = self._began_clock = 0.0
         self._began = ""
@@ -150,9 +152,13 @@ class Ledger:
         match event:
             case Phase(cause=cause):
                 self._begin(cause)
-            case Training(step=step):
+            case Training(step=step, input_wait_seconds=waited):
                 with self._lock:
                     self._count()
+                    waited = min(waited, max(self._seconds[_TRAIN] - self._train_known, 0.0))
+                    self._seconds[_TRAIN] -= waited
+                    self._seconds[INPUT_WAIT] += waited
+                    self._train_known = self._seconds[_TRAIN]
                     self._work.reached(step, self._seconds[_TRAIN])
             case Committed(step=step):
                 with self._lock:

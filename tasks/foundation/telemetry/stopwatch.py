@@ -38,6 +38,17 @@ class Stopwatch:
         self._cause, self._since = cause, now
         self._telemetry.emit(Phase(cause=cause))
 
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """Give time to another cause afterwards, when it is known; it is not announced.
+
+        Args:
+            seconds: how much, of laps that `source` has had by now.
+            source: the cause that it went to.
+            to: the cause that it belongs to.
+        """
+        self._laps[source] = self._laps.get(source, 0.0) - seconds
+        self._laps[to] = self._laps.get(to, 0.0) + seconds
+
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by cause since the first `begin`, the running lap up to this moment included; they add up."""

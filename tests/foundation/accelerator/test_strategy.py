@@ -77,7 +77,7 @@ def test_another_accelerator_needs_another_process(
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize("kind", ["tpu", "gpu", "multi_worker"])
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
 def test_what_this_version_cannot_do_is_refused(kind: Any) -> None:
     with pytest.raises(AcceleratorError, match=f"accelerator.kind = {kind} is not supported by this version; use cpu"):
         acquire(AcceleratorSpec(kind=kind), None)

@@ -1,0 +1,79 @@
+"""Which hosts train together, as `TF_CONFIG` says it: TensorFlow's own way, which launchers know."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.errors import AcceleratorError
+
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host-0:2222", "host-1:2222"]}, "task": {"type": "worker", "index": 0}}, where index '
+    "differs on each host"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What `TF_CONFIG` says.
+
+    Attributes:
+        addresses: host:port of every worker, the chief's first.
+        host: which of them this process is, from 0.
+    """
+
+    addresses: tuple[str, ...]
+    host: int
+
+
+def cluster_of(environment: Mapping[str, str]) -> Cluster:
+    """Read `TF_CONFIG`.
+
+    Args:
+        environment: of the process.
+
+    Raises:
+        AcceleratorError: it is not there, or is not a cluster of workers with this process among them.
+    """
+    text = environment.get("TF_CONFIG")
+    if not text:
+        raise AcceleratorError(
+            f"accelerator.kind = multi_worker needs TF_CONFIG in the environment; set it to {_EXAMPLE}"
+        )
+    try:
+        config = json.loads(text)
+        cluster, task = dict(config["cluster"]), dict(config["task"])
+        kind, index = str(task["type"]), int(task["index"])
+        jobs = {name: [str(address) for address in addresses] for name, addresses in cluster.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as fault:
+        raise AcceleratorError(
+            f"TF_CONFIG = {text[:200]} cannot be read ({type(fault).__name__}: {fault}); set it to {_EXAMPLE}"
+        ) from fault
+    others = sorted(jobs.keys() - {"chief", "worker"})
+    if others:
+        raise AcceleratorError(f"TF_CONFIG has jobs {', '.join(others)}; name only workers, and at most one chief")
+    if len(jobs.get("chief", [])) > 1:
+        raise AcceleratorError(f"TF_CONFIG has {len(jobs['chief'])} chiefs; name one, or none: then worker 0 is it")
+    if not 0 <= index < len(jobs.get(kind, [])):
+        raise AcceleratorError(
+            f"TF_CONFIG says that this process is {kind} {index}, and lists {len(jobs.get(kind, []))} of that type; "
+            "give each host an index of its own, from 0"
+        )
+    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
+    addresses = (*chiefs, *workers)
+    if len(set(addresses)) != len(addresses):
+        raise AcceleratorError(f"TF_CONFIG names an address twice: {', '.join(addresses)}; each worker needs its own")
+    return Cluster(addresses=addresses, host=index if kind == "chief" else len(chiefs) + index)
+
+
+def is_chief(spec: AcceleratorSpec, environment: Mapping[str, str]) -> bool:
+    """Whether this process writes the run's home, which is known before TensorFlow is imported.
+
+    Args:
+        spec: what the run file asks for.
+        environment: of the process.
+
+    Raises:
+        AcceleratorError: see `cluster_of`.
+    """
+    return spec.kind != "multi_worker" or cluster_of(environment).host == 0

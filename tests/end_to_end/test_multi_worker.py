@@ -1,0 +1,90 @@
+"""Several hosts, here as processes on loopback: one run, one log, the same bits however it is cut."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from homes import entries_of, head_of
+from workers import THREADS, Workers
+
+from tasks.foundation.contracts.log_entry import Commit
+
+pytestmark = pytest.mark.slow
+
+Read = Callable[[str], Any]
+
+
+def straight(storage: Path, hosts: int, notes: Path, *extra: str) -> Any:
+    workers = Workers(hosts, storage, extra=["train.segment_steps=1000", *extra], notes=notes)
+    chief, *others = workers.finish()
+    for other in others:
+        assert other.result["state_digest"] == chief.result["state_digest"]
+    return chief.result
+
+
+def test_two_workers_cut_killed_and_stopped(
+    plainly: Callable[..., Any], stored_bytes: Read, told: Read, tmp_path: Path
+) -> None:
+    expected = straight(tmp_path / "straight", 2, tmp_path)
+    rows = told(expected["home"])
+    short = ["train.segment_steps=2"]
+
+    # A worker that is not the chief is killed in the middle: the other ends, resumable, and says why.
+    workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
+    chief, other = workers.children
+    assert chief.until_commits(3)
+    assert other.kill()
+    left = chief.finish(3)
+    assert "another worker of 127.0.0.1:" in left.stderr
+    assert "start the same command on all of them" in left.stderr
+    # The chief is killed, and the same again.
+    workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
+    chief, other = workers.children
+    done = head_of(workers.home)
+    assert done is not None
+    assert chief.until_commits(done.commits + 2)
+    assert chief.kill()
+    assert "another worker" in other.finish(3).stderr
+    # One is asked to stop: all stop, at the same step, with a commit.
+    workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
+    chief, other = workers.children
+    done = head_of(workers.home)
+    assert done is not None
+    assert chief.until_commits(done.commits + 1)
+    other.process.send_signal(signal.SIGTERM)
+    ended = chief.finish(3)
+    assert other.finish(None).code in {3, -signal.SIGTERM}
+    assert ended.result["exit_reason"] == "sigterm"
+    # All start again, and the end is the undisturbed run's.
+    resumed = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path).finish()[0].result
+    assert resumed["state_digest"] == expected["state_digest"]
+    assert stored_bytes(resumed["checkpoint"]) == stored_bytes(expected["checkpoint"])
+    assert told(resumed["home"]) == rows
+
+    # Another number of hosts goes on with the same state; so does one process.
+    alone = plainly("digits", tmp_path / "cut", extra=["train.steps=65", *THREADS]).result
+    assert alone["step"] == 65
+
+
+def test_three_workers_share_every_batch(told: Read, tmp_path: Path) -> None:
+    extra = ["train.global_batch_size=96", "train.segment_steps=25"]
+    chief, *others = Workers(3, tmp_path / "three", extra=extra, notes=tmp_path).finish()
+    assert [other.result["state_digest"] for other in others] == [chief.result["state_digest"]] * 2
+    assert all(other.result["report"] is None for other in others)
+    home = Path(chief.result["home"])
+    assert len(list((home / "attempts").iterdir())) == 1
+    commits = [entry.body for entry in entries_of(home) if isinstance(entry.body, Commit)]
+    assert [commit.checkpoint.step for commit in commits] == [0, 25, 50, 60]
+    for commit in commits[1:]:
+        assert [worker.host for worker in commit.workers] == [0, 1, 2]
+        for worker in commit.workers:
+            assert worker.examples == worker.steps * 32
+            assert 0 <= worker.input_wait_seconds <= worker.train_seconds
+            assert len(worker.losses) == 1
+        assert sum(worker.examples for worker in commit.workers) == commit.examples
+    assert len({worker.losses for worker in commits[1].workers}) == 3
+    rows, evaluations = told(str(home))
+    assert [step for step, _ in rows] == list(range(7, 61, 7))
+    assert [step for step, _ in evaluations] == [25, 50, 60]
