@@ -126,7 +126,6 @@ def preflight(run: RunFile) -> None:
 def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
     asked = {
         "train.accumulate": spec.train.accumulate != 1,
-        "train.precision": spec.train.precision is not None,
         "train.class_weight": spec.train.class_weight is not None,
         "train.callbacks": spec.train.callbacks is not None,
         "init.weights": bool(spec.init.weights),

@@ -85,7 +85,7 @@ def relay(
             head = log.head()
             if head is not None:
                 ledger.open(log.home, head, afresh=try_again)
-            _acquire_accelerator(run.spec, head)
+            _acquire_accelerator(run.spec, head, telemetry)
             way = _Relay(
                 run=run,
                 goal=goal,
@@ -211,11 +211,13 @@ class _Relay:
         return None if self.goal.max_seconds is None else self.goal.max_seconds - self.elapsed()
 
 
-def _acquire_accelerator(spec: RunSpec, head: Head | None) -> None:
+def _acquire_accelerator(spec: RunSpec, head: Head | None, telemetry: Sink) -> None:
     """First of all: TensorFlow fixes devices and threads at its first use, and the user's `load` may use it."""
     from tasks.foundation.accelerator.strategy import acquire  # `baton --help` must not wait for TensorFlow
 
-    acquire(spec.accelerator, None if head is None else head.environment)
+    accelerator = acquire(spec.accelerator, None if head is None else head.environment)
+    if accelerator.said:
+        telemetry.emit(Note(text=accelerator.said))
 
 
 def _next_segment(

@@ -19,6 +19,7 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
+    ├── AcceleratorLost                1  yes   devices went away under the run; what is committed stays
     ├── NoProgress                     1  no    attempt after attempt, the run gets no further
     └── BlowUp                         1  no    the loss has run away
         └── NonFinite                  1  no    a loss or a weight is NaN or infinite
@@ -133,6 +134,12 @@ class StateMismatch(BatonError):
     """A checkpoint belongs to another model, or lacks part of this one's state."""
 
     exit_code = 2
+
+
+class AcceleratorLost(BatonError):
+    """Devices went away while a segment was trained on them."""
+
+    retryable = True
 
 
 class NoProgress(BatonError):

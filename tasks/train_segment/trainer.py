@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.padding import padding, padding_words
+from tasks.foundation.accelerator.strategy import Accelerator, may_be_lost
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -16,6 +17,7 @@ from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.placement import kernel_shapes, placement_words
 from tasks.foundation.model.stepping import step_failures, trace_step
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
@@ -40,8 +42,8 @@ class Trainer:
         self.recipe = recipe
         self.accelerator = accelerator
         self._storage = storage
-        batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
-        batch = zero_batch(load_manifest(storage, recipe.dataset), batch_size)
+        self._per_replica = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
+        batch = zero_batch(load_manifest(storage, recipe.dataset), self._per_replica)
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
@@ -108,6 +110,11 @@ class Trainer:
                     warning=True,
                 )
             )
+        if self.accelerator.kind != "cpu":
+            telemetry.emit(Note(text=placement_words(leaf.variable for leaf in self.state.leaves)))
+        filled_up = padding(self._per_replica, kernel_shapes(self.state.leaves))
+        if words := padding_words(filled_up, kind=self.accelerator.kind):
+            telemetry.emit(Note(text=words, warning=True))
         self._traced = True
 
     def run(self, steps: int, *, segment: int) -> None:
@@ -121,7 +128,8 @@ class Trainer:
         # In doubt until the steps are done.
         self._restored, batch, self._next_batch = None, self._next_batch, None
         where = f"between step {before} and step {before + steps}, in segment {segment}"
-        with step_failures(f"{self.recipe.spec.model.build}: train_step failed {where}"), reading_failures():
+        what = f"{self.recipe.spec.model.build}: train_step failed {where}"
+        with may_be_lost(self.accelerator), step_failures(what), reading_failures():
             first_bad = int(self._loop(self._iterator, tf.constant(steps, tf.int64)).numpy())
         if first_bad != NOT_FOUND:
             raise NonFinite(

@@ -4,18 +4,28 @@ TensorFlow fixes devices and threads at first use, and a second MirroredStrategy
 caller decides, and who asks for something else is told to start another process.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.foundation.accelerator.environment import installed_versions, thread_counts
+from tasks.foundation.accelerator.gpu import gpu_strategy, gpus, grow_memory, why_no_gpu
+from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
+from tasks.foundation.accelerator.tpu_environment import device_files, is_declined, require_packages
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 
-_TPU_DEVICE_FILES = ("/dev/accel0", "/dev/vfio/0")
+# What TensorFlow raises when a device or the process that holds it is gone, or a step was called off.
+OUTER_CAUSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +36,20 @@ class Accelerator:
         strategy: the `tf.distribute.Strategy` of this process.
         environment: what is recorded of it.
         host: this machine's number among those that feed the replicas, from 0.
+        said: for `auto`: what was chosen and why; else empty.
+        io_device: where checkpoints are written and read; None where the devices are this process's own.
     """
 
     strategy: Any
     environment: Environment
     host: int = 0
+    said: str = ""
+    io_device: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is: cpu, gpu, tpu or multi_worker, never auto."""
+        return self.environment.accelerator
 
     @property
     def hosts(self) -> int:
@@ -48,8 +67,20 @@ class Accelerator:
         return self.environment.replicas
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What the first call asked for, and got."""
+
+    settings: tuple[str, int, int, int]
+    accelerator: Accelerator
+    lost: bool = False
+
+
+_taken: list[_Taken] = []
+
+
 def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
-    """The process's accelerator; made by the first call.
+    """The process's accelerator; made by the first call, and made anew after a TPU was lost.
 
     Args:
         spec: what the run file asks for.
@@ -58,36 +89,90 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
     Raises:
         AcceleratorError: the devices are not there, or the process has another accelerator already.
     """
-    kind = "cpu" if spec.kind == "auto" else spec.kind
-    if spec.kind == "auto":
-        found = _other_devices()
-        if found:
-            raise AcceleratorError(
-                f"accelerator.kind = auto found {found}, which this version cannot train on; say kind: cpu to train "
-                "on the CPU all the same"
-            )
-    if kind != "cpu":
-        raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use cpu or auto")
+    kind, said = _choose() if spec.kind == "auto" else (spec.kind, "")
+    if kind == "multi_worker":
+        raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use tpu, gpu, cpu or auto")
     intra, inter = thread_counts(spec, recorded)
-    settings = (kind, spec.replicas, intra, inter)
+    settings = (_name(kind, spec), spec.replicas, intra, inter)
     if not _taken:
-        _taken.append((settings, _make(*settings)))
-    first, accelerator = _taken[0]
-    if first != settings:
+        _set_up(kind, spec.replicas, intra, inter)
+        _taken.append(_Taken(settings, _make(kind, spec, intra, inter, said=said)))
+    taken = _taken[0]
+    if taken.settings != settings:
         raise AcceleratorError(
-            f"this process runs with accelerator, replicas and threads {first}; {settings} needs a process of its own"
+            f"this process runs with accelerator, replicas and threads {taken.settings}; {settings} needs a process of "
+            "its own"
         )
-    return accelerator
+    if taken.lost:
+        if kind != "tpu":
+            raise AcceleratorLost(f"this process has lost its accelerator {settings[0]}; run the same command again")
+        taken.accelerator, taken.lost = _make(kind, spec, intra, inter, said=said, again=True), False
+    return taken.accelerator
 
 
-# What the first call asked for, and got.
-_taken: list[tuple[tuple[str, int, int, int], Accelerator]] = []
+@contextmanager
+def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
+    """Around work on devices that can go while the process stays.
+
+    Nothing that lives on a TPU survives its re-initialization, the strategy included. So whoever is in here fails, with
+    exit code 1, and what is committed stays; the next `acquire` of the process, if it has a next run or a flow's retry,
+    initializes the TPU again and makes another strategy, for which models are built anew.
+
+    Raises:
+        AcceleratorLost: TensorFlow says that a device is gone.
+    """
+    try:
+        yield
+    except OUTER_CAUSES as fault:
+        if accelerator.kind == "cpu":
+            raise
+        for taken in _taken:
+            taken.lost = taken.lost or taken.accelerator is accelerator
+        said = " ".join(str(fault.message).split())
+        raise AcceleratorLost(
+            f"the accelerator ({accelerator.kind}, {accelerator.replicas} replicas) was lost: {type(fault).__name__}: "
+            f"{said}. What is committed stays; run the same command again to go on from there"
+        ) from fault
 
 
-def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
+def _choose() -> tuple[str, str]:
+    """What `auto` stands for, and why. Looks at device files and at TensorFlow's devices; waits for nothing."""
+    files = device_files()
+    if files and not is_declined():
+        try:
+            require_packages()
+        except AcceleratorError as fault:
+            raise AcceleratorError(
+                f"accelerator.kind = auto found a TPU ({files[0]}), and {fault}; or say kind: cpu, or gpu, to train "
+                "without it all the same"
+            ) from fault
+        return "tpu", f"accelerator: a TPU, for this machine has its device files ({', '.join(files)})"
+    no_tpu = "PJRT_DEVICE declines the TPU" if files else "there are no device files of a TPU"
+    found = gpus()
+    if found:
+        names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in found)
+        return "gpu", f"accelerator: {len(found)} GPU{'s' * (len(found) > 1)} ({names}), for {no_tpu}"
+    return "cpu", f"accelerator: the CPU, for {no_tpu}, and {why_no_gpu()}"
+
+
+def _name(kind: str, spec: AcceleratorSpec) -> str:
+    """The kind, and of a named TPU which one."""
+    if kind != "tpu" or spec.tpu == "local":
+        return kind
+    return "/".join(("tpu", spec.project or "-", spec.zone or "-", spec.tpu))
+
+
+def _set_up(kind: str, replicas: int, intra: int, inter: int) -> None:
+    """What TensorFlow can be told only before it uses a device."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
         tf.config.threading.set_inter_op_parallelism_threads(inter)
+        if kind == "gpu":
+            grow_memory()
+        if kind == "cpu":
+            # Left visible, a GPU or TPU would take what is said to be trained on the CPU.
+            for other in ("GPU", "TPU"):
+                tf.config.set_visible_devices([], other)
         if replicas > 1:
             cpu = tf.config.list_physical_devices("CPU")[0]
             logical = [tf.config.LogicalDeviceConfiguration()] * replicas
@@ -97,22 +182,23 @@ def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
             f"TensorFlow was in use before the accelerator was set up ({fault}); model.py and data.py must not create "
             "tensors when they are imported, only within their functions"
         ) from fault
-    if replicas == 1:
+
+
+def _make(kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, said: str, again: bool = False) -> Accelerator:
+    if kind == "tpu":
+        strategy = tpu_strategy(spec, again=again)
+    elif kind == "gpu":
+        strategy = gpu_strategy()
+    elif spec.replicas == 1:
         strategy = tf.distribute.get_strategy()
     else:
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(spec.replicas)])
     environment = Environment(
         accelerator=kind,
-        replicas=replicas,
+        replicas=strategy.num_replicas_in_sync,
         intra_op_threads=intra,
         inter_op_threads=inter,
         versions=installed_versions(),
     )
-    return Accelerator(strategy=strategy, environment=environment)
-
-
-def _other_devices() -> str:
-    """A TPU or GPU of this machine; looks at device files first, so that nothing waits on a network name."""
-    if any(Path(file).exists() for file in _TPU_DEVICE_FILES):
-        return "a TPU"
-    return "a GPU" if tf.config.list_physical_devices("GPU") else ""
+    io_device = IO_DEVICE if kind == "tpu" and spec.tpu != "local" else None
+    return Accelerator(strategy=strategy, environment=environment, said=said, io_device=io_device)

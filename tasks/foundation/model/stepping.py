@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.model.variables import Leaf, uncovered
 from tasks.foundation.user_code import describe
@@ -18,13 +18,6 @@ _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prep
 _LONGEST_TEXT = 300
 # Lines of TensorFlow's message that say where in its graph, and not what.
 _WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
-# The machine's doing and not the model's: a lost worker, a step that was called off.
-_OUTER_CAUSES = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.UnavailableError,
-)
 
 
 def take_step(model: keras.Model, strategy: Any, batch: Any) -> Any:
@@ -99,8 +92,8 @@ def step_failures(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except _OUTER_CAUSES:
-        raise
+    except OUTER_CAUSES:
+        raise  # the machine's doing and not the model's
     except tf.errors.OpError as fault:
         text = _what_it_says(fault)
         remedy = _LABEL_REMEDY if "label" in text.lower() else ""
