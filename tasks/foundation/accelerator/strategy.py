@@ -88,6 +88,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
 
     Raises:
         AcceleratorError: the devices are not there, or the process has another accelerator already.
+        AcceleratorLost: they were there, and have gone.
     """
     kind, said = _choose() if spec.kind == "auto" else (spec.kind, "")
     if kind == "multi_worker":
@@ -104,9 +105,14 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
             "its own"
         )
     if taken.lost:
+        gone = f"this process has lost its accelerator {settings[0]}"
         if kind != "tpu":
-            raise AcceleratorLost(f"this process has lost its accelerator {settings[0]}; run the same command again")
-        taken.accelerator, taken.lost = _make(kind, spec, intra, inter, said=said, again=True), False
+            raise AcceleratorLost(f"{gone}; run the same command again")
+        try:
+            taken.accelerator, taken.lost = _make(kind, spec, intra, inter, said=said, again=True), False
+        except AcceleratorError as fault:
+            # It was there: nothing is wrong with the run file.
+            raise AcceleratorLost(f"{gone}, and could not begin with it again: {fault}") from fault
     return taken.accelerator
 
 

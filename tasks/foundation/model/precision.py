@@ -63,5 +63,5 @@ def require_precision(model: keras.Model, train: TrainSpec, *, reference: str) -
 
 def _two_policies(train: TrainSpec, other: str, reference: str) -> ModelError:
     return ModelError(
-        f"train.precision = {train.precision}, and {reference} sets the dtype policy {other} itself; keep one of the two"
+        f"train.precision = {train.precision}, and {reference} sets the dtype policy {other} itself; keep one of them"
     )

@@ -80,7 +80,7 @@ def test_another_accelerator_needs_another_process(
 
 
 def test_what_this_version_cannot_do_is_refused() -> None:
-    with pytest.raises(AcceleratorError, match="accelerator.kind = multi_worker is not supported by this version"):
+    with pytest.raises(AcceleratorError, match=r"kind = multi_worker is not supported by this version"):
         acquire(AcceleratorSpec(kind="multi_worker"), None)
 
 

@@ -77,7 +77,6 @@ def test_a_named_tpu_is_resolved_and_connected_to(
     ("spec", "workers", "words"),
     [
         (named(), ["10.0.0.1:8470", "10.0.0.2:8470"], "has 2 hosts (10.0.0.1:8470, 10.0.0.2:8470)"),
-        (named(), [], "has 0 hosts"),
         (named(), ["192.0.2.1:8470"], "is at 192.0.2.1:8470, another machine"),
         (named(), ["127.0.0.1:9"], "nothing answers at 127.0.0.1:9"),
     ],
@@ -192,6 +191,19 @@ def test_a_lost_gpu_needs_another_process(monkeypatch: pytest.MonkeyPatch) -> No
     spec = AcceleratorSpec(kind="gpu", intra_op_threads=2, inter_op_threads=3)
     with pytest.raises(AcceleratorLost, match="lost its accelerator gpu; run the same command again"):
         acquire(spec, None)
+
+
+def test_a_tpu_that_stays_lost_is_no_bad_input(system: StandInSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_resolver: Any) -> None:
+        raise tf.errors.UnavailableError(None, None, "still down")
+
+    taken = strategy._Taken(("tpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
+    monkeypatch.setattr(strategy, "_taken", [taken])
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    spec = AcceleratorSpec(kind="tpu", intra_op_threads=2, inter_op_threads=3)
+    with pytest.raises(AcceleratorLost, match=r"lost its accelerator tpu, .*UnavailableError: still down.*"):
+        acquire(spec, None)
+    assert (system.calls, taken.lost) == (["shut down"], True)
 
 
 class _Flaky:
