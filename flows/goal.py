@@ -121,7 +121,7 @@ def preflight(run: RunFile) -> None:
     storage_of(run)
     accelerator = run.spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
-    per_replica_batch_size(run.spec.train.global_batch_size, known)
+    per_replica_batch_size(run.spec.train.global_batch_size, known, run.spec.train.accumulate)
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)
@@ -129,8 +129,6 @@ def preflight(run: RunFile) -> None:
 
 def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
     asked = {
-        "train.accumulate": spec.train.accumulate != 1,
-        "train.precision": spec.train.precision is not None,
         "train.class_weight": spec.train.class_weight is not None,
         "train.callbacks": spec.train.callbacks is not None,
         "init.weights": bool(spec.init.weights),

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.accelerator.tpu_environment import announce_tpu
 
 quiet_tensorflow()
+announce_tpu()
 
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason  # noqa: E402
 from flows.goal import Goal  # noqa: E402

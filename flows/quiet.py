@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.stops.holding import before_leaving_at_once
 
 _PREFECT_DEFAULTS = {
@@ -27,6 +28,7 @@ _LOOPBACK = "127.0.0.1,localhost"
 def quiet() -> None:
     """Call before Prefect and TensorFlow are imported."""
     quiet_tensorflow()
+    announce_tpu()
     # requests asks for this silence too, but its wish is lost when another thread imports at the same time.
     warnings.filterwarnings("ignore", message="SOCKS support in urllib3")
     for name, value in _PREFECT_DEFAULTS.items():

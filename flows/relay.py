@@ -90,7 +90,7 @@ def relay(
             head = log.head()
             if head is not None and writes:
                 ledger.open(log.home, head, afresh=try_again)
-            accelerator = _acquire_accelerator(run.spec, head)
+            accelerator = _acquire_accelerator(run.spec, head, telemetry)
             way = _Relay(
                 run=run,
                 goal=goal,
@@ -103,7 +103,9 @@ def relay(
                 accept=tuple(accept),
                 elapsed=lambda: clock() - began,
             )
-            with accelerator.together():
+            from tasks.foundation.accelerator.strategy import may_be_lost
+
+            with may_be_lost(accelerator):
                 return way.to_the_goal()
 
 
@@ -233,11 +235,14 @@ class _Relay:
         return None if self.goal.max_seconds is None else self.goal.max_seconds - self.elapsed()
 
 
-def _acquire_accelerator(spec: RunSpec, head: Head | None) -> Any:
+def _acquire_accelerator(spec: RunSpec, head: Head | None, telemetry: Sink) -> Any:
     """First of all: TensorFlow fixes devices and threads at its first use, and the user's `load` may use it."""
     from tasks.foundation.accelerator.strategy import acquire  # `baton --help` must not wait for TensorFlow
 
-    return acquire(spec.accelerator, None if head is None else head.environment)
+    accelerator = acquire(spec.accelerator, None if head is None else head.environment)
+    if accelerator.said:
+        telemetry.emit(Note(text=accelerator.said))
+    return accelerator
 
 
 def _next_segment(

@@ -13,15 +13,19 @@ from prefect.states import Completed
 
 from flows.goal import Goal, RelayResult
 from flows.relay import Stages, relay
-from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
-from tasks.evaluate.task import evaluate_task
+from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Several, Silent, Sink
-from tasks.init_or_restore.task import init_or_restore_task
-from tasks.prepare_data.task import prepare_data_task
-from tasks.train_segment.task import train_segment_task
+
+announce_tpu()  # a worker of Prefect's imports this file first of all
+
+from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task  # noqa: E402 - the stages import TensorFlow
+from tasks.evaluate.task import evaluate_task  # noqa: E402
+from tasks.init_or_restore.task import init_or_restore_task  # noqa: E402
+from tasks.prepare_data.task import prepare_data_task  # noqa: E402
+from tasks.train_segment.task import train_segment_task  # noqa: E402
 
 # Called directly, never submitted: the main thread waits for them, where signals arrive.
 STAGES = Stages(

@@ -105,7 +105,7 @@ def _unless_done(head: Head | None, body: Evaluation) -> Body | None:
 
 
 def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_replica: int) -> _Warm:
-    if _warm and _warm[0].recipe == recipe:
+    if _warm and _warm[0].recipe == recipe and _warm[0].state.accelerator is accelerator:
         return _warm[0]
     _warm.clear()
     batch = zero_batch(load_manifest(storage, recipe.dataset), per_replica)

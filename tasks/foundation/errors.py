@@ -19,7 +19,7 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
-    ├── WorkerLost                     3  no    another host of the run is gone; all are started again
+    ├── AcceleratorLost                3  yes   devices or other hosts went away under the run; what is committed stays
     ├── NoProgress                     1  no    attempt after attempt, the run gets no further
     └── BlowUp                         1  no    the loss has run away
         └── NonFinite                  1  no    a loss or a weight is NaN or infinite
@@ -111,12 +111,6 @@ class StaleWriter(RunLogError):
     exit_code = 1
 
 
-class WorkerLost(BatonError):
-    """Another host that trains the same run is gone, so that this one cannot go on; what is committed stays."""
-
-    exit_code = 3
-
-
 class DamagedCheckpoint(BatonError):
     """A committed checkpoint's bytes differ from its manifest."""
 
@@ -140,6 +134,13 @@ class StateMismatch(BatonError):
     """A checkpoint belongs to another model, or lacks part of this one's state."""
 
     exit_code = 2
+
+
+class AcceleratorLost(BatonError):
+    """Devices, or other hosts of the same run, went away under it; what is committed stays."""
+
+    exit_code = 3
+    retryable = True
 
 
 class NoProgress(BatonError):

@@ -6,6 +6,7 @@ from typing import Any
 from tasks.foundation.contracts.identity import differences, in_words, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
 from tasks.foundation.errors import StateMismatch
+from tasks.foundation.model.batch_dependence import batch_dependent_parts, dependence_words
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import read_manifest
 from tasks.foundation.state.layout import require_same_signature
@@ -52,7 +53,7 @@ def note_changes(
         step = 0 if head.tip is None else head.tip.step
         telemetry.emit(Note(text=f"from step {step} on, as accepted: {in_words(accepted)}"))
     if head.environment != environment:
-        telemetry.emit(Note(text=_environment_words(head.environment, environment), warning=True))
+        telemetry.emit(Note(text=_environment_words(head.environment, environment, state), warning=True))
 
     def decide(newest: Head | None) -> Body | None:
         if newest is None:
@@ -81,8 +82,13 @@ def _require_same_variables(log: RunLog, head: Head, state: TrainState) -> None:
         ) from fault
 
 
-def _environment_words(before: Environment, now: Environment) -> str:
+def _environment_words(before: Environment, now: Environment, state: TrainState) -> str:
     """A change of devices, threads or versions can change the bits."""
     old, new = before.model_dump(), now.model_dump()
     changed = "; ".join(f"{key}: {old[key]} -> {new[key]}" for key in new if new[key] != old[key])
-    return f"the environment changed, so the bits may differ from an uninterrupted run: {changed}"
+    words = f"the environment changed, so the bits may differ from an uninterrupted run: {changed}"
+    if before.replicas == now.replicas:
+        return words
+    return f"{words}. {before.replicas} replicas became {now.replicas}: " + dependence_words(
+        batch_dependent_parts(state.model)
+    )

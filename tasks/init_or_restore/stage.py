@@ -67,7 +67,7 @@ def init_or_restore(
         head = _sound(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
     head = _as_chief_has_it(log, head, accelerator)
-    batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
+    batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
     batch = zero_batch(load_manifest(storage, dataset), batch_size)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
     if spec.data.validation_fraction > 0:
@@ -76,7 +76,14 @@ def init_or_restore(
     identity = identity_of(spec, dataset, state, code_folder)
     if head is None:
         reference = spec.model.build
-        require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
+        require_train_step(
+            state.model,
+            batch,
+            accumulate=spec.train.accumulate,
+            leaves=state.leaves,
+            reference=reference,
+            accelerator=accelerator,
+        )
         if spec.data.validation_fraction > 0:
             require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
     if head is None and accelerator.is_chief:

@@ -6,9 +6,9 @@ metrics, custom `train_step`s, clipping and mixed precision hold.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tasks.foundation.accelerator.strategy import Accelerator
@@ -41,8 +41,8 @@ _STATEFUL = frozenset(
 )
 
 
-def make_loop(model: keras.Model, accelerator: Accelerator) -> Any:
-    """A `tf.function` of (iterator, n) that runs n steps.
+def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator) -> Any:
+    """A `tf.function` of (iterator, n) that runs n steps, each as `stepping.step_of` gives it.
 
     It returns three values. An int64 scalar: the index, in [0, n), of the first step after which the running loss was
     not finite, or `NOT_FOUND`. A float64 scalar: seconds that this host waited for its next batches. And float32
@@ -60,7 +60,7 @@ def make_loop(model: keras.Model, accelerator: Accelerator) -> Any:
         for index in tf.range(n):
             batch, seconds = _next_batch(iterator, strategy)
             waited += seconds
-            loss, of_replicas = take_step(model, strategy, batch)
+            loss, of_replicas = take_step(step, strategy, batch)
             if loss is not None:
                 losses = of_replicas
                 bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))

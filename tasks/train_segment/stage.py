@@ -107,7 +107,7 @@ def _compile(trainer: Trainer, _request: SegmentRequest, leg: Leg, telemetry: Si
 def _take_trainer(recipe: Recipe, storage: Storage, accelerator: Accelerator) -> Trainer:
     """The warm trainer if it fits, else a new one. Taken out: only a segment that ends well puts it back."""
     kept = _warm.pop() if _warm else None
-    if kept is not None and kept.recipe == recipe:
+    if kept is not None and kept.recipe == recipe and kept.accelerator is accelerator:
         return kept
     return Trainer(recipe, storage=storage, accelerator=accelerator)
 

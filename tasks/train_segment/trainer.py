@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.padding import padding, padding_words
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -17,7 +18,8 @@ from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.stepping import step_failures, trace_step
+from tasks.foundation.model.placement import kernel_shapes, placement_words
+from tasks.foundation.model.stepping import step_failures, step_of, trace_step
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -42,12 +44,15 @@ class Trainer:
         self.recipe = recipe
         self.accelerator = accelerator
         self._storage = storage
-        batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
-        batch = zero_batch(load_manifest(storage, recipe.dataset), batch_size)
+        self._per_replica = per_replica_batch_size(
+            spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate
+        )
+        batch = zero_batch(load_manifest(storage, recipe.dataset), self._per_replica)
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
-        self._loop = make_loop(self.state.model, accelerator)
+        step = step_of(self.state.model, spec.train.accumulate, reference=spec.model.build)
+        self._loop = make_loop(step, accelerator)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
         self.staging_seconds: float | None = None
         self._restored: str | None = None
@@ -111,6 +116,11 @@ class Trainer:
                     warning=True,
                 )
             )
+        if self.accelerator.kind != "cpu":
+            telemetry.emit(Note(text=placement_words(leaf.variable for leaf in self.state.leaves)))
+        filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
+        if words := padding_words(filled_up, kind=self.accelerator.kind):
+            telemetry.emit(Note(text=words, warning=True))
         self._traced = True
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:

@@ -47,7 +47,7 @@ def main() -> None:
             window_shards=spec.data.window_shards,
             first_batch=0,
         )
-        loop = make_loop(state.model, accelerator)
+        loop = make_loop(state.model.train_step, accelerator)
         iterator = iter(accelerator.strategy.distribute_datasets_from_function(lambda _: batches))
 
         def own() -> None:

@@ -37,8 +37,8 @@ def test_two_workers_cut_killed_and_stopped(
     assert chief.until_commits(3)
     assert other.kill()
     left = chief.finish(3)
-    assert "another worker of 127.0.0.1:" in left.stderr
-    assert "start the same command on all of them" in left.stderr
+    assert "another of the 2 workers is gone: UnavailableError" in left.stderr
+    assert "run the same command on all of them again" in left.stderr
     # The chief is killed, and the same again.
     workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
     chief, other = workers.children
@@ -46,7 +46,7 @@ def test_two_workers_cut_killed_and_stopped(
     assert done is not None
     assert chief.until_commits(done.commits + 2)
     assert chief.kill()
-    assert "another worker" in other.finish(3).stderr
+    assert "another of the 2 workers is gone" in other.finish(3).stderr
     # One is asked to stop: all stop, at the same step, with a commit.
     workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
     chief, other = workers.children

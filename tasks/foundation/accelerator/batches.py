@@ -1,18 +1,52 @@
-"""Batch arithmetic."""
+"""Batch arithmetic: a global batch is shared out to the replicas, and each may take its share in micro-batches."""
+
+from collections.abc import Iterator
 
 from tasks.foundation.errors import AcceleratorError
 
 
-def per_replica_batch_size(global_batch_size: int, replicas: int) -> int:
-    """Examples that one replica sees in a step.
+def per_replica_batch_size(global_batch_size: int, replicas: int, accumulate: int = 1) -> int:
+    """Examples that one replica sees in a step; a multiple of `accumulate`.
+
+    Args:
+        global_batch_size: examples of a step, at least 1.
+        replicas: model copies, at least 1.
+        accumulate: micro-batches that a replica's share is cut into, at least 1.
 
     Raises:
-        AcceleratorError: the global batch does not divide evenly.
+        AcceleratorError: the global batch does not divide evenly; names the nearest values that do.
     """
-    if global_batch_size % replicas:
-        below = global_batch_size // replicas * replicas
-        good = " or ".join(str(size) for size in (below, below + replicas) if size)
+    parts = replicas * accumulate
+    if global_batch_size % parts:
+        below = global_batch_size // parts * parts
+        good = " or ".join(str(size) for size in (below, below + parts) if size)
+        cut = f"{replicas} replicas" if accumulate == 1 else f"{replicas} replicas of {accumulate} micro-batches"
+        others = "" if accumulate == 1 else _other_cuts(global_batch_size, replicas, accumulate)
         raise AcceleratorError(
-            f"train.global_batch_size = {global_batch_size} is not divisible by {replicas} replicas; try {good}"
+            f"train.global_batch_size = {global_batch_size} is not divisible by {cut}; try {good}{others}"
         )
     return global_batch_size // replicas
+
+
+def micro_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> int:
+    """Examples of one micro-batch of one replica. Arguments and errors: see `per_replica_batch_size`."""
+    return per_replica_batch_size(global_batch_size, replicas, accumulate) // accumulate
+
+
+def _other_cuts(global_batch_size: int, replicas: int, accumulate: int) -> str:
+    """Values of train.accumulate that suit the batch as it is: the nearest below and above, where there are any."""
+    if global_batch_size % replicas:
+        return ""
+    divisors = list(_divisors(global_batch_size // replicas))
+    near = [
+        *([max(below)] if (below := [each for each in divisors if each < accumulate]) else []),
+        *([min(above)] if (above := [each for each in divisors if each > accumulate]) else []),
+    ]
+    return f"; or train.accumulate = {' or '.join(map(str, near))}"
+
+
+def _divisors(number: int) -> Iterator[int]:
+    for each in range(1, int(number**0.5) + 1):
+        if number % each == 0:
+            yield each
+            yield number // each

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
 
-_PACKAGES = ("baton", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "numpy")
+_PACKAGES = ("baton", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "keras", "numpy")
 
 
 def quiet_tensorflow() -> None:

@@ -4,8 +4,7 @@ Every worker does every step, builds every model and restores every checkpoint, 
 has collectives in it. Worker 0, the chief, alone writes to the run's home; the others learn from its log.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks.foundation.accelerator.cluster import Cluster
-from tasks.foundation.errors import AcceleratorError, WorkerLost
+from tasks.foundation.errors import AcceleratorError
 
 
 def worker_strategy(cluster: Cluster) -> Any:
@@ -66,21 +65,3 @@ class Exchange:
         """
         of_replicas = self._gather(tf.constant(list(mine), tf.float64)).numpy()
         return np.asarray(of_replicas[:: self._replicas_of_host], np.float64)
-
-
-@contextmanager
-def lost_workers(strategy: Any) -> Iterator[None]:
-    """Around work of several hosts: what TensorFlow says when one of them is gone becomes one sentence.
-
-    Raises:
-        WorkerLost: a collective was aborted.
-    """
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError) as fault:
-        cluster = strategy.cluster_resolver.cluster_spec().as_dict()
-        raise WorkerLost(
-            f"another worker of {', '.join(address for job in cluster.values() for address in job)} is gone "
-            f"({type(fault).__name__}), and this one cannot go on without it; start the same command on all of them "
-            "again, which go on from the newest commit"
-        ) from fault

@@ -5,10 +5,9 @@ caller decides, and who asks for something else is told to start another process
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,23 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.accelerator.environment import installed_versions, thread_counts
-from tasks.foundation.accelerator.multi_worker import Exchange, lost_workers, worker_strategy
+from tasks.foundation.accelerator.gpu import gpu_strategy, gpus, grow_memory, why_no_gpu
+from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
+from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
+from tasks.foundation.accelerator.tpu_environment import device_files, is_declined, require_packages
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 
-_TPU_DEVICE_FILES = ("/dev/accel0", "/dev/vfio/0")
+# What TensorFlow raises when a device or the process that holds it is gone, or a step was called off.
+OUTER_CAUSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+
+_LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +44,21 @@ class Accelerator:
         environment: what is recorded of it.
         host: this machine's number among those that feed the replicas, from 0.
         exchange: how the hosts tell each other something; None where there is one.
+        said: for `auto`: what was chosen and why; else empty.
+        io_device: where checkpoints are written and read; None where the devices are this process's own.
     """
 
     strategy: Any
     environment: Environment
     host: int = 0
     exchange: Exchange | None = None
+    said: str = ""
+    io_device: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is: cpu, gpu, tpu or multi_worker, never auto."""
+        return self.environment.accelerator
 
     @property
     def hosts(self) -> int:
@@ -62,14 +81,6 @@ class Accelerator:
         count = self.replicas // self.hosts
         return range(self.host * count, (self.host + 1) * count)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Around work in which the hosts need each other.
-
-        Raises:
-            WorkerLost: one of them is gone.
-        """
-        return nullcontext() if self.exchange is None else lost_workers(self.strategy)
-
     def of_all_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """What every host says, float64 [hosts, len(numbers)]. All of them call it, in the same order."""
         if self.exchange is None:
@@ -85,8 +96,20 @@ class Accelerator:
         return bool(self.of_all_hosts([yes]).all())
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What the first call asked for, and got."""
+
+    settings: tuple[str, int, int, int]
+    accelerator: Accelerator
+    lost: bool = False
+
+
+_taken: list[_Taken] = []
+
+
 def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
-    """The process's accelerator; made by the first call.
+    """The process's accelerator; made by the first call, and made anew after a TPU was lost.
 
     Args:
         spec: what the run file asks for.
@@ -94,38 +117,99 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
 
     Raises:
         AcceleratorError: the devices are not there, or the process has another accelerator already.
+        AcceleratorLost: they were there, and have gone.
     """
-    kind = "cpu" if spec.kind == "auto" else spec.kind
-    if spec.kind == "auto":
-        found = _other_devices()
-        if found:
-            raise AcceleratorError(
-                f"accelerator.kind = auto found {found}, which this version cannot train on; say kind: cpu to train "
-                "on the CPU all the same"
-            )
-    if kind not in {"cpu", "multi_worker"}:
-        raise AcceleratorError(f"accelerator.kind = {kind} is not supported by this version; use cpu or auto")
+    kind, said = _choose() if spec.kind == "auto" else (spec.kind, "")
     intra, inter = thread_counts(spec, recorded)
-    settings = (kind, spec.replicas, intra, inter)
+    settings = (_name(kind, spec), spec.replicas, intra, inter)
     if not _taken:
-        _taken.append((settings, _make(*settings)))
-    first, accelerator = _taken[0]
-    if first != settings:
+        _set_up(kind, spec.replicas, intra, inter)
+        _taken.append(_Taken(settings, _make(kind, spec, intra, inter, said=said)))
+    taken = _taken[0]
+    if taken.settings != settings:
         raise AcceleratorError(
-            f"this process runs with accelerator, replicas and threads {first}; {settings} needs a process of its own"
+            f"this process runs with accelerator, replicas and threads {taken.settings}; {settings} needs a process of "
+            "its own"
         )
-    return accelerator
+    if taken.lost:
+        gone = f"this process has lost its accelerator {settings[0]}"
+        if kind != "tpu":
+            raise AcceleratorLost(f"{gone}; run the same command again")
+        try:
+            taken.accelerator, taken.lost = _make(kind, spec, intra, inter, said=said, again=True), False
+        except AcceleratorError as fault:
+            # It was there: nothing is wrong with the run file.
+            raise AcceleratorLost(f"{gone}, and could not begin with it again: {fault}") from fault
+    return taken.accelerator
 
 
-# What the first call asked for, and got.
-_taken: list[tuple[tuple[str, int, int, int], Accelerator]] = []
+@contextmanager
+def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
+    """Around work on devices that can go while the process stays, or with hosts that can.
+
+    Nothing that lives on a TPU survives its re-initialization, the strategy included; hosts that have lost one of them
+    cannot take in another. So whoever is in here fails, resumable, and what is committed stays. The next `acquire` of
+    the process, if it has a next run or a flow's retry, initializes a TPU again and makes another strategy, for which
+    models are built anew.
+
+    Raises:
+        AcceleratorLost: TensorFlow says that a device or a host is gone.
+    """
+    try:
+        yield
+    except OUTER_CAUSES as fault:
+        if accelerator.kind == "cpu":
+            raise
+        for taken in _taken:
+            taken.lost = taken.lost or taken.accelerator is accelerator
+        said = " ".join(str(fault.message).split())
+        what, again = f"the accelerator ({accelerator.kind}, {accelerator.replicas} replicas) was lost", "again"
+        if accelerator.hosts > 1:
+            what, again = f"another of the {accelerator.hosts} workers is gone", "on all of them again"
+        raise AcceleratorLost(
+            f"{what}: {type(fault).__name__}: {said[:_LONGEST_TEXT]}. What is committed stays; run the same command "
+            f"{again} to go on from there"
+        ) from fault
 
 
-def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
-    cluster = cluster_of(os.environ) if kind == "multi_worker" else None
+def _choose() -> tuple[str, str]:
+    """What `auto` stands for, and why. Looks at device files and at TensorFlow's devices; waits for nothing."""
+    files = device_files()
+    if files and not is_declined():
+        try:
+            require_packages()
+        except AcceleratorError as fault:
+            raise AcceleratorError(
+                f"accelerator.kind = auto found a TPU ({files[0]}), and {fault}; or say kind: cpu, or gpu, to train "
+                "without it all the same"
+            ) from fault
+        return "tpu", f"accelerator: a TPU, for this machine has its device files ({', '.join(files)})"
+    no_tpu = "PJRT_DEVICE declines the TPU" if files else "there are no device files of a TPU"
+    found = gpus()
+    if found:
+        names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in found)
+        return "gpu", f"accelerator: {len(found)} GPU{'s' * (len(found) > 1)} ({names}), for {no_tpu}"
+    return "cpu", f"accelerator: the CPU, for {no_tpu}, and {why_no_gpu()}"
+
+
+def _name(kind: str, spec: AcceleratorSpec) -> str:
+    """The kind, and of a named TPU which one."""
+    if kind != "tpu" or spec.tpu == "local":
+        return kind
+    return "/".join(("tpu", spec.project or "-", spec.zone or "-", spec.tpu))
+
+
+def _set_up(kind: str, replicas: int, intra: int, inter: int) -> None:
+    """What TensorFlow can be told only before it uses a device."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
         tf.config.threading.set_inter_op_parallelism_threads(inter)
+        if kind == "gpu":
+            grow_memory()
+        if kind == "cpu":
+            # Left visible, a GPU or TPU would take what is said to be trained on the CPU.
+            for other in ("GPU", "TPU"):
+                tf.config.set_visible_devices([], other)
         if replicas > 1:
             cpu = tf.config.list_physical_devices("CPU")[0]
             logical = [tf.config.LogicalDeviceConfiguration()] * replicas
@@ -135,12 +219,22 @@ def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
             f"TensorFlow was in use before the accelerator was set up ({fault}); model.py and data.py must not create "
             "tensors when they are imported, only within their functions"
         ) from fault
+
+
+def _make(kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, said: str, again: bool = False) -> Accelerator:
+    cluster = cluster_of(os.environ) if kind == "multi_worker" else None
+    exchange = None
     if cluster is not None:
         strategy = worker_strategy(cluster)
-    elif replicas == 1:
+        exchange = Exchange(strategy, len(cluster.addresses)) if len(cluster.addresses) > 1 else None
+    elif kind == "tpu":
+        strategy = tpu_strategy(spec, again=again)
+    elif kind == "gpu":
+        strategy = gpu_strategy()
+    elif spec.replicas == 1:
         strategy = tf.distribute.get_strategy()
     else:
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(spec.replicas)])
     environment = Environment(
         accelerator=kind,
         replicas=strategy.num_replicas_in_sync,
@@ -149,14 +243,11 @@ def _make(kind: str, replicas: int, intra: int, inter: int) -> Accelerator:
         inter_op_threads=inter,
         versions=installed_versions(),
     )
-    if cluster is None or environment.hosts == 1:
-        return Accelerator(strategy=strategy, environment=environment)
-    exchange = Exchange(strategy, environment.hosts)
-    return Accelerator(strategy=strategy, environment=environment, host=cluster.host, exchange=exchange)
-
-
-def _other_devices() -> str:
-    """A TPU or GPU of this machine; looks at device files first, so that nothing waits on a network name."""
-    if any(Path(file).exists() for file in _TPU_DEVICE_FILES):
-        return "a TPU"
-    return "a GPU" if tf.config.list_physical_devices("GPU") else ""
+    return Accelerator(
+        strategy=strategy,
+        environment=environment,
+        host=0 if cluster is None else cluster.host,
+        exchange=exchange,
+        said=said,
+        io_device=IO_DEVICE if kind == "tpu" and spec.tpu != "local" else None,
+    )

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.stepping import OUTER_CAUSES
+from tasks.foundation.model.precision import policy_to_build_with, require_precision
 from tasks.foundation.user_code import describe, load_function
 
 # The dtype policy right after a module of the user's was imported. Importing happens once in a process, and clearing
@@ -32,7 +32,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     # Automatic names count up within a process; from zero they are the same in every process. Clearing resets the
     # dtype policy as well, so the seed, and whatever else is global, is set after it.
     keras.utils.clear_session(free_memory=False)
-    keras.config.set_dtype_policy(policy)
+    keras.config.set_dtype_policy(policy_to_build_with(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     with accelerator.strategy.scope():
         try:
@@ -45,6 +45,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
         raise ModelError(f"{reference} returned {type(model).__name__}; it must return a compiled keras.Model")
     if not model.compiled or model.optimizer is None:
         raise ModelError(f"{reference} returned a model that is not compiled; call model.compile(optimizer, loss)")
+    require_precision(model, spec.train, reference=reference)
     _refuse_what_keras_cannot_do(model, reference, accelerator.replicas)
     return model
 

@@ -1,6 +1,6 @@
 """Train steps and what goes wrong in them: one piece for the stage that begins a run and for the one that trains."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,8 +8,9 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.errors import BatonError, ModelError
+from tasks.foundation.model.accumulating import accumulating_step, require_accumulation
 from tasks.foundation.model.variables import Leaf, uncovered
 from tasks.foundation.user_code import describe
 
@@ -18,23 +19,33 @@ _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prep
 _LONGEST_TEXT = 300
 # Lines of TensorFlow's message that say where in its graph, and not what.
 _WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
-# The machine's doing and not the model's: a lost worker, a step that was called off.
-OUTER_CAUSES = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.UnavailableError,
-)
 
 
-def take_step(model: keras.Model, strategy: Any, batch: Any) -> tuple[Any, Any]:
+def step_of(model: keras.Model, accumulate: int, *, reference: str) -> Callable[[Any], dict[str, Any]]:
+    """What one replica does with its batch: `model.train_step`, or the same in so many micro-batches.
+
+    Raises:
+        ModelError: the model's step cannot be cut into micro-batches.
+    """
+    if accumulate == 1:
+        return model.train_step  # type: ignore[no-any-return]
+    require_accumulation(model, reference)
+    return accumulating_step(model, accumulate)
+
+
+def take_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) -> tuple[Any, Any]:
     """One train step on every replica, to be traced.
+
+    Args:
+        step: see `step_of`.
+        strategy: whose replicas take it.
+        batch: what they share.
 
     Returns:
         The sum of the replicas' losses, and those of this host's replicas, float32 [local_replicas]; (None, None) if
         the step tells no loss.
     """
-    logs = strategy.run(model.train_step, args=(batch,))
+    logs = strategy.run(step, args=(batch,))
     if "loss" not in logs:
         return None, None
     of_replicas = [tf.cast(loss, tf.float32) for loss in strategy.experimental_local_results(logs["loss"])]
@@ -75,13 +86,20 @@ def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf
 
 
 def require_train_step(
-    model: keras.Model, batch: Sequence[Any], *, leaves: Iterable[Leaf], reference: str, accelerator: Accelerator
+    model: keras.Model,
+    batch: Sequence[Any],
+    *,
+    accumulate: int,
+    leaves: Iterable[Leaf],
+    reference: str,
+    accelerator: Accelerator,
 ) -> None:
     """See that a model can be trained, before a run is begun that the corrected model could not continue.
 
     Args:
         model: with all its variables.
         batch: see `make_variables`.
+        accumulate: micro-batches that it is cut into.
         leaves: what will be saved.
         reference: what the user calls the model, for messages.
         accelerator: whose replicas the step is traced for.
@@ -90,7 +108,8 @@ def require_train_step(
         ModelError: see `trace_step`.
     """
     strategy = accelerator.strategy
-    step = tf.function(lambda *parts: take_step(model, strategy, parts)[0], jit_compile=False)
+    own = step_of(model, accumulate, reference=reference)
+    step = tf.function(lambda *parts: take_step(own, strategy, parts)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     trace_step(step, arguments, leaves=leaves, reference=reference)
 
@@ -108,7 +127,7 @@ def step_failures(what: str) -> Iterator[None]:
     try:
         yield
     except OUTER_CAUSES:
-        raise
+        raise  # the machine's doing and not the model's
     except tf.errors.OpError as fault:
         text = _what_it_says(fault)
         remedy = _LABEL_REMEDY if "label" in text.lower() else ""

@@ -77,6 +77,11 @@ def other_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer
     }
 
 
+def layers_of(model: keras.Model) -> Iterator[keras.Layer]:
+    """Every layer that a model reaches, itself included and however nested, each once."""
+    return (item for _, item in _walk(model) if isinstance(item, keras.Layer))
+
+
 def uncovered(function: Any, leaves: Iterable[Leaf]) -> tuple[str, ...]:
     """Names of variables that a traced function uses and no leaf holds.
 

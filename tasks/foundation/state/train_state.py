@@ -142,7 +142,8 @@ class TrainState:
         step = self.step
         folder = checkpoint_folder(step=step, base=base, attempt=attempt)
         options = tf.train.CheckpointOptions(
-            experimental_sharding_callback=tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES)
+            experimental_io_device=self.accelerator.io_device,
+            experimental_sharding_callback=tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES),
         )
         with _temporary_files_of(f"step {step}"), temporary_folder("baton-staging-") as local:
             written = self._checkpoint.write(str(local / _PREFIX), options=options)
@@ -204,7 +205,8 @@ class TrainState:
 
     def _read(self, prefix: str, manifest: CheckpointManifest) -> None:
         if manifest.replicas == self.accelerator.replicas:
-            self._checkpoint.read(prefix).assert_existing_objects_matched()
+            options = tf.train.CheckpointOptions(experimental_io_device=self.accelerator.io_device)
+            self._checkpoint.read(prefix, options=options).assert_existing_objects_matched()
             return
         # Another replica count.
         reader = tf.train.load_checkpoint(prefix)

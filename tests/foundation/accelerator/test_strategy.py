@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lab import Lab, in_fresh_process, spec_of
+from stand_in_tpu import TOLD, look_like_a_tpu_vm
 
-from tasks.foundation.accelerator import strategy
+from tasks.foundation.accelerator import strategy, tpu_environment
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.environment import thread_counts
 from tasks.foundation.accelerator.strategy import acquire
@@ -77,17 +79,31 @@ def test_another_accelerator_needs_another_process(
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize("kind", ["tpu", "gpu"])
-def test_what_this_version_cannot_do_is_refused(kind: Any) -> None:
-    with pytest.raises(AcceleratorError, match=f"accelerator.kind = {kind} is not supported by this version; use cpu"):
-        acquire(AcceleratorSpec(kind=kind), None)
+def test_auto_chooses_the_cpu_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    kind, said = strategy._choose()
+    assert kind == "cpu"
+    assert said.startswith("accelerator: the CPU, for there are no device files of a TPU, and tensorflow-cpu sees no")
 
 
-def test_auto_does_not_pass_over_a_device_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device = tmp_path / "accel0"
-    device.touch()
-    monkeypatch.setattr(strategy, "_TPU_DEVICE_FILES", (str(device),))
-    with pytest.raises(AcceleratorError, match=r"auto found a TPU, .* say kind: cpu"):
+def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in TOLD:
+        monkeypatch.setenv(name, "")
+    gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
+    monkeypatch.setattr(strategy, "gpus", lambda: gpus)
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for there are no device files of a TPU")
+    device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)
+    kind, said = strategy._choose()
+    assert (kind, said) == ("tpu", f"accelerator: a TPU, for this machine has its device files ({device})")
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for PJRT_DEVICE declines the TPU")
+
+
+def test_auto_does_not_pass_over_a_tpu_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    with pytest.raises(AcceleratorError, match=r"auto found a TPU \(.*accel0\), and tensorflow-cpu cannot.* kind: cpu"):
         acquire(AcceleratorSpec(), None)
     assert acquire(AcceleratorSpec(kind="cpu"), None).replicas == 1
 

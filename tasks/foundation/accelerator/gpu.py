@@ -1,0 +1,58 @@
+"""The GPUs that this process may use, and the strategy over them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.accelerator.tpu_environment import tensorflow_distributions
+from tasks.foundation.errors import AcceleratorError
+
+_DEVICES = Path("/dev")
+_DEVICE_FILES = "nvidia[0-9]*"
+
+
+def gpus() -> list[Any]:
+    """TensorFlow's physical GPUs; those hidden by CUDA_VISIBLE_DEVICES are not among them."""
+    return list(tf.config.list_physical_devices("GPU"))
+
+
+def why_no_gpu() -> str:
+    """What was looked at for a GPU, and what was there."""
+    files = sorted(str(path) for path in _DEVICES.glob(_DEVICE_FILES))
+    return (
+        f"{', '.join(tensorflow_distributions()) or 'TensorFlow'} sees no GPU (device files "
+        f"{_DEVICES / _DEVICE_FILES}: {', '.join(files) or 'none'}; CUDA_VISIBLE_DEVICES="
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')})"
+    )
+
+
+def grow_memory() -> None:
+    """Take memory of the GPUs as it is needed. Call before TensorFlow uses them.
+
+    Raises:
+        AcceleratorError: there is no GPU.
+        RuntimeError: TensorFlow has been used already.
+    """
+    found = gpus()
+    if not found:
+        raise AcceleratorError(
+            f"accelerator.kind = gpu, and tf.config.list_physical_devices('GPU') is empty: {why_no_gpu()}. Install the "
+            "driver, and TensorFlow for GPU in an environment of its own: pip install '.[gpu]' in the checkout; or use "
+            "kind: auto"
+        )
+    for gpu in found:
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def gpu_strategy() -> Any:
+    """MirroredStrategy over all GPUs; on a single one TensorFlow's default strategy.
+
+    The default one places everything on the GPU by itself, and there a step is traced as on one CPU: a mirrored
+    strategy of one device would refuse what Keras can do on one replica, such as its own gradient accumulation.
+    """
+    count = len(gpus())
+    if count == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy([f"GPU:{index}" for index in range(count)])

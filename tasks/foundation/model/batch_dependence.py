@@ -1,0 +1,74 @@
+"""What makes a train step depend on how a global batch is shared out to replicas.
+
+A step that is a mean over the examples is the same on any number of replicas, but for rounding. Statistics over the
+examples of one replica, random masks and clipping before the gradients are summed are not.
+"""
+
+from collections.abc import Iterator
+
+import keras
+
+from tasks.foundation.model.variables import layers_of
+
+_SHOWN = 5
+_RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
+_MEAN_OF_WEIGHTS = "mean_with_sample_weight"
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+def batch_dependent_parts(model: keras.Model) -> tuple[str, ...]:
+    """Parts of a built and compiled model whose result depends on the number of replicas, with the reason of each.
+
+    Layers that keep a `keras.random.SeedGenerator` are taken to draw, unless all their rates are 0. What a layer or a
+    `train_step` of the user's own computes over the examples of its batch cannot be seen from here, nor whether a mask
+    of Keras's reaches the loss.
+
+    Returns:
+        As `block/batch_normalization (statistics of one replica's examples)`; empty if there are none.
+    """
+    return tuple(dict.fromkeys((*_layers(model), *_losses(model), *_clipping(model))))
+
+
+def dependence_words(parts: tuple[str, ...]) -> str:
+    """What follows for a run that goes on with another number of replicas."""
+    if not parts:
+        return (
+            "the same examples form the same global batches, and no layer is known to depend on how they are shared "
+            "out: losses go on as they would have, to float tolerance"
+        )
+    more = f", and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+    return (
+        "the same examples form the same global batches, but losses will differ by more than rounding, for these "
+        f"depend on how many examples a replica has: {', '.join(parts[:_SHOWN])}{more}"
+    )
+
+
+def _layers(model: keras.Model) -> Iterator[str]:
+    for layer in layers_of(model):
+        path = layer.path or layer.name
+        if isinstance(layer, keras.layers.BatchNormalization):
+            if layer.trainable and not layer.synchronized:
+                yield f"{path} (statistics of one replica's examples; synchronized=True has those of all)"
+        elif _draws(layer):
+            yield f"{path} (random, each replica draws its own)"
+
+
+def _draws(layer: keras.Layer) -> bool:
+    # Recurrent cells keep a generator whether or not they use it.
+    rates = [rate for name in _RATES if isinstance(rate := getattr(layer, name, None), int | float)]
+    keeps = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
+    return keeps and (any(rates) or not rates)
+
+
+def _losses(model: keras.Model) -> Iterator[str]:
+    for loss in keras.tree.flatten(model.loss):
+        if getattr(loss, "reduction", None) == _MEAN_OF_WEIGHTS:
+            yield f"loss {loss.name} (a mean over the weights of one replica's examples)"
+
+
+def _clipping(model: keras.Model) -> Iterator[str]:
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    for name in _CLIPPING:
+        value = getattr(optimizer, name, None)
+        if value:
+            yield f"optimizer {optimizer.name}'s {name} = {value} (clips each replica's gradients before their sum)"

@@ -1,0 +1,205 @@
+"""What is known of a TPU without TensorFlow, and that TensorFlow is told of it before it is imported."""
+
+import importlib.abc
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in_tpu import TOLD, look_like_a_tpu_vm
+
+from tasks.foundation.accelerator import tpu_environment
+from tasks.foundation.accelerator.tpu_environment import device_files, looked_at, require_local_tpu
+from tasks.foundation.errors import AcceleratorError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*TOLD, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.setenv(name, "")  # put back as it was, whatever a test does to it
+        os.environ.pop(name)
+
+
+@pytest.fixture
+def tpu_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    return look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
+
+
+def refusal() -> str:
+    with pytest.raises(AcceleratorError) as refused:
+        require_local_tpu()
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["accel0", "accel1"], ["accel0", "accel1"]),
+        (["vfio/0", "vfio/vfio"], ["vfio/0"]),
+        (["accel/accel0", "vfio/vfio", "null"], []),  # another maker's chip, and a file that is on many machines
+    ],
+)
+def test_device_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], found: list[str]) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    assert device_files() == tuple(str(tmp_path / file) for file in found)
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_a_tpu_vm_is_accepted() -> None:
+    require_local_tpu()
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    require_local_tpu()
+
+
+def test_no_tpu_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    text = refusal()
+    assert "this machine has no TPU" in text
+    for part in ("accel[0-9]*", "vfio/[0-9]*: none", "PJRT_DEVICE=(not set)", "libtpu: not installed"):
+        assert part in text
+    assert "TensorFlow: tensorflow-cpu" in text
+    assert "kind: auto" in text
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        (("tensorflow-cpu",), "tensorflow-cpu cannot use a TPU; in an environment of its own: pip install '.[tpu]'"),
+        (("tensorflow", "tensorflow-tpu"), "tensorflow and tensorflow-tpu are both installed"),
+        ((), "this TensorFlow cannot use a TPU"),
+    ],
+)
+@pytest.mark.usefixtures("tpu_vm")
+def test_the_wrong_tensorflow_is_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setattr(tpu_environment, "tensorflow_distributions", lambda: installed)
+    assert words in refusal()
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_libtpu_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu_environment, "library_path", lambda: None)
+    assert "libtpu is not installed" in refusal()
+    assert "pip install '.[tpu]'" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "TPU_WORKER_HOSTNAMES names 2 hosts"),
+        ("MEGASCALE_NUM_SLICES", "2", "MEGASCALE_NUM_SLICES = 2"),
+        ("PJRT_DEVICE", "CPU", "PJRT_DEVICE = CPU is set in the environment; unset it"),
+    ],
+)
+@pytest.mark.usefixtures("tpu_vm")
+def test_the_environment_can_forbid_it(variable: str, value: str, words: str) -> None:
+    os.environ[variable] = value
+    assert words in refusal()
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_tensorflow_that_was_not_told_is_refused() -> None:
+    del os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"]
+    text = refusal()
+    assert "TensorFlow was imported before it was told" in text
+    assert "(TF_PLUGGABLE_DEVICE_LIBRARY_PATH not set)" in text
+
+
+def test_what_is_installed_is_read_from_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tpu_environment.tensorflow_distributions() == ("tensorflow-cpu",)
+
+    def version(name: str) -> str:
+        if name in {"tensorflow", "tensorflow-tpu"}:
+            return "2.19.1"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(tpu_environment, "version", version)
+    assert tpu_environment.tensorflow_distributions() == ("tensorflow", "tensorflow-tpu")
+
+
+@pytest.mark.usefixtures("tpu_vm")
+def test_announcing_after_the_import_would_be_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TOLD:
+        os.environ.pop(name)
+    monkeypatch.setitem(sys.modules, "tensorflow", object())
+    tpu_environment.announce_tpu()
+    assert not set(TOLD) & os.environ.keys()
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    tpu_environment.announce_tpu()
+    assert os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/opt/libtpu.so"
+    assert "PJRT_DEVICE=TPU" in looked_at()
+
+
+class _AtImport(importlib.abc.MetaPathFinder):
+    """Tells the environment at the moment in which TensorFlow is imported, and ends the process."""
+
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> None:
+        if name == "tensorflow":
+            sys.stdout.write(json.dumps({key: os.environ.get(key) for key in TOLD}) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+
+
+def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
+    """In a process without TensorFlow: what stands in the environment when an entry comes to import it."""
+    tpu_environment._DEVICES = Path(folder)
+    tpu_environment._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
+    sys.meta_path.insert(0, _AtImport())
+    if entry == "flows.quiet":
+        importlib.import_module(entry).quiet()
+        entry = "tasks.train_segment.stage"
+    importlib.import_module(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "distributions", "preset", "told"),
+    [
+        ("flows.plain", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.quiet", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.train_run", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
+        ("flows.plain", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
+    ],
+)
+def test_tensorflow_is_told_before_it_is_imported(
+    tmp_path: Path, entry: str, distributions: str, preset: dict[str, str], told: list[str | None]
+) -> None:
+    packages, devices = tmp_path / "packages", tmp_path / "dev"
+    (packages / "tensorflow_tpu-2.19.1.dist-info").mkdir(parents=True)
+    (packages / "tensorflow_tpu-2.19.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tensorflow-tpu\nVersion: 2.19.1\n", encoding="utf-8"
+    )
+    (packages / "libtpu").mkdir()
+    library = packages / "libtpu" / "libtpu.so"
+    (packages / "libtpu" / "__init__.py").write_text(
+        f"def get_library_path():\n    return {str(library)!r}\n", encoding="utf-8"
+    )
+    (devices / "vfio").mkdir(parents=True)
+    (devices / "vfio" / "0").touch()
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests/support')!r}, {str(Path(__file__).parent)!r}]\n"
+        "import test_tpu_environment as here\n"
+        f"here.import_on_tpu_vm({str(devices)!r}, {entry!r}, {distributions!r})"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in TOLD}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**kept, **preset, "PYTHONPATH": os.pathsep.join([str(ROOT), str(packages)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [str(library) if value == "LIB" else value for value in told]
+    assert json.loads(done.stdout.splitlines()[-1]) == dict(zip(TOLD, expected, strict=True))

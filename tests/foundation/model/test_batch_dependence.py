@@ -1,0 +1,109 @@
+"""What would make losses differ on another number of replicas is named, and nothing else is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+
+from tasks.foundation.model.batch_dependence import batch_dependent_parts, dependence_words
+
+BATCH = "(statistics of one replica's examples; synchronized=True has those of all)"
+RANDOM = "(random, each replica draws its own)"
+L = keras.layers
+
+
+class Block(keras.layers.Layer):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.inner = {"norm": L.BatchNormalization(name="norm")}
+        self.drops = [L.Dropout(0.1, name="drop")]
+
+    def call(self, x: Any) -> Any:
+        return self.drops[0](self.inner["norm"](x))
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__(name="mine")
+        self.block = Block(name="block")
+        self.out = L.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.block(x))
+
+
+def compiled(*layers: Any, shape: tuple[int, ...] = (4,), **settings: Any) -> Any:
+    model = keras.Sequential([keras.Input(shape), *layers])
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "parts"),
+    [
+        (lambda: [L.Dense(3)], []),
+        (lambda: [L.BatchNormalization(name="norm")], [f"/norm {BATCH}"]),
+        (lambda: [L.BatchNormalization(synchronized=True)], []),
+        (lambda: [L.BatchNormalization(trainable=False)], []),
+        (lambda: [L.LayerNormalization(), L.GroupNormalization(2)], []),
+        (
+            lambda: [L.Dropout(0.1, name="drop"), L.GaussianNoise(0.1, name="noise")],
+            [f"drop {RANDOM}", f"noise {RANDOM}"],
+        ),
+        (lambda: [L.Dropout(0.0), L.GaussianNoise(0.0)], []),
+        (lambda: [keras.Sequential([L.BatchNormalization(name="norm")], name="inside")], [f"inside/norm {BATCH}"]),
+    ],
+)
+def test_layers(layers: Callable[[], list[Any]], parts: list[str]) -> None:
+    found = batch_dependent_parts(compiled(*layers()))
+    assert len(found) == len(parts)
+    for told, part in zip(found, parts, strict=True):
+        assert told.endswith(part)
+
+
+@pytest.mark.parametrize("rates", [{}, {"dropout": 0.2}, {"recurrent_dropout": 0.2}])
+def test_recurrent_cells_draw_only_with_a_rate(rates: dict[str, float]) -> None:
+    found = batch_dependent_parts(compiled(L.LSTM(2, **rates), shape=(3, 2)))
+    assert len(found) == len(rates)
+
+
+def test_a_subclassed_model_is_read_through_dicts_and_lists() -> None:
+    model = Subclassed()
+    model.compile("sgd", "mse")
+    model(keras.ops.zeros((2, 4)))
+    norm, drop = sorted(batch_dependent_parts(model), reverse=True)
+    assert norm.endswith(f"norm {BATCH}")
+    assert drop == f"drop {RANDOM}"
+
+
+def test_attention_with_dropout_draws() -> None:
+    x = keras.Input((5, 4))
+    for rate, count in ((0.0, 0), (0.3, 1)):
+        model = keras.Model(x, L.MultiHeadAttention(2, 2, dropout=rate)(x, x))
+        model.compile("sgd", "mse")
+        assert len(batch_dependent_parts(model)) >= count
+        assert bool(batch_dependent_parts(model)) == bool(count)
+
+
+@pytest.mark.parametrize("clipping", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_clipping_comes_before_the_sum(clipping: str) -> None:
+    (found,) = batch_dependent_parts(
+        compiled(L.Dense(3), optimizer=keras.optimizers.Adam(name="adam", **{clipping: 0.5}))
+    )
+    assert found == f"optimizer adam's {clipping} = 0.5 (clips each replica's gradients before their sum)"
+
+
+def test_a_mean_over_weights_is_of_one_replica() -> None:
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight", name="weighed")
+    assert batch_dependent_parts(compiled(L.Dense(3), loss=loss)) == (
+        "loss weighed (a mean over the weights of one replica's examples)",
+    )
+    assert batch_dependent_parts(compiled(L.Dense(3), loss=keras.losses.MeanSquaredError())) == ()
+
+
+def test_in_words_a_handful_is_named() -> None:
+    assert "to float tolerance" in dependence_words(())
+    words = dependence_words(tuple(f"part {index}" for index in range(7)))
+    assert "by more than rounding" in words
+    assert words.endswith("part 3, part 4, and 2 more")

@@ -1,0 +1,90 @@
+"""train.precision: what computes in it, what stays float32, and that nothing is passed over in silence."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from lab import Lab, built, lab_of, spec_of
+
+from tasks.foundation.errors import ModelError
+from tasks.train_segment.stage import forget_trainer
+
+MODEL = """
+POLICY = ""
+if POLICY:
+    keras.config.set_dtype_policy(POLICY)
+
+
+def build(policy=None, dtype=None):
+    if policy:
+        keras.config.set_dtype_policy(policy)
+    x = keras.Input((6,))
+    y = keras.layers.Dense(3, dtype=dtype)(keras.layers.Dense(5, dtype=dtype)(x))
+    model = keras.Model(x, y)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+"""
+
+
+def dtypes(lab: Lab, **settings: Any) -> tuple[set[str], set[str]]:
+    """Dtypes in which layers compute, and those of the weights and the optimizer's slots."""
+    state = built(lab, spec_of("build", **settings))
+    dense = [layer for layer in state.model.layers if isinstance(layer, keras.layers.Dense)]
+    floating = {record.dtype for record in state.signature if "float" in record.dtype}
+    return {layer.compute_dtype for layer in dense}, floating
+
+
+@pytest.mark.parametrize("build", ["functional", "subclassed"])
+def test_bfloat16_computes_and_float32_remembers(tmp_path: Path, build: str) -> None:
+    state = built(Lab(tmp_path), spec_of(build, train__precision="bfloat16"))
+    assert "bfloat16" in {layer.compute_dtype for layer in state.model.layers}
+    assert {record.dtype for record in state.signature if "float" in record.dtype} == {"float32"}
+    plain = built(Lab(tmp_path), spec_of(build, train__precision="float32"))
+    assert {layer.compute_dtype for layer in plain.model.layers} == {"float32"}
+
+
+def test_left_out_the_models_own_policy_holds(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    assert dtypes(lab) == ({"float32"}, {"float32"})
+    assert dtypes(lab, model__options={"policy": "mixed_bfloat16"}) == ({"bfloat16"}, {"float32"})
+    asked = {"train__precision": "bfloat16", "model__options": {"policy": "mixed_bfloat16"}}
+    assert dtypes(lab, **asked) == ({"bfloat16"}, {"float32"})
+
+
+@pytest.mark.parametrize(
+    ("precision", "policy", "options"),
+    [
+        ("bfloat16", "mixed_float16", {}),
+        ("float32", "mixed_bfloat16", {}),
+        ("bfloat16", "", {"policy": "float32"}),
+        ("float32", "", {"policy": "mixed_bfloat16"}),
+    ],
+)
+def test_two_policies_are_one_too_many(tmp_path: Path, precision: str, policy: str, options: dict[str, str]) -> None:
+    lab = lab_of(tmp_path, MODEL.replace('POLICY = ""', f"POLICY = {policy!r}"))
+    with pytest.raises(ModelError) as refused:
+        dtypes(lab, train__precision=precision, model__options=options)
+    other = policy or options["policy"]
+    assert f"train.precision = {precision}, and model.py:build sets the dtype policy {other}" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_layers_that_pass_it_over_are_refused(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    with pytest.raises(ModelError, match=r"no layer of model.py:build computes in it, but in float32"):
+        dtypes(lab, train__precision="bfloat16", model__options={"dtype": "float32"})
+
+
+def test_a_run_in_bfloat16_resumes_bit_exact(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    digests = {}
+    for run, borders in (("straight", [8]), ("cut", [3, 5, 8]), ("wide", [8])):
+        precision = "float32" if run == "wide" else "bfloat16"
+        spec = spec_of("functional", run=run, train__precision=precision)
+        forget_trainer()
+        head = lab.relay(spec, *borders, cold=True)
+        assert head.tip is not None
+        digests[run] = head.tip.state_digest
+    assert digests["cut"] == digests["straight"]
+    assert digests["wide"] != digests["straight"]
