@@ -97,6 +97,7 @@ def _accepted_words(change: Change, before: Head | None) -> str:
 
 def _environment_words(environment: Environment) -> str:
     return (
-        f"{environment.accelerator}, {environment.replicas} replicas, threads "
+        f"{environment.accelerator}, {environment.replicas} replicas"
+        f"{f' on {environment.hosts} hosts' if environment.hosts > 1 else ''}, threads "
         f"{environment.intra_op_threads}/{environment.inter_op_threads}"
     )

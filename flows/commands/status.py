@@ -1,5 +1,6 @@
 """`baton status`: where a run stands, from its log, and where its time went, from its attempts."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
 from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.runlog.workers import Worker, workers_of
 from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
 
 
@@ -53,6 +55,7 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "forked_from": None if forked_from is None else forked_from.model_dump(),
         "seconds": seconds_in_log(history) if account is None else account.seconds,
         "account": None if account is None else account_facts(account),
+        "workers": [_worker_facts(worker) for worker in workers_of(history)],
         "environment": head.environment.model_dump(),
     }
 
@@ -80,6 +83,27 @@ def _best_facts(best: Best) -> dict[str, Any]:
     }
 
 
+def _worker_facts(worker: Worker) -> dict[str, Any]:
+    derived = {"step_seconds": worker.step_seconds, "input_wait_share": worker.input_wait_share}
+    return {**asdict(worker), **derived}
+
+
+def _worker_words(worker: dict[str, Any]) -> str:
+    speed = worker["examples"] / worker["train_seconds"] if worker["train_seconds"] > 0 else 0.0
+    words = [
+        f"host {worker['host']}",
+        f"{worker['replicas']} replicas" if worker["replicas"] > 1 else "1 replica",
+        f"{speed:,.0f} examples/s",
+        f"{1000 * worker['step_seconds']:.3g} ms a step",
+        f"input wait {worker['input_wait_share']:.1%}",
+    ]
+    if worker["losses"]:
+        words.append(f"loss {', '.join(map(number_words, worker['losses']))}")
+    if worker["straggles"]:
+        words.append("the others wait for its input")
+    return "  ".join(words)
+
+
 def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     best, evaluation = facts["best"], facts["evaluation"]
     of_target = "" if facts["target"] is None else f" of {facts['target']}"
@@ -99,6 +123,7 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if best is not None:
         words = f"{best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})  {best['path']}"
         lines.append(("best", words))
+    lines += [("worker", _worker_words(worker)) for worker in facts["workers"]]
     if facts["skipped_batches"]:
         lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))
     if facts["forked_from"] is not None:

@@ -8,10 +8,11 @@ from html import escape
 from typing import Any
 
 from tasks.evaluate.report.tables import Cell, code, table, time_words
-from tasks.evaluate.report.times import goodput_words, where_the_time_went
+from tasks.evaluate.report.times import goodput_words, where_the_time_went, workers_section
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
+from tasks.foundation.runlog.workers import workers_of
 from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, short_path, size_words
 
 _VALUE_CHARACTERS = 140
@@ -77,11 +78,13 @@ def render(
         _tiles(history, head, account),
         *_pictures(pictures),
         *where_the_time_went(account),
+        *workers_section(workers_of(history)),
         "<h2>Checkpoints</h2>",
         _checkpoints(entries, head),
         *_evaluations(history),
         "<h2>Environment</h2>",
         _facts({"accelerator": head.environment.accelerator, "replicas": head.environment.replicas,
+                "hosts": head.environment.hosts,
                 "threads": f"{head.environment.intra_op_threads} within an operation, "
                 f"{head.environment.inter_op_threads} operations at a time", **head.environment.versions}),
         "<h2>Identity</h2>",

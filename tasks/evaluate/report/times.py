@@ -1,11 +1,12 @@
 """Where the time went: a section of the report's page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from tasks.evaluate.report.tables import Cell, number, table, time_words
 from tasks.foundation.runlog.accounting import GOOD, Account, Attempt
-from tasks.foundation.telemetry.wording import duration_words
+from tasks.foundation.runlog.workers import Worker
+from tasks.foundation.telemetry.wording import duration_words, number_words
 
 _ERROR_CHARACTERS = 160
 _HOST_CHARACTERS = 40
@@ -96,6 +97,27 @@ def _ended(attempt: Attempt) -> str:
     reason = record.ended.replace("_", " ")
     message = " ".join((record.message or "").split())
     return f"{reason}: {_cut(message, _ERROR_CHARACTERS)}" if message else reason
+
+
+def workers_section(workers: Sequence[Worker]) -> Iterable[str]:
+    """What each host did; nothing where the log does not tell."""
+    if not workers:
+        return
+    rows = [
+        [
+            number(str(worker.host)),
+            number(str(worker.replicas)),
+            number(f"{worker.examples:,}"),
+            number(f"{1000 * worker.step_seconds:.3g} ms"),
+            number(f"{worker.input_wait_share:.1%}"),
+            number(", ".join(map(number_words, worker.losses))),
+            Cell("the others wait for its input" if worker.straggles else ""),
+        ]
+        for worker in workers
+    ]
+    yield "<h2>Workers</h2>"
+    headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas", "")
+    yield table(headings, rows, numbers=set(range(6)))
 
 
 def _cut(text: str, characters: int) -> str:

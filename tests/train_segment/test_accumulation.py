@@ -1,0 +1,126 @@
+"""Micro-batches within a step: the same training, to float tolerance, and bit-exact however it is cut."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lab import Lab, differing, in_fresh_process, lab_of, rows_of, spec_of
+
+from tasks.foundation.errors import AcceleratorError, ModelError
+from tasks.train_segment.stage import forget_trainer
+
+MODELS = """
+def build(dropout=0.0):
+    x = keras.Input((6,))
+    y = keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
+    y = keras.layers.Dropout(dropout)(y)
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model
+
+
+def build_sum():
+    model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    model.compile("sgd", loss)
+    return model
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def build_own():
+    x = keras.Input((6,))
+    model = OwnStep(x, keras.layers.Dense(3)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+STEPS = 11
+
+
+def trained(folder: str, accumulate: int, replicas: int, form: str, dropout: float = 0.0) -> dict[str, Any]:
+    """Straight, and cut in two with a restore between; values by key of the straight one."""
+    lab = Lab(Path(folder), Path(folder) / "code")
+    spec = spec_of(
+        "build",
+        run=f"of-{accumulate}-{replicas}-{form}-{dropout}",
+        form=form,
+        replicas=replicas,
+        train__accumulate=accumulate,
+        model__options={"dropout": dropout},
+    )
+    start = lab.begin(spec).tip
+    assert start is not None
+    straight = lab.train(spec, start, STEPS)
+    forget_trainer()
+    first = lab.train(spec, start, 5)
+    forget_trainer()
+    second = lab.train(spec, first.staged, STEPS)
+    one, other = lab.tensors(spec, straight.staged), lab.tensors(spec, second.staged)
+    values = {
+        key: np.frombuffer(content, dtype).astype(float).tolist()
+        for key, (dtype, _, content) in one.items()
+        if key.startswith(("model/", "optimizer/"))
+    }
+    rows = [row.metrics for row in rows_of([straight])]
+    return {"differing": differing(one, other), "values": values, "rows": rows, "cut": len(rows_of([first, second]))}
+
+
+def assert_close(told: dict[str, Any], whole: dict[str, Any]) -> None:
+    assert told["differing"] == whole["differing"] == []
+    assert told["values"].keys() == whole["values"].keys()
+    for key, value in whole["values"].items():
+        np.testing.assert_allclose(told["values"][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert len(told["rows"]) == len(whole["rows"]) == 2
+    for mine, theirs in zip(told["rows"], whole["rows"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["plain", pytest.param("weighted", marks=pytest.mark.slow)])
+def test_micro_batches_train_what_the_batch_does(tmp_path: Path, form: str) -> None:
+    lab_of(tmp_path, MODELS)
+    whole = trained(str(tmp_path), 1, 1, form)
+    for accumulate in (2, 8):
+        assert_close(trained(str(tmp_path), accumulate, 1, form), whole)
+
+
+@pytest.mark.slow
+def test_each_micro_batch_draws_its_own_mask(tmp_path: Path) -> None:
+    lab_of(tmp_path, MODELS)
+    told = trained(str(tmp_path), 4, 1, "plain", dropout=0.5)
+    assert told["differing"] == []
+    # Keras draws once a micro-batch: the seed's counter says how often.
+    assert told["values"] != trained(str(tmp_path), 1, 1, "plain", dropout=0.5)["values"]
+
+
+@pytest.mark.slow
+def test_on_two_replicas(tmp_path: Path) -> None:
+    lab_of(tmp_path, MODELS)
+    whole = trained(str(tmp_path), 1, 1, "plain")
+    told = in_fresh_process(trained, folder=str(tmp_path), accumulate=2, replicas=2, form="plain")
+    told["values"] = {key: value for key, value in told["values"].items() if "/replica_" not in key}
+    whole["values"] = {key: value for key, value in whole["values"].items() if "/replica_" not in key}
+    assert_close(told, whole)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [("build_own", "has a train_step of its own, which cannot be cut"), ("build_sum", "reduction sum")],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path: Path, build: str, told: str) -> None:
+    lab = lab_of(tmp_path, MODELS)
+    spec = spec_of(build, train__accumulate=2)
+    with pytest.raises(ModelError, match=told) as refused:
+        lab.begin(spec)
+    assert refused.value.exit_code == 2
+    assert lab.log(spec).head() is None
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_with_values_that_can(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODELS)
+    with pytest.raises(AcceleratorError, match=r"8 is not divisible by 1 replicas of 3 micro-batches; try 6 or 9; or "):
+        lab.begin(spec_of("build", train__accumulate=3))
