@@ -1,5 +1,6 @@
 """`baton prove`: is a run of this file the same however it is cut? Tried out, on this machine."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +18,8 @@ from flows.proving.processes import FreshProcesses, ending_like_interrupts
 from flows.proving.proof import Workshop
 from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
-from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.accelerator.cluster import cluster_of
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.wording import number_words
 
@@ -45,9 +47,8 @@ def prove(
     preflight(run)
     require_lasting_storage(run)
     with Console(sys.stderr if as_json else sys.stdout) as console, ending_like_interrupts(), _scratch(keep) as folder:
-        workshop = Workshop(
-            folder=folder, processes=FreshProcesses(folder / "said"), share_data=share_data, telemetry=console
-        )
+        processes = FreshProcesses(folder / "said", hosts=_hosts(run))
+        workshop = Workshop(folder=folder, processes=processes, share_data=share_data, telemetry=console)
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, workshop=workshop)
     kept = str(folder) if keep else None
     if not as_json:
@@ -58,6 +59,11 @@ def prove(
     else:
         say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else _DIFFERENT
+
+
+def _hosts(run: RunFile) -> int:
+    """As many as TF_CONFIG names, where the run file asks for several."""
+    return len(cluster_of(os.environ).addresses) if run.spec.accelerator.kind == "multi_worker" else 1
 
 
 @contextmanager
@@ -79,6 +85,7 @@ def _say(receipt: Receipt, kept: str | None) -> None:
         say(f"NOT the same: {receipt.run}: {how}")
     environment = receipt.environment
     threads = f"{environment.intra_op_threads}/{environment.inter_op_threads}"
+    hosts = f", {environment.hosts} processes for the hosts" if environment.hosts > 1 else ""
     lines = [
         ("digest", _pair(receipt.straight.state_digest, receipt.cut.state_digest)),
         ("examples", _pair(receipt.straight.content_digest, receipt.cut.content_digest)),
@@ -86,7 +93,7 @@ def _say(receipt: Receipt, kept: str | None) -> None:
         ("first", "" if receipt.first_difference is None else _difference(receipt.first_difference)),
         ("metrics", _metrics(receipt)),
         *(("cause", cause) for cause in receipt.causes),
-        ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}"),
+        ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}{hosts}"),
         ("kept", kept or ""),
     ]
     for line in aligned([(label, text) for label, text in lines if text]):

@@ -1,14 +1,16 @@
 """Trials as processes: one that runs to its end, and one that is killed in the middle of its work."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,46 +53,64 @@ class Processes(Protocol):
 
 
 class FreshProcesses:
-    """Each trial in a new process, with the user's environment, devices and working folder."""
+    """Each trial in a new process, with the user's environment, devices and working folder.
 
-    def __init__(self, folder: Path) -> None:
+    A run of several hosts is tried with as many processes of this machine, which meet on loopback.
+    """
+
+    def __init__(self, folder: Path, *, hosts: int = 1) -> None:
         """Nothing is started yet.
 
         Args:
             folder: where the processes' standard output and error are kept.
+            hosts: processes of one trial.
         """
         self._folder = folder
+        self._hosts = hosts
 
     def to_its_end(self, trial: Trial) -> Ended:
         """See `Processes.to_its_end`."""
-        with self._started(trial) as process:
-            process.wait()
-        return Ended(returncode=process.returncode, stderr=self._stderr(trial))
+        with self._started(trial) as chief:
+            chief.wait()
+        return Ended(returncode=chief.returncode, stderr=self._stderr(trial))
 
     def killed_after(self, trial: Trial, step: int) -> Ended:
         """See `Processes.killed_after`."""
         watch = LogWatch(trial.home)
         killed = False
-        with self._started(trial) as process:
-            while process.poll() is None:
+        with self._started(trial) as chief:
+            while chief.poll() is None:
                 if watch.step() >= step:
-                    _kill(process)
+                    _kill(chief)
                     killed = True
                     break
                 time.sleep(_POLL_SECONDS)
-            process.wait()
-        return Ended(returncode=process.returncode, stderr=self._stderr(trial), killed=killed)
+            chief.wait()
+        return Ended(returncode=chief.returncode, stderr=self._stderr(trial), killed=killed)
 
     @contextmanager
     def _started(self, trial: Trial) -> Iterator[subprocess.Popen[bytes]]:
+        """The trial's process, of several the chief's; at the end none of them is left."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as started:
+            chief, *others = [
+                started.enter_context(self._process(trial, environment, f"-{host}" if host else ""))
+                for host, environment in enumerate(self._environments())
+            ]
+            yield chief
+            if chief.returncode == 0:
+                for process in others:
+                    process.wait()  # they have heard of the same end
+
+    @contextmanager
+    def _process(self, trial: Trial, environment: dict[str, str], suffix: str) -> Iterator[subprocess.Popen[bytes]]:
         # -P: a flows.py or tasks.py in the working folder must not stand in the way of Baton's own.
         command = [sys.executable, "-P", "-m", "flows.plain", *trial.words()]
         above = os.fspath(Path(flows.__file__).parents[1])
         paths = os.pathsep.join(path for path in (above, os.environ.get("PYTHONPATH")) if path)
-        self._folder.mkdir(parents=True, exist_ok=True)
         with (
-            (self._folder / f"{trial.name}.stdout").open("ab") as stdout,
-            (self._folder / f"{trial.name}.stderr").open("ab") as stderr,
+            (self._folder / f"{trial.name}{suffix}.stdout").open("ab") as stdout,
+            (self._folder / f"{trial.name}{suffix}.stderr").open("ab") as stderr,
         ):
             process = None
             try:
@@ -101,7 +121,7 @@ class FreshProcesses:
                         stdin=subprocess.DEVNULL,
                         stdout=stdout,
                         stderr=stderr,
-                        env={**os.environ, "PYTHONPATH": paths},
+                        env={**os.environ, **environment, "PYTHONPATH": paths},
                         start_new_session=True,  # so that processes which the user's code starts can be ended with it
                     )
                 yield process
@@ -109,6 +129,16 @@ class FreshProcesses:
                 if process is not None and process.poll() is None:
                     _kill(process)
                     process.wait()
+
+    def _environments(self) -> list[dict[str, str]]:
+        """What each host's process is told besides; of one host nothing."""
+        if self._hosts == 1:
+            return [{}]
+        addresses = _free_addresses(self._hosts)
+        places = [
+            {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": host}} for host in range(self._hosts)
+        ]
+        return [{"TF_CONFIG": json.dumps(place)} for place in places]
 
     def _stderr(self, trial: Trial) -> str:
         return (self._folder / f"{trial.name}.stderr").read_text(encoding="utf-8", errors="replace")
@@ -131,6 +161,15 @@ class LogWatch:
                 return self._step
             self._number += 1
             self._step = entry.head.tip.step if entry.head.tip is not None else 0
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Addresses on loopback whose ports are free at this moment."""
+    with ExitStack() as bound:
+        sockets = [bound.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def fault_of(trial: Trial, ended: Ended) -> BatonError:

@@ -103,6 +103,18 @@ def test_the_shipped_runs_pass(name: str, run: str, replicas: int, tmp_path: Pat
     assert list((tmp_path / "storage").rglob("*.json")) == [Path(facts["receipt"])]
 
 
+def test_several_hosts_are_tried_as_processes_on_loopback(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"cluster": {"worker": ["host-0:1", "host-1:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    code, stdout, stderr = prove(own, tmp_path / "scratch", "--set", "accelerator.kind=multi_worker")
+    assert code == 0, stderr
+    assert "multi_worker, replicas 2, threads" in stdout
+    assert "2 processes for the hosts" in stdout
+    assert receipts(own.parent / "runs", "tiny")[0]["environment"]["hosts"] == 2
+
+
 def test_an_unseeded_random_call_is_found(own: Path, tmp_path: Path) -> None:
     code, stdout, _ = prove(own, tmp_path / "scratch", "--set", "model.options.noisy=true")
     assert code == 1

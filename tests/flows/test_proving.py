@@ -313,7 +313,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fakes:
     fakes = Fakes()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(verb.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(verb, "FreshProcesses", lambda _folder: fakes)
+    monkeypatch.setattr(verb, "FreshProcesses", lambda _folder, **_settings: fakes)
     monkeypatch.setattr(comparing, "read_arrays", fakes.read)
     return fakes
 
