@@ -4,6 +4,8 @@ Every worker does every step, builds every model and restores every checkpoint, 
 has collectives in it. Worker 0, the chief, alone writes to the run's home; the others learn from its log.
 """
 
+import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ def worker_strategy(cluster: Cluster) -> Any:
             f"({type(fault).__name__}: {str(fault).splitlines()[0]}); see that all of them run the same command, and "
             "that the addresses in TF_CONFIG can be reached"
         ) from fault
+    _take_signals_back()
     if strategy.num_replicas_in_sync % len(cluster.addresses):
         raise AcceleratorError(
             f"{strategy.num_replicas_in_sync} replicas on {len(cluster.addresses)} workers: each needs as many devices "
@@ -65,3 +68,9 @@ class Exchange:
         """
         of_replicas = self._gather(tf.constant(list(mine), tf.float64)).numpy()
         return np.asarray(of_replicas[:: self._replicas_of_host], np.float64)
+
+
+def _take_signals_back() -> None:
+    """TensorFlow's coordination service puts its own handler on SIGTERM, which would swallow it (seen with 2.19)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

@@ -162,13 +162,15 @@ def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
             raise
         for taken in _taken:
             taken.lost = taken.lost or taken.accelerator is accelerator
-        said = " ".join(str(fault.message).split())
-        what, again = f"the accelerator ({accelerator.kind}, {accelerator.replicas} replicas) was lost", "again"
         if accelerator.hosts > 1:
-            what, again = f"another of the {accelerator.hosts} workers is gone", "on all of them again"
+            raise AcceleratorLost(
+                f"another of the {accelerator.hosts} workers is gone ({type(fault).__name__}). What is committed "
+                "stays; run the same command on all of them again to go on from there"
+            ) from fault
+        said = " ".join(str(fault.message).split())
         raise AcceleratorLost(
-            f"{what}: {type(fault).__name__}: {said[:_LONGEST_TEXT]}. What is committed stays; run the same command "
-            f"{again} to go on from there"
+            f"the accelerator ({accelerator.kind}, {accelerator.replicas} replicas) was lost: {type(fault).__name__}: "
+            f"{said[:_LONGEST_TEXT]}. What is committed stays; run the same command again to go on from there"
         ) from fault
 
 
