@@ -21,7 +21,8 @@ def words(before: Environment, now: Environment, *layers: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("rate", "follows"), [(0.0, "losses go on as they would have, to float tolerance"), (0.1, "depend on how many")]
+    ("rate", "follows"),
+    [(0.0, "losses go on as they would have, to float tolerance"), (0.1, "depend on which examples share a replica")],
 )
 def test_other_replicas(rate: float, follows: str) -> None:
     text = words(on(4), on(2), keras.layers.Dropout(rate, name="drop"))

@@ -18,12 +18,16 @@ def gpus() -> list[Any]:
     return list(tf.config.list_physical_devices("GPU"))
 
 
+def gpu_files() -> tuple[str, ...]:
+    """Paths of the device files of GPUs, sorted, whether or not TensorFlow can use them."""
+    return tuple(sorted(str(path) for path in _DEVICES.glob(_DEVICE_FILES)))
+
+
 def why_no_gpu() -> str:
     """What was looked at for a GPU, and what was there."""
-    files = sorted(str(path) for path in _DEVICES.glob(_DEVICE_FILES))
     return (
         f"{', '.join(tensorflow_distributions()) or 'TensorFlow'} sees no GPU (device files "
-        f"{_DEVICES / _DEVICE_FILES}: {', '.join(files) or 'none'}; CUDA_VISIBLE_DEVICES="
+        f"{_DEVICES / _DEVICE_FILES}: {', '.join(gpu_files()) or 'none'}; CUDA_VISIBLE_DEVICES="
         f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')})"
     )
 

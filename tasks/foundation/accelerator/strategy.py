@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.accelerator.environment import installed_versions, thread_counts
-from tasks.foundation.accelerator.gpu import gpu_strategy, gpus, grow_memory, why_no_gpu
+from tasks.foundation.accelerator.gpu import gpu_files, gpu_strategy, gpus, grow_memory, why_no_gpu
 from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
 from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
 from tasks.foundation.accelerator.tpu_environment import device_files, is_declined, require_packages
@@ -186,12 +186,14 @@ def _choose() -> tuple[str, str]:
                 "without it all the same"
             ) from fault
         return "tpu", f"accelerator: a TPU, for this machine has its device files ({', '.join(files)})"
-    no_tpu = "PJRT_DEVICE declines the TPU" if files else "there are no device files of a TPU"
+    no_tpu = "PJRT_DEVICE declines the TPU" if files else "there is no TPU"
     found = gpus()
     if found:
         names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in found)
         return "gpu", f"accelerator: {len(found)} GPU{'s' * (len(found) > 1)} ({names}), for {no_tpu}"
-    return "cpu", f"accelerator: the CPU, for {no_tpu}, and {why_no_gpu()}"
+    # Where there is one that cannot be used, all that was looked at helps to find out why.
+    no_gpu = why_no_gpu() if gpu_files() else "no GPU"
+    return "cpu", f"accelerator: the CPU, for {no_tpu}, and {no_gpu}"
 
 
 def _name(kind: str, spec: AcceleratorSpec) -> str:

@@ -90,7 +90,11 @@ def uncovered(function: Any, leaves: Iterable[Leaf]) -> tuple[str, ...]:
         leaves: what will be saved.
     """
     known = {id(component.handle) for leaf in leaves for component in leaf.components}
-    return tuple(variable.name for variable in function.graph.variables if id(variable.handle) not in known)
+    return tuple(
+        variable.name
+        for variable in function.graph.variables
+        if not all(id(part.handle) in known for part in _parts(variable))
+    )
 
 
 class _Found:
@@ -138,6 +142,12 @@ class _Found:
         # Index and path: Nadam's and Adafactor's own paths repeat.
         for index, variable in enumerate(optimizer.variables):
             self.add(f"{place}/{index}/{variable.path}", _value(variable), per_replica=False)
+
+
+def _parts(variable: Any) -> tuple[Any, ...]:
+    """What has a handle of its own: TPUStrategy packs the copies of all replicas into one variable of a graph's."""
+    packed = getattr(variable, "_distributed_variables", None)
+    return components(variable) if packed is None else tuple(packed)
 
 
 def _value(variable: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from lab import Lab, in_fresh_process, spec_of
 from stand_in_tpu import TOLD, look_like_a_tpu_vm
 
-from tasks.foundation.accelerator import strategy, tpu_environment
+from tasks.foundation.accelerator import gpu, strategy, tpu_environment
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.environment import thread_counts
 from tasks.foundation.accelerator.strategy import acquire
@@ -81,9 +81,13 @@ def test_another_accelerator_needs_another_process(
 
 def test_auto_chooses_the_cpu_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
+    assert strategy._choose() == ("cpu", "accelerator: the CPU, for there is no TPU, and no GPU")
+    (tmp_path / "nvidia0").touch()
     kind, said = strategy._choose()
     assert kind == "cpu"
-    assert said.startswith("accelerator: the CPU, for there are no device files of a TPU, and tensorflow-cpu sees no")
+    assert "for there is no TPU, and tensorflow-cpu sees no GPU (device files" in said
+    assert "nvidia0; CUDA_VISIBLE_DEVICES=" in said
 
 
 def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
     gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
     monkeypatch.setattr(strategy, "gpus", lambda: gpus)
     monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
-    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for there are no device files of a TPU")
+    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for there is no TPU")
     device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)
     kind, said = strategy._choose()
     assert (kind, said) == ("tpu", f"accelerator: a TPU, for this machine has its device files ({device})")

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +166,21 @@ def test_packages_come_before_any_call(
     with pytest.raises(AcceleratorError, match="tensorflow-cpu cannot use a TPU"):
         tpu_strategy(spec)
     assert (StandInResolver.made, system.calls) == ([], [])
+
+
+def test_one_process_keeps_to_one_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "_taken", [])
+    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
+    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    accelerator = acquire(named(), None)
+    assert (accelerator.kind, accelerator.replicas, accelerator.hosts) == ("tpu", 8, 1)
+    assert accelerator.io_device == "/job:localhost"
+    assert acquire(named(), None) is accelerator
+    for other in (named(zone="us-east5-a"), LOCAL):
+        with pytest.raises(AcceleratorError, match=r"this process runs with .*tpu/p/us-east5-b/my-tpu"):
+            acquire(other, None)
+    monkeypatch.setattr(strategy, "_taken", [])
+    assert acquire(LOCAL, None).io_device is None
 
 
 def test_what_is_lost_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.model.batch_dependence import batch_dependent_parts, dependence_words
+from tasks.foundation.model.batch_dependence import Dependence, batch_dependent_parts, dependence_words
 
-BATCH = "(statistics of one replica's examples; synchronized=True has those of all)"
-RANDOM = "(random, each replica draws its own)"
+BATCH = "statistics of one replica's examples; synchronized=True has those of all"
+RANDOM = "random, each replica draws its own"
 L = keras.layers
 
 
@@ -43,23 +43,24 @@ def compiled(*layers: Any, shape: tuple[int, ...] = (4,), **settings: Any) -> An
     ("layers", "parts"),
     [
         (lambda: [L.Dense(3)], []),
-        (lambda: [L.BatchNormalization(name="norm")], [f"/norm {BATCH}"]),
+        (lambda: [L.BatchNormalization(name="norm")], [("/norm", BATCH)]),
         (lambda: [L.BatchNormalization(synchronized=True)], []),
         (lambda: [L.BatchNormalization(trainable=False)], []),
         (lambda: [L.LayerNormalization(), L.GroupNormalization(2)], []),
         (
             lambda: [L.Dropout(0.1, name="drop"), L.GaussianNoise(0.1, name="noise")],
-            [f"drop {RANDOM}", f"noise {RANDOM}"],
+            [("drop", RANDOM), ("noise", RANDOM)],
         ),
         (lambda: [L.Dropout(0.0), L.GaussianNoise(0.0)], []),
-        (lambda: [keras.Sequential([L.BatchNormalization(name="norm")], name="inside")], [f"inside/norm {BATCH}"]),
+        (lambda: [keras.Sequential([L.BatchNormalization(name="norm")], name="inside")], [("inside/norm", BATCH)]),
     ],
 )
-def test_layers(layers: Callable[[], list[Any]], parts: list[str]) -> None:
+def test_layers(layers: Callable[[], list[Any]], parts: list[tuple[str, str]]) -> None:
     found = batch_dependent_parts(compiled(*layers()))
     assert len(found) == len(parts)
-    for told, part in zip(found, parts, strict=True):
-        assert told.endswith(part)
+    for told, (part, why) in zip(found, parts, strict=True):
+        assert told.part.endswith(part)
+        assert told.why == why
 
 
 @pytest.mark.parametrize("rates", [{}, {"dropout": 0.2}, {"recurrent_dropout": 0.2}])
@@ -72,9 +73,9 @@ def test_a_subclassed_model_is_read_through_dicts_and_lists() -> None:
     model = Subclassed()
     model.compile("sgd", "mse")
     model(keras.ops.zeros((2, 4)))
-    norm, drop = sorted(batch_dependent_parts(model), reverse=True)
-    assert norm.endswith(f"norm {BATCH}")
-    assert drop == f"drop {RANDOM}"
+    drop, norm = sorted(batch_dependent_parts(model), key=lambda each: each.why)
+    assert norm.part.endswith("norm")
+    assert (norm.why, drop) == (BATCH, Dependence(part="drop", why=RANDOM))
 
 
 def test_attention_with_dropout_draws() -> None:
@@ -91,19 +92,20 @@ def test_clipping_comes_before_the_sum(clipping: str) -> None:
     (found,) = batch_dependent_parts(
         compiled(L.Dense(3), optimizer=keras.optimizers.Adam(name="adam", **{clipping: 0.5}))
     )
-    assert found == f"optimizer adam's {clipping} = 0.5 (clips each replica's gradients before their sum)"
+    assert found.part == f"{clipping} = 0.5 of optimizer adam"
+    assert found.why == "clips each replica's gradients before their sum"
 
 
 def test_a_mean_over_weights_is_of_one_replica() -> None:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight", name="weighed")
-    assert batch_dependent_parts(compiled(L.Dense(3), loss=loss)) == (
-        "loss weighed (a mean over the weights of one replica's examples)",
-    )
+    (found,) = batch_dependent_parts(compiled(L.Dense(3), loss=loss))
+    assert found == Dependence(part="loss weighed", why="a mean over the weights of one replica's examples")
     assert batch_dependent_parts(compiled(L.Dense(3), loss=keras.losses.MeanSquaredError())) == ()
 
 
 def test_in_words_a_handful_is_named() -> None:
     assert "to float tolerance" in dependence_words(())
-    words = dependence_words(tuple(f"part {index}" for index in range(7)))
+    parts = [Dependence(part=f"layer_{index}", why="random") for index in range(6)]
+    words = dependence_words([*parts, Dependence(part="norm", why="statistics")])
     assert "by more than rounding" in words
-    assert words.endswith("part 3, part 4, and 2 more")
+    assert words.endswith("layer_0, layer_1, layer_2, layer_3 and 2 more (random); norm (statistics)")

@@ -76,15 +76,14 @@ def test_layers_that_pass_it_over_are_refused(tmp_path: Path) -> None:
         dtypes(lab, train__precision="bfloat16", model__options={"dtype": "float32"})
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16_resumes_bit_exact(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    digests = {}
-    for run, borders in (("straight", [8]), ("cut", [3, 5, 8]), ("wide", [8])):
-        precision = "float32" if run == "wide" else "bfloat16"
-        spec = spec_of("functional", run=run, train__precision=precision)
+    digests = []
+    for run, borders in (("straight", [8]), ("cut", [3, 8])):
+        spec = spec_of("functional", run=run, train__precision="bfloat16")
         forget_trainer()
         head = lab.relay(spec, *borders, cold=True)
         assert head.tip is not None
-        digests[run] = head.tip.state_digest
-    assert digests["cut"] == digests["straight"]
-    assert digests["wide"] != digests["straight"]
+        digests.append(head.tip.state_digest)
+    assert digests[0] == digests[1]

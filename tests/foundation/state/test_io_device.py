@@ -1,0 +1,30 @@
+"""Behind gRPC, checkpoints are written and read by the process that trains."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from lab import Lab, built, spec_of
+
+from tasks.foundation.accelerator.tpu import IO_DEVICE
+
+
+def test_files_are_written_and_read_on_the_device_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional")
+    head = lab.begin(spec)
+    state = built(lab, spec)
+    state.accelerator = dataclasses.replace(state.accelerator, io_device=IO_DEVICE)
+    devices: list[Any] = []
+    options = tf.train.CheckpointOptions
+
+    def recorded(**settings: Any) -> Any:
+        devices.append(settings.get("experimental_io_device"))
+        return options(**settings)
+
+    monkeypatch.setattr(tf.train, "CheckpointOptions", recorded)
+    staged = state.stage(lab.home(spec), base=head.base, attempt="a" * 32)
+    state.restore(lab.home(spec), staged)
+    assert devices == [IO_DEVICE, IO_DEVICE]
+    assert state.digest() == staged.state_digest
