@@ -135,7 +135,8 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
-            segments, tries, head = segments + 1, 0, self.log.require_head()
+            tries, head = 0, self.log.require_head()
+            segments += head.finished is None  # else it trained nothing
             if ended is not None and not self.goal.reached(head, self.run.spec):
                 break
         self.telemetry.emit(Phase(cause="report"))
@@ -178,7 +179,7 @@ class _Relay:
     def _ended(self, head: Head, segments: int) -> str | None:
         """Why the command ends here, if it does."""
         if self.goal.reached(head, self.run.spec):
-            return self.goal.reason(self.run.spec)
+            return self.goal.reason(head, self.run.spec)
         if segments == self.goal.max_segments:
             return "max_segments"
         left = self._seconds_left()

@@ -11,12 +11,14 @@ from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.model.building import require_test_step
+from tasks.foundation.model.callbacks import begin_callbacks, require_monitors
+from tasks.foundation.model.memory import remembered
 from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.model.stepping import require_train_step
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.forking import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.train_state import build_train_state
+from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Sink
 from tasks.init_or_restore.changes import note_changes
@@ -56,7 +58,7 @@ def init_or_restore(
         InvalidInput: the run is a fork that was not finished.
         NothingToRestore: all that was retained is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
-        ModelError: the user's model cannot be used, or lacks the metric of `checkpoint.keep_best`.
+        ModelError: the user's model or callbacks cannot be used, or lack the metric of `checkpoint.keep_best`.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
@@ -70,6 +72,9 @@ def init_or_restore(
         require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
     # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
     identity = identity_of(spec, dataset, state, code_folder)
+    if spec.train.callbacks is not None and (head is None or head.tip is None or accept):
+        # What they do to the model before training is part of step 0.
+        _begin_callbacks(spec, state, code_folder=code_folder)
     if head is None:
         reference = spec.model.build
         require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
@@ -94,6 +99,14 @@ def init_or_restore(
         head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
         telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
     return head
+
+
+def _begin_callbacks(spec: RunSpec, state: TrainState, *, code_folder: Path) -> None:
+    strategy = state.accelerator.strategy
+    callbacks = begin_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+    require_monitors(callbacks, take_metrics(state.model, strategy), spec)
+    for callback in callbacks:
+        remembered(callback)
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

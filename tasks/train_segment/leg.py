@@ -12,7 +12,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import ExitReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.runlog.committing import rewind
+from tasks.foundation.runlog.committing import finish, rewind
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -126,6 +126,16 @@ class Leg:
                 )
             )
         return self.result(None, "rewind")
+
+    def finish(self, reason: str) -> SegmentResult:
+        """Log that callbacks ended the run where the leg began.
+
+        Raises:
+            StaleWriter: another writer moved the tip first.
+        """
+        finish(RunLog(self.home), self.start, base=self.base, reason=reason, attempt=uuid.uuid4().hex)
+        self._telemetry.emit(Note(text=f"training ended at step {self.start.step}: {reason}"))
+        return self.result(None, "finished")
 
     def result(self, staged: CheckpointRef | None, reason: ExitReason) -> SegmentResult:
         """What the leg came to."""

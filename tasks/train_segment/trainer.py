@@ -17,9 +17,11 @@ from tasks.foundation.dataset.reader import load_manifest, training_dataset, zer
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.stepping import step_failures, trace_step
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.train_segment.acting import Callbacks
 from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_ops
 
 
@@ -45,6 +47,8 @@ class Trainer:
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
+        # Before anything is restored: Keras's callbacks forget in on_train_begin what they remember.
+        self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
         self._loop = make_loop(self.state.model, accelerator.strategy)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
         self.staging_seconds: float | None = None
@@ -58,8 +62,24 @@ class Trainer:
         if self._restored == ref.path and self.state.step == ref.step:
             return False
         self.state.restore(home, ref)
+        if self.callbacks is not None:
+            self.callbacks.recall()
         self._restored = ref.path
         return True
+
+    def begin(self, home: Storage, start: CheckpointRef) -> str | None:
+        """Let callbacks act where they are due at the checkpoint that is in memory; why they end the run, if they do.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self.callbacks is None:
+            return None
+        # The state is then no longer the checkpoint's: begun from there again, it has to be restored.
+        self._restored = None
+        if not self.callbacks.begin(RunLog(home), start):
+            self._restored = start.path
+        return self.callbacks.ended
 
     def holds(self, ref: CheckpointRef) -> None:
         """The state in memory has just been staged as `ref`."""
@@ -136,3 +156,14 @@ class Trainer:
         """Metrics since the row before, which are reset: call at absolute steps only."""
         metrics = take_metrics(self.state.model, self.accelerator.strategy)
         return MetricRow(step=self.state.step, metrics=metrics)
+
+    def hear(self, row: MetricRow) -> bool:
+        """Let callbacks act on a row that has just been read; whether they end the run here.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self.callbacks is None:
+            return False
+        self.callbacks.hear(row)
+        return self.callbacks.ended is not None
