@@ -23,6 +23,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.user_code import require_function
 
 
@@ -213,6 +214,8 @@ def result_of(log: RunLog, *, segments: int, exit_reason: Any, report: bool = Tr
     metrics = dict(history.rows[-1].metrics) if history.rows else {}
     if history.evaluations:
         metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
+    if report:
+        write_curves(log)
     # A command that was killed before its report left it to the next one.
     if report and (exit_reason != "nothing_to_do" or not log.home.exists(PAGE)):
         write_report(log.home, title=name)

@@ -25,6 +25,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.logged import warnings_as_notes
+from tasks.foundation.telemetry.tensorboard import write_curves
 
 # A checkpoint that is damaged between its verification and its use is looked up again so often.
 _TRIES_WITHOUT_PROGRESS = 3
@@ -137,6 +138,7 @@ class _Relay:
                 continue
             tries, head = 0, self.log.require_head()
             segments += head.finished is None  # else it trained nothing
+            write_curves(self.log)
             if ended is not None and not self.goal.reached(head, self.run.spec):
                 break
         self.telemetry.emit(Phase(cause="report"))

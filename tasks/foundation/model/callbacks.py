@@ -128,8 +128,8 @@ def _refuse_what_cannot_hold(callbacks: Iterable[keras.callbacks.Callback], refe
                 raise ModelError(f"{reference}: callback {name} cannot be used: {remedy}")
         if getattr(callback, "restore_best_weights", False):
             raise ModelError(
-                f"{reference}: {name} has restore_best_weights=True, which cannot be used; set checkpoint.keep_best and take "
-                "the best checkpoint with baton export --step best"
+                f"{reference}: {name} has restore_best_weights=True, which cannot be used; set checkpoint.keep_best "
+                "and take the best with baton export --step best"
             )
         _refuse_hooks(callback, _BATCH_HOOKS, "steps run inside one compiled loop; use on_epoch_end", reference)
         _refuse_hooks(callback, _OTHER_HOOKS, "it would never be called; use on_epoch_end", reference)
