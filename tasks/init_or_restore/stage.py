@@ -9,6 +9,7 @@ from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.callbacks import begin_callbacks, require_monitors
@@ -66,7 +67,8 @@ def init_or_restore(
     head = sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
-    batch = zero_batch(load_manifest(storage, dataset), batch_size)
+    unweighed = zero_batch(load_manifest(storage, dataset), batch_size)
+    batch = weighed(unweighed, spec.train.class_weight)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
     if spec.data.validation_fraction > 0:
         require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
@@ -79,7 +81,7 @@ def init_or_restore(
         reference = spec.model.build
         require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
         if spec.data.validation_fraction > 0:
-            require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
+            require_test_step(state.model, unweighed, reference=reference, accelerator=accelerator)
     head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
     # Also right after beginning: of two that begin at once, one finds the other's origin.
     if head.tip is None:

@@ -12,6 +12,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
@@ -43,7 +44,7 @@ class Trainer:
         self.accelerator = accelerator
         self._storage = storage
         batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
-        batch = zero_batch(load_manifest(storage, recipe.dataset), batch_size)
+        batch = weighed(zero_batch(load_manifest(storage, recipe.dataset), batch_size), spec.train.class_weight)
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
@@ -92,7 +93,7 @@ class Trainer:
         spec = self.recipe.spec
 
         def per_replica_batches(context: Any) -> tf.data.Dataset:
-            return training_dataset(
+            dataset = training_dataset(
                 self._storage,
                 self.recipe.dataset,
                 seed=spec.train.seed,
@@ -103,6 +104,7 @@ class Trainer:
                 hosts=context.num_input_pipelines,
                 local_replicas=self.accelerator.replicas // context.num_input_pipelines,
             )
+            return weighed_dataset(dataset, spec.train.class_weight)
 
         self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
         self._next_batch = batch

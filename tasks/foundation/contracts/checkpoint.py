@@ -69,7 +69,7 @@ def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
 
 def step_in_folder_name(folder: str) -> int:
     """The step in the name of a folder that `checkpoint_folder` made."""
-    return int(folder.rsplit("/", 1)[-1].split("-")[0])
+    return int(folder.rsplit("/", 1)[-1].split("-", maxsplit=1)[0])
 
 
 def base_in_folder_name(folder: str) -> int | None:

@@ -15,7 +15,6 @@ from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.layout import HOST, stored_name
 
-
 # Not of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
 _NOTHING = b"{}"
 

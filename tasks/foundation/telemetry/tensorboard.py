@@ -1,9 +1,10 @@
 """TensorBoard logs in the run's home, made from its log: `tensorboard/train` and `tensorboard/validation`.
 
-One event file for each commit on the way to the tip, with its rows, and one for each evaluation; named by the number of
-the entry, so that names sort as the log does. What a rewind or a quarantine left behind is deleted, and each file begins
-with a session start at its first step, which has TensorBoard itself drop what it has read from there on. So there is one
-curve without repeats, whoever wrote or was killed. Nothing depends on these files: what is missing is made up next time.
+One event file for each commit on the way to the tip, with its rows, and one for each evaluation; named by the number
+of the entry, so that names sort as the log does. What a rewind or a quarantine left behind is deleted, and each file
+begins with a session start at its first step, which has TensorBoard itself drop what it has read from there on. So
+there is one curve without repeats, whoever wrote or was killed. Nothing depends on these files: what is missing is made
+up next time.
 """
 
 import logging
