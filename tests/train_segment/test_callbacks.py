@@ -1,6 +1,8 @@
 """Callbacks act at absolute steps and go on where they were, however a run is cut; what cannot hold is refused."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from lab import Heard, Lab, in_fresh_process, lab_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import goal
 from flows.commands.main import main
@@ -25,6 +28,8 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
+
+DRIVER = Path(__file__).parents[1] / "end_to_end" / "run_plainly.py"
 
 MODEL = """
 def build():
@@ -149,10 +154,25 @@ def both_ways(folder: str, *extra: str, callbacks: str, every: int | None, cuts:
     return [first.exit_reason, story(straight), story(cut)]
 
 
+def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
+    reader = EventAccumulator(f"{log_of(run).home.uri}/tensorboard/{what}", size_guidance={"scalars": 0})
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(name)]
+
+
+@pytest.mark.slow
 def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
-    reason, straight, cut = both_ways(str(tmp_path), callbacks="both", every=6, cuts=[6, 14, 29])
+    reason, straight, cut = both_ways(str(tmp_path), callbacks="both", every=6, cuts=[6, 29])
     assert straight == cut
+    processes = run_file(tmp_path, "processes")
+    for options in (("--until-step", "14"), ()):
+        command = [sys.executable, str(DRIVER), str(processes.path), *options]
+        subprocess.run(command, check=True, capture_output=True)
+    assert story(processes) == straight
+    for run in (processes, run_file(tmp_path, "cut")):
+        assert curve(run, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
+        assert curve(run, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
     # patience=4: the fifth evaluation is the fourth that is no better than the first.
     assert (reason, straight[1].step) == ("finished_early", 30)
     assert "EarlyStopping" in straight[1].reason
@@ -176,6 +196,7 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
     assert validation["loss"] == cut[2][0]["metrics"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_code(tmp_path)
     run = run_file(tmp_path, "ended")
@@ -212,6 +233,7 @@ def begin(run: Any) -> None:
     init_or_restore(run.spec, dataset, code_folder=run.folder, storage=storage, telemetry=Heard())
 
 
+@pytest.mark.slow
 def test_without_evaluations_callbacks_act_at_logged_rows(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
     reason, straight, cut = both_ways(str(tmp_path), callbacks="on_rows", every=None, cuts=[4, 9])
@@ -242,8 +264,6 @@ def test_on_two_replicas(tmp_path: Path) -> None:
 def refused(folder: Path, body: str, *extra: str) -> str:
     path = folder / "code" / "callbacks.py"
     path.write_text(f"import keras\nimport threading\n\n\n{body}\n", encoding="utf-8")
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("_baton_user_") and name.endswith(".callbacks")]:
         del sys.modules[name]
     forget()
