@@ -13,7 +13,6 @@ from lab import Heard, Lab, in_fresh_process, lab_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import goal
-from flows.commands.main import main
 from flows.goal import Goal, RelayResult
 from flows.plain import PLAIN
 from flows.relay import relay
@@ -22,6 +21,7 @@ from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, IdentityChanged, ModelError
 from tasks.foundation.model.memory import give_back, remembered
+from tasks.foundation.runlog.forking import fork
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -170,6 +170,11 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
         command = [sys.executable, str(DRIVER), str(processes.path), *options]
         subprocess.run(command, check=True, capture_output=True)
     assert story(processes) == straight
+    # A fork takes along what they remember, and is evaluated where it begins.
+    source = LocalStorage(tmp_path / "storage")
+    fork(source, "straight", "forked", at_step=24, attempt="a" * 32)
+    train(run_file(tmp_path, "forked"))
+    assert story(run_file(tmp_path, "forked"))[:2] == straight[:2]
     for run in (processes, run_file(tmp_path, "cut")):
         assert curve(run, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
         assert curve(run, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
@@ -197,7 +202,7 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path) -> None:
     make_code(tmp_path)
     run = run_file(tmp_path, "ended")
     train(run)
@@ -206,10 +211,6 @@ def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path, capsys: 
     assert train(later).exit_reason == "nothing_to_do"
     assert log_of(run).require_head().number == number
     assert isinstance(log_of(run).entry(number).body, Finish)
-    assert main(["status", str(run.path)]) == 0
-    assert "early, at step 30: EarlyStopping" in capsys.readouterr().out
-    assert main(["log", str(run.path)]) == 0
-    assert "ended early: EarlyStopping" in capsys.readouterr().out
     # The same callbacks, accepted: nothing is another, nothing is written.
     assert train(later, accept=("train.callbacks",)).exit_reason == "finished_early"
     assert log_of(run).require_head().number == number
@@ -251,14 +252,21 @@ def test_without_evaluations_callbacks_act_at_logged_rows(tmp_path: Path) -> Non
 
 
 def on_two_replicas(folder: str) -> list[Any]:
-    reason, straight, cut = both_ways(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[6, 29])
-    return [reason, straight == cut, straight[1].step]
+    reason, straight, cut = both_ways(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[29])
+    elastic = run_file(Path(folder), "elastic", "accelerator.replicas=2")
+    train(elastic)
+    (told,) = (each["told"] for each in memory_of(elastic, Lab(Path(folder)))["memories"] if "told" in each)
+    epochs = [dict(each["dict"])["epoch"] for each in told]
+    return [reason, straight == cut, straight[1].step, epochs]
 
 
 @pytest.mark.slow
-def test_on_two_replicas(tmp_path: Path) -> None:
+def test_on_two_replicas_and_from_one_to_two(tmp_path: Path) -> None:
     make_code(tmp_path)
-    assert in_fresh_process(on_two_replicas, folder=str(tmp_path)) == ["finished_early", True, 30]
+    elastic = run_file(tmp_path, "elastic")
+    relay(elastic, Goal.of(elastic.spec, until_step=14), PLAIN, telemetry=Heard())
+    told = in_fresh_process(on_two_replicas, folder=str(tmp_path))
+    assert told == ["finished_early", True, 30, [0, 1, 2, 3]]
 
 
 def refused(folder: Path, body: str, *extra: str) -> str:
