@@ -17,6 +17,7 @@ from flows.goal import Goal, RelayResult
 from flows.plain import PLAIN
 from flows.relay import relay
 from tasks.evaluate import stage as evaluating
+from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, IdentityChanged, ModelError
@@ -28,6 +29,7 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
+from tasks.train_segment.trainer import Recipe, Trainer
 
 DRIVER = Path(__file__).parents[1] / "end_to_end" / "run_plainly.py"
 
@@ -163,9 +165,9 @@ def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
 @pytest.mark.slow
 def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
-    reason, straight, cut = both_ways(str(tmp_path), callbacks="both", every=6, cuts=[6, 29])
-    assert straight == cut
-    processes = run_file(tmp_path, "processes")
+    reason = train(run_file(tmp_path, "straight")).exit_reason
+    straight = story(run_file(tmp_path, "straight"))
+    processes = run_file(tmp_path, "cut")
     for options in (("--until-step", "14"), ()):
         command = [sys.executable, str(DRIVER), str(processes.path), *options]
         subprocess.run(command, check=True, capture_output=True)
@@ -175,9 +177,8 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
     fork(source, "straight", "forked", at_step=24, attempt="a" * 32)
     train(run_file(tmp_path, "forked"))
     assert story(run_file(tmp_path, "forked"))[:2] == straight[:2]
-    for run in (processes, run_file(tmp_path, "cut")):
-        assert curve(run, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
-        assert curve(run, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
+    assert curve(processes, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
+    assert curve(processes, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
     # patience=4: the fifth evaluation is the fourth that is no better than the first.
     assert (reason, straight[1].step) == ("finished_early", 30)
     assert "EarlyStopping" in straight[1].reason
@@ -196,9 +197,9 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
     rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
     assert rates == [np.float32(0.005)]
     validation = dict(dict(told[0]["dict"]))
-    first = next(each for step, each in cut[3] if step == 6)
+    first = next(each for step, each in straight[3] if step == 6)
     assert validation["val_loss"] == first["loss"]
-    assert validation["loss"] == cut[2][0]["metrics"]["loss"]
+    assert validation["loss"] == straight[2][0]["metrics"]["loss"]
 
 
 @pytest.mark.slow
@@ -267,6 +268,32 @@ def test_on_two_replicas_and_from_one_to_two(tmp_path: Path) -> None:
     relay(elastic, Goal.of(elastic.spec, until_step=14), PLAIN, telemetry=Heard())
     told = in_fresh_process(on_two_replicas, folder=str(tmp_path))
     assert told == ["finished_early", True, 30, [0, 1, 2, 3]]
+
+
+def test_a_warm_trainer_does_not_let_them_act_twice(tmp_path: Path) -> None:
+    lab = make_code(tmp_path)
+    run = run_file(tmp_path, "twice", callbacks="scheduled")
+    start = lab.begin(run.spec).tip
+    assert start is not None
+    accelerator = acquire(run.spec.accelerator, None)
+    trainer = Trainer(
+        Recipe(spec=run.spec, dataset=lab.prepare(run.spec), code_folder=lab.code),
+        storage=lab.storage,
+        accelerator=accelerator,
+    )
+    home = lab.home(run.spec)
+    digests = set()
+    for _ in range(2):
+        assert trainer.restore(home, start)
+        assert trainer.state.digest() == start.state_digest
+        assert trainer.begin(home, start) is None
+        digests.add(trainer.state.digest())
+    assert len(digests) == 1
+    assert start.state_digest not in digests
+    later = start.model_copy(update={"step": 1})
+    trainer.restore(home, start)
+    trainer.begin(home, later)
+    assert not trainer.restore(home, start), "where nothing is due, nothing is to be restored"
 
 
 def refused(folder: Path, body: str, *extra: str) -> str:
