@@ -13,7 +13,7 @@ from tasks.evaluate.report.report import PAGE, write_report
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
+from tasks.foundation.contracts.identity import CALLBACKS, identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Commit, Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -25,6 +25,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.user_code import require_function
 
 
@@ -39,7 +40,7 @@ class RelayResult(Contract):
     state_digest: str
     segments: int
     metrics: dict[str, float]
-    exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do"] | StopReason
+    exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do", "finished_early"] | StopReason
     report: str | None = Field(description="address of the report; None if there is none yet")
 
     @property
@@ -86,14 +87,17 @@ class Goal:
             max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
         )
 
-    def reason(self, spec: RunSpec) -> str:
+    def reason(self, head: Head, spec: RunSpec) -> str:
         """What it is called to have reached it."""
+        if head.finished is not None and (head.tip is None or head.tip.step < self.step):
+            return "finished_early"
         return "complete" if self.step == spec.train.steps else "until_step"
 
     def reached(self, head: Head | None, spec: RunSpec) -> bool:
-        """Whether nothing is left to do."""
-        tip = None if head is None else head.tip
-        return head is not None and tip is not None and tip.step >= self.step and not evaluation_due(head, spec)
+        """Whether nothing is left to do: the step is reached, or callbacks ended the run before."""
+        if head is None or head.tip is None or evaluation_due(head, spec):
+            return False
+        return head.tip.step >= self.step or head.finished is not None
 
 
 def storage_of(run: RunFile) -> Storage:
@@ -125,12 +129,12 @@ def preflight(run: RunFile) -> None:
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)
+    if run.spec.train.callbacks is not None:
+        require_function(run.spec.train.callbacks, run.folder)
 
 
 def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
     asked = {
-        "train.class_weight": spec.train.class_weight is not None,
-        "train.callbacks": spec.train.callbacks is not None,
         "init.weights": bool(spec.init.weights),
         "init.freeze": bool(spec.init.freeze),
     }
@@ -152,6 +156,8 @@ def relay_is_done(run: RunFile, goal: Goal, *, accept: Sequence[str] = ()) -> Re
         require_same_identity(head.identity, identity_in_run_file(run.spec), home=log.home.uri, accept=accept)
     if not goal.reached(head, run.spec):
         return None
+    if head is not None and head.finished is not None and CALLBACKS in accept:
+        return None  # other callbacks may go on; whether they are others is known once they are loaded
     return result_of(log, segments=0, exit_reason="nothing_to_do")
 
 
@@ -186,7 +192,7 @@ def interrupted(run: RunFile, goal: Goal, reason: str, *, since: int) -> RelayRe
     new = (log.entry(number).body for number in range(since + 1, head.number + 1))
     segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
     if goal.reached(head, run.spec):
-        reason = goal.reason(run.spec)
+        reason = goal.reason(head, run.spec)
     return result_of(log, segments=segments, exit_reason=reason, report=False)
 
 
@@ -210,6 +216,8 @@ def result_of(log: RunLog, *, segments: int, exit_reason: Any, report: bool = Tr
     metrics = dict(history.rows[-1].metrics) if history.rows else {}
     if history.evaluations:
         metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
+    if report:
+        write_curves(log)
     # A command that was killed before its report left it to the next one.
     if report and (exit_reason != "nothing_to_do" or not log.home.exists(PAGE)):
         write_report(log.home, title=name)

@@ -28,6 +28,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.logged import warnings_as_notes
+from tasks.foundation.telemetry.tensorboard import write_curves
 
 # A checkpoint that is damaged between its verification and its use is looked up again so often.
 _TRIES_WITHOUT_PROGRESS = 3
@@ -145,7 +146,10 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
-            segments, tries, head = segments + 1, 0, self._agreed_head()
+            tries, head = 0, self._agreed_head()
+            segments += head.finished is None  # else it trained nothing
+            if self.accelerator.is_chief:
+                write_curves(self.log)
             if ended is not None and not self.goal.reached(head, self.run.spec):
                 break
         self.telemetry.emit(Phase(cause="report"))
@@ -201,7 +205,7 @@ class _Relay:
     def _ended(self, head: Head, segments: int) -> str | None:
         """Why the command ends here, if it does."""
         if self.goal.reached(head, self.run.spec):
-            return self.goal.reason(self.run.spec)
+            return self.goal.reason(head, self.run.spec)
         if segments == self.goal.max_segments:
             return "max_segments"
         left = self._seconds_left()

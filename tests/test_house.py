@@ -37,6 +37,7 @@ LIGHT = (
     "telemetry/ledger.py",
     "telemetry/lost_work.py",
     "telemetry/stopwatch.py",
+    "telemetry/tensorboard.py",
 )
 
 

@@ -34,16 +34,23 @@ def print_closing(
         continue_command: what to type to train on.
     """
     tip = None if history.head is None else history.head.tip
+    finished = None if history.head is None else history.head.finished
     step = 0 if tip is None else tip.step
     target = spec.train.steps
     console.show("")
-    if exit_reason == NOTHING_TO_DO:
+    if finished is not None and step < target:
+        nothing = "Nothing to do" if exit_reason == NOTHING_TO_DO else "Done"
+        console.show(Text(f"{nothing}: {spec.run} ended early, at step {step} of {target}.", "bold green"))
+    elif exit_reason == NOTHING_TO_DO:
         console.show(Text(f"Nothing to do: {spec.run} is at step {step} of {target}.", "bold"))
     elif step >= target:
         console.show(Text(f"Done: {spec.run} is at step {step} of {target}.", "bold green"))
     else:
         why = exit_reason.replace("_", " ")
         console.show(Text(f"Stopped ({why}): {spec.run} is at step {step} of {target}.", "bold yellow"))
+    if finished is not None and step < target:
+        console.show(f"Its callbacks ended it: {finished.reason}. It goes on once train.callbacks are others.")
+        continue_command += " --accept callbacks"
     console.show(_table(history, step=step, target=target))
     for label, value in (
         ("checkpoint", "none yet" if tip is None else f"{home.uri}/{tip.path}"),

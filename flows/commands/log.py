@@ -11,6 +11,7 @@ from tasks.foundation.contracts.log_entry import (
     Entry,
     Environment,
     Evaluation,
+    Finish,
     Head,
     Origin,
     Quarantine,
@@ -54,7 +55,7 @@ def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
 def _step(entry: Entry) -> int | None:
     """The step that an entry is about."""
     match entry.body:
-        case Commit() | Evaluation():
+        case Commit() | Evaluation() | Finish():
             return entry.body.checkpoint.step
         case Rewind():
             return entry.body.to.step
@@ -83,6 +84,8 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one a ki
             return "  ".join(word for word in words if word)
         case Evaluation() as evaluation:
             return f"{metric_words(evaluation.metrics)}  ({evaluation.examples} examples)"
+        case Finish() as finish:
+            return f"ended early: {finish.reason}"
         case Quarantine() as quarantine:
             return f"{short_path(quarantine.path)}  {quarantine.reason}"
         case Retire() as retire:

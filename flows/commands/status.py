@@ -52,6 +52,7 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
+        "finished": None if head.finished is None else head.finished.model_dump(),
         "forked_from": None if forked_from is None else forked_from.model_dump(),
         "seconds": seconds_in_log(history) if account is None else account.seconds,
         "account": None if account is None else account_facts(account),
@@ -123,6 +124,8 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if best is not None:
         words = f"{best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})  {best['path']}"
         lines.append(("best", words))
+    if facts["finished"] is not None:
+        lines.append(("finished", f"early, at step {facts['finished']['step']}: {facts['finished']['reason']}"))
     lines += [("worker", _worker_words(worker)) for worker in facts["workers"]]
     if facts["skipped_batches"]:
         lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))

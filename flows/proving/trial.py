@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.schedule import act_at_evaluations
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.local import LocalStorage
 
@@ -37,6 +38,7 @@ class Trial:
         target: train.steps, beyond `steps`, so that no evaluation falls due at the end.
         steps: the absolute step to train to.
         segment_steps: length of a segment.
+        acting: settings without which callbacks that act at evaluations would not act.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Trial:
     target: int
     steps: int
     segment_steps: int
+    acting: tuple[str, ...] = ()
 
     @property
     def home(self) -> LocalStorage:
@@ -62,6 +65,7 @@ class Trial:
             f"train.segment_steps={self.segment_steps}",
             f"train.log_every_steps={log_every_steps(self.steps, cut_length(self.steps))}",
             *_SWITCHED_OFF,
+            *self.acting,
         ]
         words = [word for setting in settings for word in ("--set", setting)]
         return [os.fspath(self.file), *words, "--until-step", str(self.steps)]
@@ -79,6 +83,9 @@ def trial_of(
         target=max(run.spec.train.steps, steps + 1),
         steps=steps,
         segment_steps=segment_steps,
+        acting=(f"evaluate.every_steps={steps // 2}",)
+        if run.spec.train.callbacks and act_at_evaluations(run.spec)
+        else (),
     )
 
 

@@ -7,18 +7,21 @@ from typing import Any
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import identity_in_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.model.callbacks import callbacks_identity
 from tasks.foundation.model.identity import model_identity
+from tasks.foundation.state.layout import of_model
 from tasks.foundation.state.train_state import TrainState
 
 
 def identity_of(spec: RunSpec, dataset: DatasetRef, state: TrainState, code_folder: Path) -> dict[str, Any]:
     """The identity keys of `contracts/identity.py`; data.source and data.folder come along for people and tools."""
-    signature = "\n".join(record.model_dump_json() for record in state.signature)
+    signature = "\n".join(record.model_dump_json() for record in of_model(state.signature))
     return {
         "data.source": spec.data.source,
         "data.folder": dataset.folder,
         "data.content_digest": dataset.content_digest,
         **identity_in_run_file(spec),
         "model.signature": hashlib.sha256(signature.encode()).hexdigest(),
+        **callbacks_identity(spec, code_folder),
         **model_identity(state.model, spec.model, code_folder),
     }

@@ -4,6 +4,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import is_chief
@@ -11,14 +12,17 @@ from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.model.building import require_test_step
+from tasks.foundation.model.callbacks import begin_callbacks, require_monitors
+from tasks.foundation.model.memory import remembered
 from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.model.stepping import require_train_step
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.forking import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.train_state import build_train_state
+from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Sink
 from tasks.init_or_restore.changes import note_changes
@@ -58,7 +62,7 @@ def init_or_restore(
         InvalidInput: the run is a fork that was not finished.
         NothingToRestore: all that was retained is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
-        ModelError: the user's model cannot be used, or lacks the metric of `checkpoint.keep_best`.
+        ModelError: the user's model or callbacks cannot be used, or lack the metric of `checkpoint.keep_best`.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
@@ -68,24 +72,18 @@ def init_or_restore(
     accelerator = acquire(spec.accelerator, head.environment if head else None)
     head = _as_chief_has_it(log, head, accelerator)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    batch = zero_batch(load_manifest(storage, dataset), batch_size)
+    unweighed = zero_batch(load_manifest(storage, dataset), batch_size)
+    batch = weighed(unweighed, spec.train.class_weight)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
     if spec.data.validation_fraction > 0:
         require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
     # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
     identity = identity_of(spec, dataset, state, code_folder)
+    if spec.train.callbacks is not None and (head is None or head.tip is None or accept):
+        # What they do to the model before training is part of step 0.
+        _begin_callbacks(spec, state, code_folder=code_folder)
     if head is None:
-        reference = spec.model.build
-        require_train_step(
-            state.model,
-            batch,
-            accumulate=spec.train.accumulate,
-            leaves=state.leaves,
-            reference=reference,
-            accelerator=accelerator,
-        )
-        if spec.data.validation_fraction > 0:
-            require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
+        _require_steps(spec, state, batch, unweighed)
     if head is None and accelerator.is_chief:
         head = _begin(log, identity, accelerator.environment, attempt=attempt)
     head = _require_begun(_as_chief_has_it(log, head, accelerator))
@@ -104,13 +102,30 @@ def init_or_restore(
             telemetry=telemetry,
         )
     head = _require_begun(_as_chief_has_it(log, head, accelerator))
-    if head.tip is None:
-        staged = state.stage(log.home, base=head.base, attempt=attempt)
-        if staged is not None:
-            head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
-            telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
-        head = _require_begun(_as_chief_has_it(log, head, accelerator))
-    return head
+    return head if head.tip is not None else _commit_step_0(log, state, head, attempt=attempt, telemetry=telemetry)
+
+
+def _commit_step_0(log: RunLog, state: TrainState, head: Head, *, attempt: str, telemetry: Sink) -> Head:
+    staged = state.stage(log.home, base=head.base, attempt=attempt)
+    if staged is not None:
+        head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
+        telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
+    return _require_begun(_as_chief_has_it(log, head, state.accelerator))
+
+
+def _require_steps(spec: RunSpec, state: TrainState, batch: Sequence[Any], unweighed: Sequence[Any]) -> None:
+    """Refuse what cannot be trained or evaluated, before a run is begun that the corrected model could not continue."""
+    reference = spec.model.build
+    require_train_step(
+        state.model,
+        batch,
+        accumulate=spec.train.accumulate,
+        leaves=state.leaves,
+        reference=reference,
+        accelerator=state.accelerator,
+    )
+    if spec.data.validation_fraction > 0:
+        require_test_step(state.model, unweighed, reference=reference, accelerator=state.accelerator)
 
 
 def _sound(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool) -> Head | None:
@@ -130,6 +145,14 @@ def _as_chief_has_it(log: RunLog, head: Head | None, accelerator: Accelerator) -
     if accelerator.is_chief:
         return head
     return None if number < 0 else log.entry(number).head
+
+
+def _begin_callbacks(spec: RunSpec, state: TrainState, *, code_folder: Path) -> None:
+    strategy = state.accelerator.strategy
+    callbacks = begin_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+    require_monitors(callbacks, take_metrics(state.model, strategy), spec)
+    for callback in callbacks:
+        remembered(callback)
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

@@ -21,7 +21,7 @@ from tasks.foundation.contracts.segment import (
     WorkerStats,
 )
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.runlog.committing import rewind
+from tasks.foundation.runlog.committing import finish, rewind
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -155,6 +155,17 @@ class Leg:
                 )
             )
         return self.result(None, "rewind")
+
+    def finish(self, reason: str, accelerator: Accelerator) -> SegmentResult:
+        """Log that callbacks ended the run where the leg began. Of several hosts the chief logs it.
+
+        Raises:
+            StaleWriter: another writer moved the tip first.
+        """
+        if accelerator.is_chief:
+            finish(RunLog(self.home), self.start, base=self.base, reason=reason, attempt=uuid.uuid4().hex)
+        self._telemetry.emit(Note(text=f"training ended at step {self.start.step}: {reason}"))
+        return self.result(None, "finished")
 
     def result(self, staged: CheckpointRef | None, reason: ExitReason) -> SegmentResult:
         """What the leg came to."""

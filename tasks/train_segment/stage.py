@@ -123,6 +123,9 @@ def _train(
     steps_per_second = 0.0
     watch = _loss_watch(request, leg.home)
     reason: BorderReason = "segment_end"
+    ended = trainer.begin(leg.home, leg.start)
+    if ended is not None:
+        return leg.finish(ended, trainer.accelerator)
     while trainer.state.step < request.until_step:
         step = trainer.state.step
         end = min(request.until_step, next_multiple(train.log_every_steps, step))
@@ -154,6 +157,8 @@ def _train(
             row = trainer.read_metrics()
             watch.look_at(row)
             leg.log(row)
+            if trainer.hear(row):
+                break  # what comes next begins from here, and says so in the log
         telemetry.emit(
             Training(
                 step=trainer.state.step,

@@ -14,15 +14,18 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.placement import kernel_shapes, placement_words
 from tasks.foundation.model.stepping import step_failures, step_of, trace_step
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.train_segment.acting import Callbacks
 from tasks.train_segment.effort import InnerLoop
 from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_ops
 
@@ -47,10 +50,12 @@ class Trainer:
         self._per_replica = per_replica_batch_size(
             spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate
         )
-        batch = zero_batch(load_manifest(storage, recipe.dataset), self._per_replica)
+        batch = weighed(zero_batch(load_manifest(storage, recipe.dataset), self._per_replica), spec.train.class_weight)
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
         )
+        # Before anything is restored: Keras's callbacks forget in on_train_begin what they remember.
+        self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
         step = step_of(self.state.model, spec.train.accumulate, reference=spec.model.build)
         self._loop = make_loop(step, accelerator)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
@@ -66,8 +71,24 @@ class Trainer:
         if self.accelerator.all_agree(mine):
             return False
         self.state.restore(home, ref)
+        if self.callbacks is not None:
+            self.callbacks.recall()
         self._restored = ref.path
         return True
+
+    def begin(self, home: Storage, start: CheckpointRef) -> str | None:
+        """Let callbacks act where they are due at the checkpoint that is in memory; why they end the run, if they do.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self.callbacks is None:
+            return None
+        # The state is then no longer the checkpoint's: begun from there again, it has to be restored.
+        self._restored = None
+        if not self.callbacks.begin(RunLog(home), start):
+            self._restored = start.path
+        return self.callbacks.ended
 
     def holds(self, ref: CheckpointRef | None) -> None:
         """The state in memory has just been staged as `ref`; None on a host whose chief has staged it."""
@@ -80,7 +101,7 @@ class Trainer:
         spec = self.recipe.spec
 
         def per_replica_batches(context: Any) -> tf.data.Dataset:
-            return training_dataset(
+            dataset = training_dataset(
                 self._storage,
                 self.recipe.dataset,
                 seed=spec.train.seed,
@@ -91,6 +112,7 @@ class Trainer:
                 hosts=context.num_input_pipelines,
                 local_replicas=self.accelerator.replicas // context.num_input_pipelines,
             )
+            return weighed_dataset(dataset, spec.train.class_weight)
 
         self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
         self._next_batch = batch
@@ -152,3 +174,14 @@ class Trainer:
         """Metrics since the row before, which are reset: call at absolute steps only."""
         metrics = take_metrics(self.state.model, self.accelerator.strategy)
         return MetricRow(step=self.state.step, metrics=metrics)
+
+    def hear(self, row: MetricRow) -> bool:
+        """Let callbacks act on a row that has just been read; whether they end the run here.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self.callbacks is None:
+            return False
+        self.callbacks.hear(row)
+        return self.callbacks.ended is not None

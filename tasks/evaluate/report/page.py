@@ -72,6 +72,8 @@ def render(
     """The page, a function of the log and of the account of the attempts."""
     head = entries[-1].head
     as_of = f"as of log entry {head.number}, {time_words(entries[-1].time)} UTC"
+    if head.finished is not None:
+        as_of += f"<br>ended early, at step {head.finished.step:,}: {escape(head.finished.reason)}"
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="home"><span class="code">{escape(address)}</span><br>{as_of}</p>',

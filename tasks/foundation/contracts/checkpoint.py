@@ -67,6 +67,11 @@ def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
     return f"checkpoints/{step:08d}-{base:08d}-{attempt}"
 
 
+def step_in_folder_name(folder: str) -> int:
+    """The step in the name of a folder that `checkpoint_folder` made."""
+    return int(folder.rsplit("/", 1)[-1].split("-", maxsplit=1)[0])
+
+
 def base_in_folder_name(folder: str) -> int | None:
     """The base in a checkpoint folder's name; None for a folder that is not Baton's."""
     parts = folder.rsplit("/", 1)[-1].split("-")

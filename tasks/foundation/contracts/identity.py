@@ -25,6 +25,8 @@ class Recorded:
     accepted: str | None
 
 
+CALLBACKS = "train.callbacks"
+
 _SAME_VARIABLES = "holds from that step on, if all variables stay the same"
 _OTHER_BATCHES = (
     "the order is another function from that step on: examples of the epoch may be seen again or not at all"
@@ -41,7 +43,10 @@ IDENTITY: Mapping[str, Recorded] = {
     "train.accumulate": Recorded("gradients summed in another order", "holds from that step on"),
     "train.precision": Recorded("another arithmetic", _SAME_VARIABLES),
     "train.class_weight": Recorded("another loss", "holds from that step on"),
-    "train.callbacks": Recorded("other callbacks", "holds from that step on; what they remember begins anew"),
+    CALLBACKS: Recorded(
+        "other callbacks, or other steps at which they act",
+        "holds from that step on; what they remember begins anew, and a run that they had ended goes on",
+    ),
     "init.weights": Recorded("other initial weights", "changes nothing any more: the weights are the checkpoint's"),
     "init.freeze": Recorded("other variables that are trained", _SAME_VARIABLES),
     "model.config": Recorded("another architecture", _SAME_VARIABLES),
@@ -88,17 +93,18 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
 
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     """The identity keys that the run file alone decides, without data or model."""
-    return {
+    identity = {
         "data.window_shards": spec.data.window_shards,
         "train.seed": spec.train.seed,
         "train.global_batch_size": spec.train.global_batch_size,
         "train.accumulate": spec.train.accumulate,
         "train.precision": spec.train.precision,
         "train.class_weight": _class_weights(spec),
-        "train.callbacks": spec.train.callbacks,
         "init.weights": [source.model_dump(mode="json") for source in spec.init.weights],
         "init.freeze": list(spec.init.freeze),
     }
+    # What callbacks do is told by their code, which is looked at where the model is built.
+    return identity if spec.train.callbacks else identity | {CALLBACKS: None}
 
 
 def _class_weights(spec: RunSpec) -> dict[str, float] | None:

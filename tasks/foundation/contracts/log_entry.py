@@ -120,6 +120,14 @@ class Rewind(Contract):
     skip_batches: int = Field(ge=1, description="global batches that are skipped, besides those skipped before")
 
 
+class Finish(Contract):
+    """Training ended before its target, as the user's callbacks decided; the tip stays where it is."""
+
+    kind: Literal["finish"] = "finish"
+    checkpoint: CheckpointRef = Field(description="the tip, with which it ended")
+    reason: str
+
+
 class Change(Contract):
     """The environment of the run changed, or a change of its identity was accepted."""
 
@@ -129,7 +137,9 @@ class Change(Contract):
     accepted: tuple[str, ...] = Field(default=(), description="the identity keys whose change was accepted")
 
 
-Body = Annotated[Origin | Commit | Quarantine | Rewind | Retire | Evaluation | Change, Field(discriminator="kind")]
+Body = Annotated[
+    Origin | Commit | Quarantine | Rewind | Retire | Evaluation | Finish | Change, Field(discriminator="kind")
+]
 
 
 class Retired(Contract):
@@ -148,6 +158,13 @@ class Best(Contract):
     value: float
 
 
+class Finished(Contract):
+    """The end of a run that ended before its target."""
+
+    step: int = Field(ge=0)
+    reason: str
+
+
 class Head(Contract):
     """The folded state of the newest entry."""
 
@@ -164,6 +181,7 @@ class Head(Contract):
     skipped_batches: int = Field(ge=0)
     rewinds: int = Field(default=0, ge=0, description="rewinds in a row that have not got past `blown_up_at` yet")
     blown_up_at: int | None = None
+    finished: Finished | None = Field(default=None, description="the run ended, with the tip, before its target")
     identity: dict[str, Any]
     environment: Environment
 

@@ -36,6 +36,7 @@ _AIM = "says how far and in which pieces, not what is computed"
 _RETENTION = "says what is kept, not what is computed"
 _ANSWER = "says when work stops and is kept, not what is computed"
 _REWIND = "a rewind is an entry of the log, and the run a function of that"
+_ACT = "where there are train.callbacks, part of these: they act then"
 _THREADS = "other thread counts give other bits; left out, those that the run began with are set again anywhere"
 
 KEYS: Mapping[str, Key] = {
@@ -55,7 +56,7 @@ KEYS: Mapping[str, Key] = {
     "train.segment_steps": Key("operational", _AIM),
     "train.segment_seconds": Key("operational", _AIM),
     "train.global_batch_size": Key("identity", "other batches", ("train.global_batch_size",)),
-    "train.log_every_steps": Key("operational", "says when metrics are read, not what is trained"),
+    "train.log_every_steps": Key("operational", f"says when metrics are read, not what is trained; {_ACT}"),
     "train.seed": Key(
         "identity", "other weights, split, order and dropout", ("train.seed", "data.content_digest")
     ),
@@ -81,7 +82,7 @@ KEYS: Mapping[str, Key] = {
     "checkpoint.keep_every_steps": Key("operational", _RETENTION),
     "checkpoint.keep_best": Key("operational", _RETENTION),
     "checkpoint.every_seconds": Key("operational", _ANSWER),
-    "evaluate.every_steps": Key("operational", "says when validation is looked at, not what is trained"),
+    "evaluate.every_steps": Key("operational", f"says when validation is looked at, not what is trained; {_ACT}"),
     "stop.grace_seconds": Key("operational", _ANSWER),
     "stop.answer_seconds": Key("operational", _ANSWER),
     "stop.attempts_without_progress": Key("operational", _ANSWER),

@@ -127,7 +127,9 @@ class TrainSpec(Contract):
         default=None, description="weight of the loss of each class of y, {0: 1.0, 1: 5.0}; classes left out weigh 1"
     )
     callbacks: Annotated[str, AfterValidator(_check_code_reference)] | None = Field(
-        default=None, description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks"
+        default=None,
+        description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks; an epoch, to "
+        "them, ends with each evaluation of evaluate.every_steps, or else with each logged row",
     )
 
     @model_validator(mode="after")

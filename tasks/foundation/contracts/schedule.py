@@ -19,3 +19,14 @@ def next_border(spec: RunSpec, step: int, until_step: int) -> int:
 def next_multiple(grid: int, step: int) -> int:
     """The first multiple of `grid` after `step`."""
     return (step // grid + 1) * grid
+
+
+def act_at_evaluations(spec: RunSpec) -> bool:
+    """Whether callbacks act where the run is evaluated between its ends; else they act at each logged row."""
+    return spec.evaluate.every_steps is not None and spec.data.validation_fraction > 0
+
+
+def steps_of_an_epoch(spec: RunSpec) -> int:
+    """An epoch, to callbacks, is so many steps; they act at each multiple."""
+    every = spec.evaluate.every_steps
+    return every if every is not None and act_at_evaluations(spec) else spec.train.log_every_steps

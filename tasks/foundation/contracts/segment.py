@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 StopReason = Literal["sigterm", "sigint", "time_budget", "preempted", "maintenance"]
 # Where a segment ends by itself. Only there is the place a function of the run file, not of what happened.
 BorderReason = Literal["segment_end", "segment_seconds"]
-ExitReason = BorderReason | Literal["interval", "rewind"] | StopReason
+ExitReason = BorderReason | Literal["interval", "rewind", "finished"] | StopReason
 
 STOP_REASONS: frozenset[str] = frozenset(get_args(StopReason))
 
@@ -56,7 +56,8 @@ class SegmentRequest(Contract):
 class SegmentResult(Contract):
     """A staged checkpoint and what happened on the way to it, since `parent`.
 
-    Nothing is staged after a stop or a rewind: what there was to commit is committed already, for time is short then.
+    Nothing is staged after a stop or a rewind, or where callbacks end the run: what there was to commit is committed
+    already.
     """
 
     schema_version: Literal[1] = 1

@@ -1,7 +1,7 @@
-"""The appends that move the tip: commit, quarantine and rewind."""
+"""The appends that move the tip: commit, quarantine and rewind; and the one that says that it moves no more."""
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine, Rewind
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NothingToRestore, StaleWriter
 from tasks.foundation.runlog.log import RunLog
@@ -126,13 +126,36 @@ def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str
     return entry
 
 
+def finish(log: RunLog, tip: CheckpointRef, *, base: int, reason: str, attempt: str) -> None:
+    """End a run with its tip, before its target; nothing happens if that is in the log already.
+
+    Args:
+        log: the run's.
+        tip: the tip.
+        base: number of the log entry that the work started from.
+        reason: who decided it, and when.
+        attempt: who works.
+
+    Raises:
+        StaleWriter: another writer moved the tip first.
+    """
+
+    def decide(head: Head | None) -> Body | None:
+        if head is None or head.base != base:
+            raise stale_writer(log, head, step=tip.step, base=base)
+        return Finish(checkpoint=tip, reason=reason) if head.finished is None else None
+
+    log.append(decide, attempt=attempt)
+
+
 def evaluation_due(head: Head, spec: RunSpec) -> bool:
     """Whether the tip is to be evaluated: at absolute steps and at the end, once."""
     tip = head.tip
     if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or tip.path in head.evaluated:
         return False
     every = spec.evaluate.every_steps
-    return tip.step == spec.train.steps or (every is not None and tip.step % every == 0)
+    at_the_end = tip.step == spec.train.steps or head.finished is not None
+    return at_the_end or (every is not None and tip.step % every == 0)
 
 
 def _own_earlier_commit(log: RunLog, head: Head | None, staged: CheckpointRef) -> Entry | None:

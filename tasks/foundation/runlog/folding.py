@@ -2,6 +2,7 @@
 
 import math
 
+from tasks.foundation.contracts.identity import CALLBACKS
 from tasks.foundation.contracts.log_entry import (
     BORDER_REASONS,
     Best,
@@ -9,6 +10,8 @@ from tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
     Evaluation,
+    Finish,
+    Finished,
     Head,
     Origin,
     Quarantine,
@@ -19,7 +22,7 @@ from tasks.foundation.contracts.log_entry import (
 from tasks.foundation.errors import RunLogError
 
 
-def fold(head: Head | None, body: Body) -> Head:  # noqa: PLR0911 - one return a kind
+def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return a kind
     """The state after `body`, which becomes entry `head.number + 1` (or 0).
 
     Raises:
@@ -56,6 +59,8 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: PLR0911 - one return a
             return _retire(head, body)
         case Evaluation():
             return _evaluation(head, body)
+        case Finish():
+            return head.model_copy(update={"finished": Finished(step=body.checkpoint.step, reason=body.reason)})
         case Change():
             return _change(head, body)
 
@@ -66,6 +71,7 @@ def _commit(head: Head, body: Commit) -> Head:
     return head.model_copy(
         update={
             "base": head.number,
+            "finished": None,
             "commits": head.commits + 1,
             "tip": body.checkpoint,
             "retained": (*head.retained, body.checkpoint),
@@ -84,6 +90,7 @@ def _rewind(head: Head, body: Rewind) -> Head:
     return head.model_copy(
         update={
             "base": head.number,
+            "finished": None,
             "tip": body.to,
             "retained": head.retained[:place],
             "retired": (*head.retired, *(Retired(path=path, at_commit=head.commits) for path in dropped)),
@@ -101,7 +108,10 @@ def _change(head: Head, body: Change) -> Head:
     if body.identity is None:
         return head.model_copy(update={"environment": body.environment})
     # Work that was begun as the run was before must not be committed on top of what it is now.
-    return head.model_copy(update={"environment": body.environment, "identity": body.identity, "base": head.number})
+    changes = {"environment": body.environment, "identity": body.identity, "base": head.number}
+    # Other callbacks may go on where those before had ended the run.
+    finished = None if CALLBACKS in body.accepted else head.finished
+    return head.model_copy(update={**changes, "finished": finished})
 
 
 def _quarantine(head: Head, body: Quarantine) -> Head:
@@ -111,6 +121,7 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
     return head.model_copy(
         update={
             "base": head.number,
+            "finished": None,
             "tip": retained[-1] if retained else None,
             "retained": retained,
             "quarantined": (*head.quarantined, *damaged),

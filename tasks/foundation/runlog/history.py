@@ -45,6 +45,17 @@ def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
     return rows[-count:]
 
 
+def evaluation_of(log: RunLog, head: Head, path: str) -> Evaluation | None:
+    """The evaluation of a checkpoint that is in the log by `head`; None if it has none. Reads back to its commit."""
+    for number in range(head.number, -1, -1):
+        body = log.entry(number).body
+        if isinstance(body, Evaluation) and body.checkpoint.path == path:
+            return body
+        if isinstance(body, Commit) and body.checkpoint.path == path:
+            break
+    return None
+
+
 def history_of(entries: Iterable[Entry]) -> History:
     """Fold all entries of a log into the story of its tip."""
     commits: dict[str, Entry] = {}

@@ -13,7 +13,7 @@ from tasks.foundation.storage.base import Storage
 
 # Ends that the user, or the run file, asked for: they say nothing about whether the run can get further.
 DELIBERATE_ENDS = frozenset(
-    {"complete", "until_step", "max_segments", "nothing_to_do", "sigint", "KeyboardInterrupt", "left"}
+    {"complete", "until_step", "max_segments", "nothing_to_do", "finished_early", "sigint", "KeyboardInterrupt", "left"}
 )
 # Input that was refused was told of at once, and costs no training; it says nothing about the run.
 _REFUSALS = frozenset(

@@ -7,6 +7,9 @@ from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.errors import ModelError, StateMismatch
 from tasks.foundation.model.variables import Leaf
 
+# Where the state keeps what Python remembers. No variables of the model's: they may be missing, or be left over.
+HOST = "host/"
+
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _DIFFERENCES_SHOWN = 8
 
@@ -42,23 +45,28 @@ def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
         VariableRecord(
             path=leaf.path,
             dtype=leaf.components[0].dtype.name,
-            shape=tuple(leaf.components[0].shape),
+            shape=tuple(-1 if size is None else size for size in leaf.components[0].shape),
             per_replica=leaf.per_replica,
         )
         for leaf in sorted(leaves, key=lambda leaf: leaf.path)
     )
 
 
+def of_model(signature: Iterable[VariableRecord]) -> tuple[VariableRecord, ...]:
+    """A signature without what Python remembers: which variables the model has."""
+    return tuple(record for record in signature if not record.path.startswith(HOST))
+
+
 def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[VariableRecord, ...], *, where: str) -> None:
-    """Refuse a checkpoint of another model, with a difference that can be read.
+    """Refuse a checkpoint of another model, with a difference that can be read. What Python remembers may differ.
 
     Raises:
         StateMismatch: listing variables that are missing, unknown, or of another shape or dtype.
     """
-    if stored == mine:
+    before: Mapping[str, VariableRecord] = {record.path: record for record in of_model(stored)}
+    now: Mapping[str, VariableRecord] = {record.path: record for record in of_model(mine)}
+    if before == now:
         return
-    before: Mapping[str, VariableRecord] = {record.path: record for record in stored}
-    now: Mapping[str, VariableRecord] = {record.path: record for record in mine}
     lines = {path: f"only in the checkpoint: {_text(before[path])}" for path in before if path not in now}
     lines |= {path: f"only in the model: {_text(now[path])}" for path in now if path not in before}
     lines |= {

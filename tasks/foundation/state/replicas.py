@@ -4,7 +4,7 @@ A host holds its own replicas' parts only. For those of the others it has stand-
 by a collective before the state is written or compared, and by reading a checkpoint. On one host there are none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -51,13 +51,9 @@ class Replicas:
         """Replica 0's, of a leaf that holds a random seed."""
         return self._firsts[leaf.path]
 
-    def saved(self, leaf: Leaf) -> dict[str, Any]:
-        """Key to the variable that is saved under it: the leaf's once, or each replica's."""
-        if leaf.seed:  # the others are derived from it
-            return {leaf.path: self._firsts[leaf.path]}
-        if leaf.per_replica:
-            return {replica_key(leaf.path, index): part for index, part in enumerate(self._parts[leaf.path])}
-        return {leaf.path: leaf.variable}
+    def saved(self, leaves: Iterable[Leaf]) -> dict[str, Any]:
+        """Key to the variable that is saved under it: each leaf's once, or each replica's."""
+        return {key: part for leaf in leaves for key, part in self._saved(leaf)}
 
     def gather(self) -> None:
         """Fill the stand-ins; a collective, so all hosts call it at the same step."""
@@ -69,6 +65,15 @@ class Replicas:
             for part, value in zip(parts, values.numpy(), strict=False):
                 if id(part) not in local:
                     part.assign(tf.cast(value, part.dtype))
+
+    def _saved(self, leaf: Leaf) -> Iterator[tuple[str, Any]]:
+        if leaf.seed:  # the others are derived from it
+            yield leaf.path, self._firsts[leaf.path]
+        elif leaf.per_replica:
+            for index, part in enumerate(self._parts[leaf.path]):
+                yield replica_key(leaf.path, index), part
+        else:
+            yield leaf.path, leaf.variable
 
     def _trace_gathering(self) -> list[Any]:
         def on_replica() -> list[Any]:

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ from tasks.foundation.runlog.committing import stale_writer
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import fetch, manifest_digest, read_manifest
 from tasks.foundation.state.digest import digest_of
+from tasks.foundation.state.host import HostMemory, read_host
 from tasks.foundation.state.layout import (
+    HOST,
     is_learning_rate,
     require_same_signature,
     signature_of,
@@ -57,19 +59,20 @@ _SHARD_BYTES = 64 << 20
 class TrainState:
     """A built model, its leaves, and the step counter."""
 
-    def __init__(self, model: keras.Model, accelerator: Accelerator) -> None:
+    def __init__(self, model: keras.Model, accelerator: Accelerator, *, memory: HostMemory | None = None) -> None:
         self.model = model
         self.accelerator = accelerator
+        self.memory = memory
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        self.leaves: tuple[Leaf, ...] = (
-            *leaves_of(model),
-            Leaf(path="step", variable=self._step, per_replica=False),
-        )
+        of_model = (*leaves_of(model), Leaf(path="step", variable=self._step, per_replica=False))
+        self.leaves: tuple[Leaf, ...] = of_model if memory is None else (*of_model, memory.leaf)
         self.signature = signature_of(self.leaves)
         self._replicas = Replicas(self.leaves, accelerator)
-        self._saved = {key: part for leaf in self.leaves for key, part in self._replicas.saved(leaf).items()}
+        self._saved = self._replicas.saved(self.leaves)
         self._checkpoint = tf.train.Checkpoint(**tree_of(self._saved))
+        self._checkpoint_of_model = tf.train.Checkpoint(**tree_of(self._replicas.saved(of_model)))
+        self._leaves_of_model = of_model
         self._derive_seeds()
         # A learning rate is a variable, so that a restored one would replace what the run file says now.
         self._configured = {
@@ -187,13 +190,17 @@ class TrainState:
         with _temporary_files_of(where), temporary_folder("baton-restoring-") as local:
             fetch(home, ref, manifest, local)
             self._read(str(local / _PREFIX), manifest)
+            remembered = read_host(str(local / _PREFIX), manifest.signature)
         self._derive_seeds()
         same_replicas = manifest.replicas == self.accelerator.replicas
-        if self.step != ref.step or (same_replicas and self.digest() != ref.state_digest):
+        digest = self._digest_with(remembered)
+        if self.step != ref.step or (same_replicas and digest != ref.state_digest):
             raise DamagedCheckpoint(
-                f"{where} was restored as step {self.step}, digest {self.digest()[:12]}…; "
+                f"{where} was restored as step {self.step}, digest {digest[:12]}…; "
                 f"the log says step {ref.step}, digest {ref.state_digest[:12]}…"
             )
+        if self.memory is not None:
+            self.memory.take(remembered)
         self._take_accepted_learning_rates(manifest)
 
     def _take_accepted_learning_rates(self, manifest: CheckpointManifest) -> None:
@@ -206,11 +213,13 @@ class TrainState:
     def _read(self, prefix: str, manifest: CheckpointManifest) -> None:
         if manifest.replicas == self.accelerator.replicas:
             options = tf.train.CheckpointOptions(experimental_io_device=self.accelerator.io_device)
-            self._checkpoint.read(prefix, options=options).assert_existing_objects_matched()
+            read = self._checkpoint_of_model.read(prefix, options=options)
+            read.assert_existing_objects_matched()
+            read.expect_partial()  # TensorFlow need not tell of what Python remembers, which is read for itself
             return
         # Another replica count.
         reader = tf.train.load_checkpoint(prefix)
-        for leaf in self.leaves:
+        for leaf in self._leaves_of_model:
             if leaf.seed:
                 self._replicas.first_seed(leaf).assign(reader.get_tensor(stored_name(leaf.path)))
                 continue
@@ -223,6 +232,13 @@ class TrainState:
             parts = self._replicas.of(leaf)
             for part, value in zip(parts, _dealt(leaf, saved, len(parts)), strict=True):
                 part.assign(value)
+
+    def _digest_with(self, remembered: Mapping[str, Any]) -> str:
+        """Digest of the model's state in memory, and of what the checkpoint has of Python's, be it ours or not."""
+        keys = [key for key in self._saved if not key.startswith(HOST)]
+        return digest_of(
+            [*keys, *remembered], lambda key: remembered[key] if key in remembered else _numpy(self._saved[key])
+        )
 
     def _digest_of_files(self, prefix: str) -> str:
         reader = tf.train.load_checkpoint(prefix)
@@ -272,7 +288,8 @@ def build_train_state(
     """
     model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
     make_variables(model, batch, reference=spec.model.build, accelerator=accelerator)
-    state = TrainState(model, accelerator)
+    memory = None if spec.train.callbacks is None else HostMemory("callbacks")
+    state = TrainState(model, accelerator, memory=memory)
     _require_room(state)
     return state
 
@@ -281,7 +298,8 @@ def _require_room(state: TrainState) -> None:
     """Before anything is trained: without room, AutoGraph fails first, and blames the model."""
     folder = tempfile.gettempdir()
     parts = [part for leaf in state.leaves for part in (leaf.components if leaf.per_replica else leaf.components[:1])]
-    needed = sum(part.shape.num_elements() * part.dtype.size for part in parts) + _ROOM_BESIDES_BYTES
+    # What Python remembers has no fixed size, and is small.
+    needed = sum((part.shape.num_elements() or 0) * part.dtype.size for part in parts) + _ROOM_BESIDES_BYTES
     with _temporary_files_of("the train state"):
         free = shutil.disk_usage(folder).free
     if free < needed:

@@ -1,0 +1,397 @@
+"""Callbacks act at absolute steps and go on where they were, however a run is cut; what cannot hold is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from lab import Heard, Lab, in_fresh_process, lab_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flows import goal
+from flows.goal import Goal, RelayResult
+from flows.plain import PLAIN
+from flows.relay import relay
+from tasks.evaluate import stage as evaluating
+from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.contracts.log_entry import Change, Finish
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import BatonError, IdentityChanged, ModelError
+from tasks.foundation.model.memory import give_back, remembered
+from tasks.foundation.runlog.forking import fork
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
+from tasks.init_or_restore.stage import init_or_restore
+from tasks.prepare_data.stage import prepare_data
+from tasks.train_segment.stage import forget_trainer
+from tasks.train_segment.trainer import Recipe, Trainer
+
+DRIVER = Path(__file__).parents[1] / "end_to_end" / "run_plainly.py"
+
+MODEL = """
+def build():
+    x = keras.Input((6,))
+    y = keras.layers.Dropout(0.2)(keras.layers.Dense(5, activation="tanh")(x))
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+"""
+CALLBACKS = '''
+import keras
+import numpy as np
+
+
+class Recorder(keras.callbacks.Callback):
+    """Remembers all that it is told."""
+
+    def on_train_begin(self, logs=None):
+        self.told, self.sums, self.begun = [], np.zeros(2), ()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = (*self.begun, epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append({"epoch": epoch, **logs})
+        self.sums += [epoch, logs["loss"]]
+
+
+def both():
+    early = keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=10.0, patience=4)
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", min_delta=10.0, patience=2, factor=0.5)
+    return [plateau, early, Recorder()]
+
+
+def on_rows():
+    early = keras.callbacks.EarlyStopping(monitor="loss", min_delta=10.0, patience=3)
+    return [early, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
+
+
+def scheduled():
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
+'''
+
+
+def make_code(folder: Path) -> Lab:
+    lab = lab_of(folder, MODEL)
+    (lab.code / "callbacks.py").write_text(CALLBACKS, encoding="utf-8")
+    return lab
+
+
+def run_file(folder: Path, name: str, *extra: str, callbacks: str = "both", every: int | None = 6) -> Any:
+    path = folder / "code" / "run.yaml"
+    content = {
+        "run": name,
+        "storage": str(folder / "storage"),
+        "data": {"source": "data.py:load", "validation_fraction": 0.2, "shard_examples": 9},
+        "model": "model.py:build",
+        "train": {
+            "steps": 60,
+            "global_batch_size": 8,
+            "log_every_steps": 4,
+            "callbacks": f"callbacks.py:{callbacks}",
+        },
+        "accelerator": {"kind": "cpu"},
+    }
+    if every is not None:
+        content["evaluate"] = {"every_steps": every}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return load_run_file(path, extra)
+
+
+goal.write_report = lambda _home, **_title: None  # nobody looks at its pictures
+
+
+def forget() -> None:
+    """As a new process would begin."""
+    forget_trainer()
+    evaluating._warm.clear()
+
+
+def train(run: Any, *until: int, accept: tuple[str, ...] = ()) -> RelayResult:
+    """To each of the steps in turn, each as a new process would; at last to the end."""
+    heard = Heard()
+    for step in until:
+        forget()
+        relay(run, Goal.of(run.spec, until_step=step), PLAIN, telemetry=heard, accept=accept)
+    forget()
+    return relay(run, Goal.of(run.spec), PLAIN, telemetry=heard, accept=accept)
+
+
+def log_of(run: Any) -> RunLog:
+    return RunLog(LocalStorage(Path(run.spec.storage)).at(run.spec.run))
+
+
+def memory_of(run: Any, lab: Lab) -> dict[str, Any]:
+    """What the tip's checkpoint remembers, as TensorFlow reads it."""
+    head = log_of(run).require_head()
+    assert head.tip is not None
+    key = "host/callbacks/.ATTRIBUTES/VARIABLE_VALUE"
+    return dict(json.loads(lab.tensors(run.spec, head.tip)[key][2]))
+
+
+def story(run: Any) -> tuple[Any, ...]:
+    history = history_of(log_of(run).entries())
+    assert history.head is not None
+    assert history.head.tip is not None
+    return (
+        history.head.tip.state_digest,
+        history.head.finished,
+        [row.model_dump() for row in history.rows],
+        [(each.checkpoint.step, each.metrics) for each in history.evaluations],
+    )
+
+
+def both_ways(folder: str, *extra: str, callbacks: str, every: int | None, cuts: list[int]) -> list[Any]:
+    straight = run_file(Path(folder), "straight", *extra, callbacks=callbacks, every=every)
+    first = train(straight)
+    cut = run_file(Path(folder), "cut", *extra, callbacks=callbacks, every=every)
+    second = train(cut, *cuts)
+    assert first.exit_reason == second.exit_reason
+    return [first.exit_reason, story(straight), story(cut)]
+
+
+def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
+    reader = EventAccumulator(f"{log_of(run).home.uri}/tensorboard/{what}", size_guidance={"scalars": 0})
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(name)]
+
+
+@pytest.mark.slow
+def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None:
+    lab = make_code(tmp_path)
+    reason = train(run_file(tmp_path, "straight")).exit_reason
+    straight = story(run_file(tmp_path, "straight"))
+    processes = run_file(tmp_path, "cut")
+    for options in (("--until-step", "14"), ()):
+        command = [sys.executable, str(DRIVER), str(processes.path), *options]
+        subprocess.run(command, check=True, capture_output=True)
+    assert story(processes) == straight
+    # A fork takes along what they remember, and is evaluated where it begins.
+    source = LocalStorage(tmp_path / "storage")
+    fork(source, "straight", "forked", at_step=24, attempt="a" * 32)
+    train(run_file(tmp_path, "forked"))
+    assert story(run_file(tmp_path, "forked"))[:2] == straight[:2]
+    assert curve(processes, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
+    assert curve(processes, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
+    # patience=4: the fifth evaluation is the fourth that is no better than the first.
+    assert (reason, straight[1].step) == ("finished_early", 30)
+    assert "EarlyStopping" in straight[1].reason
+    run = run_file(tmp_path, "cut")
+    memory = memory_of(run, lab)
+    plateau, early, recorder = memory["memories"]
+    # As of step 29, since what was done at 30 ended the run.
+    assert early["wait"] == 3
+    assert plateau["wait"] == 1
+    told = recorder["told"]
+    assert [dict(each["dict"])["epoch"] for each in told] == [0, 1, 2, 3]
+    assert set(dict(told[0]["dict"])) == {"epoch", "loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
+    assert recorder["begun"] == {"tuple": [0, 1, 2, 3, 4]}
+    head = log_of(run).require_head()
+    tensors = lab.tensors(run.spec, head.tip)
+    rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
+    assert rates == [np.float32(0.005)]
+    validation = dict(dict(told[0]["dict"]))
+    first = next(each for step, each in straight[3] if step == 6)
+    assert validation["val_loss"] == first["loss"]
+    assert validation["loss"] == straight[2][0]["metrics"]["loss"]
+
+
+@pytest.mark.slow
+def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path) -> None:
+    make_code(tmp_path)
+    run = run_file(tmp_path, "ended")
+    train(run)
+    number = log_of(run).require_head().number
+    later = run_file(tmp_path, "ended", "train.steps=90")
+    assert train(later).exit_reason == "nothing_to_do"
+    assert log_of(run).require_head().number == number
+    assert isinstance(log_of(run).entry(number).body, Finish)
+    # The same callbacks, accepted: nothing is another, nothing is written.
+    assert train(later, accept=("train.callbacks",)).exit_reason == "finished_early"
+    assert log_of(run).require_head().number == number
+    others = run_file(tmp_path, "ended", "train.steps=36", callbacks="scheduled")
+    with pytest.raises(IdentityChanged, match="--accept callbacks"):
+        begin(others)
+    result = train(others, accept=("train.callbacks",))
+    assert (result.exit_reason, result.step) == ("complete", 36)
+    changes = [entry.body for entry in log_of(run).entries() if isinstance(entry.body, Change)]
+    assert [change.accepted for change in changes] == [("train.callbacks",)]
+    none = run_file(tmp_path, "ended", "train.steps=40", "train.callbacks=null")
+    assert train(none, accept=("train.callbacks",)).step == 40
+    assert train(run_file(tmp_path, "ended", "train.steps=44"), accept=("train.callbacks",)).step == 44
+
+
+def begin(run: Any) -> None:
+    """The first stages alone."""
+    forget()
+    storage = LocalStorage(Path(run.spec.storage))
+    dataset = prepare_data(run.spec, code_folder=run.folder, storage=storage, telemetry=Heard())
+    init_or_restore(run.spec, dataset, code_folder=run.folder, storage=storage, telemetry=Heard())
+
+
+@pytest.mark.slow
+def test_without_evaluations_callbacks_act_at_logged_rows(tmp_path: Path) -> None:
+    lab = make_code(tmp_path)
+    reason, straight, cut = both_ways(str(tmp_path), callbacks="on_rows", every=None, cuts=[4, 9])
+    assert straight == cut
+    assert (reason, straight[1].step) == ("finished_early", 16)
+    run = run_file(tmp_path, "cut", callbacks="on_rows", every=None)
+    memory = memory_of(run, lab)
+    assert "EarlyStopping" in memory["ended"]
+    assert memory["memories"][2]["begun"] == {"tuple": [0, 1, 2, 3]}
+    tensors = lab.tensors(run.spec, log_of(run).require_head().tip)
+    rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
+    assert rates == [np.float32(0.01 * 0.5**4)]  # epochs 0 to 3 have begun
+    # The end is evaluated, though it is not the end of the run file.
+    assert [step for step, _ in straight[3]] == [16]
+
+
+def on_two_replicas(folder: str) -> list[Any]:
+    reason, straight, cut = both_ways(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[29])
+    elastic = run_file(Path(folder), "elastic", "accelerator.replicas=2")
+    train(elastic)
+    (told,) = (each["told"] for each in memory_of(elastic, Lab(Path(folder)))["memories"] if "told" in each)
+    epochs = [dict(each["dict"])["epoch"] for each in told]
+    return [reason, straight == cut, straight[1].step, epochs]
+
+
+@pytest.mark.slow
+def test_on_two_replicas_and_from_one_to_two(tmp_path: Path) -> None:
+    make_code(tmp_path)
+    elastic = run_file(tmp_path, "elastic")
+    relay(elastic, Goal.of(elastic.spec, until_step=14), PLAIN, telemetry=Heard())
+    told = in_fresh_process(on_two_replicas, folder=str(tmp_path))
+    assert told == ["finished_early", True, 30, [0, 1, 2, 3]]
+
+
+def test_a_warm_trainer_does_not_let_them_act_twice(tmp_path: Path) -> None:
+    lab = make_code(tmp_path)
+    run = run_file(tmp_path, "twice", callbacks="scheduled")
+    start = lab.begin(run.spec).tip
+    assert start is not None
+    accelerator = acquire(run.spec.accelerator, None)
+    trainer = Trainer(
+        Recipe(spec=run.spec, dataset=lab.prepare(run.spec), code_folder=lab.code),
+        storage=lab.storage,
+        accelerator=accelerator,
+    )
+    home = lab.home(run.spec)
+    digests = set()
+    for _ in range(2):
+        assert trainer.restore(home, start)
+        assert trainer.state.digest() == start.state_digest
+        assert trainer.begin(home, start) is None
+        digests.add(trainer.state.digest())
+    assert len(digests) == 1
+    assert start.state_digest not in digests
+    later = start.model_copy(update={"step": 1})
+    trainer.restore(home, start)
+    trainer.begin(home, later)
+    assert not trainer.restore(home, start), "where nothing is due, nothing is to be restored"
+
+
+def refused(folder: Path, body: str, *extra: str) -> str:
+    path = folder / "code" / "callbacks.py"
+    path.write_text(f"import keras\nimport threading\n\n\n{body}\n", encoding="utf-8")
+    for name in [name for name in sys.modules if name.startswith("_baton_user_") and name.endswith(".callbacks")]:
+        del sys.modules[name]
+    forget()
+    with pytest.raises(BatonError) as told:
+        train(run_file(folder, "refused", *extra, callbacks="make"))
+    assert told.value.exit_code == 2
+    assert not (folder / "storage" / "refused").exists()
+    return str(told.value)
+
+
+def own(hook: str, body: str = "pass") -> str:
+    return f"class Own(keras.callbacks.Callback):\n    {hook}:\n        {body}\n\n\ndef make():\n    return [Own()]"
+
+
+def made(what: str) -> str:
+    return f"def make():\n    return {what}"
+
+
+def test_what_cannot_hold_is_refused_by_name_before_anything_is_written(tmp_path: Path) -> None:
+    make_code(tmp_path)
+    for body, words in (
+        (made("[keras.callbacks.ModelCheckpoint('x.keras')]"), "ModelCheckpoint cannot be used: Baton commits"),
+        (made("[keras.callbacks.BackupAndRestore('x')]"), "BackupAndRestore cannot be used: Baton"),
+        (made("[keras.callbacks.TensorBoard('x')]"), "TensorBoard cannot be used: Baton writes"),
+        (made("[keras.callbacks.SwapEMAWeights()]"), "SwapEMAWeights cannot be used"),
+        (made("[keras.callbacks.EarlyStopping(restore_best_weights=True)]"), "baton export --step best"),
+        (made("[keras.callbacks.EarlyStopping('val_f1', mode='max')]"), "monitor = 'val_f1', which is none of accura"),
+        (made("[keras.callbacks.LambdaCallback(on_train_batch_end=print)]"), "has on_train_batch_end: steps run"),
+        (made("keras.callbacks.EarlyStopping()"), "returned EarlyStopping; it must return a list"),
+        (made("[1 / 0]"), "ZeroDivisionError"),
+        (own("def on_batch_end(self, batch, logs=None)"), "callback Own has on_batch_end: steps run inside"),
+        (own("def on_test_end(self, logs=None)"), "Own has on_test_end: it would never be called"),
+        (own("def on_train_begin(self, logs=None)", "self.lock = threading.Lock()"), "Own keeps lock of type lock"),
+        (own("def on_train_begin(self, logs=None)", "raise ValueError('no')"), "on_train_begin of Own raised Value"),
+        (own("def get_state(self)", "return {'x': object()}"), "get_state() returned a object"),
+        ("def other():\n    return []", "callbacks.py defines no function make"),
+    ):
+        assert words in refused(tmp_path, body)
+    early = made("[keras.callbacks.EarlyStopping('val_loss')]")
+    assert "set evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
+
+
+class Keeps(keras.callbacks.Callback):
+    """Plain values of every kind."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, -0.0, 0.1, float("inf"), "text", [1, [2.5]], (1, (2,)), {"a": {1: None}}, {3, 1, 2},
+        np.float32(0.1), np.int64(7), np.arange(6, dtype=np.float32).reshape(2, 3), keras.ops.less,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_a_callback_remembers_comes_back_exactly(value: Any) -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile()
+    one, other = Keeps(), Keeps()
+    one.set_model(model)
+    other.set_model(model)
+    fresh = remembered(other)
+    one.value, other.late = value, 1
+    memory = json.loads(json.dumps(remembered(one)))
+    give_back(other, memory, fresh=fresh)
+    assert repr(other.value) == repr(value)
+    assert type(other.value) is type(value)
+    assert not hasattr(other, "late")
+    give_back(other, fresh, fresh=fresh)
+    assert not hasattr(other, "value")
+
+
+def test_a_callback_may_say_itself_what_it_remembers() -> None:
+    class Own(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.handle, self.count = object(), 0
+
+        def get_state(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def set_state(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    one, other = Own(), Own()
+    one.count = 5
+    give_back(other, remembered(one), fresh={})
+    assert other.count == 5
+
+
+def test_a_callback_that_comes_to_keep_what_it_cannot_ends_the_segment(tmp_path: Path) -> None:
+    make_code(tmp_path)
+    (tmp_path / "code" / "callbacks.py").write_text(
+        "import keras\n\n\n" + own("def on_epoch_end(self, epoch, logs=None)", "self.file = object()")
+    )
+    with pytest.raises(ModelError, match="Own keeps file of type object"):
+        train(run_file(tmp_path, "late", callbacks="make", every=None))
