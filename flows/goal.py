@@ -24,6 +24,7 @@ from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.user_code import require_function
+from tasks.init_or_restore.weights.address import locate
 
 
 class RelayResult(Contract):
@@ -121,6 +122,17 @@ def preflight(run: RunFile) -> None:
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)
+    _require_initial_weights(run)
+
+
+def _require_initial_weights(run: RunFile) -> None:
+    """A run that has begun needs them no more."""
+    if not run.spec.init.weights:
+        return
+    head = RunLog(storage_of(run).at(run.spec.run)).head()
+    if head is None or head.tip is None:
+        for source in run.spec.init.weights:
+            locate(source, run.folder)
 
 
 def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
@@ -129,8 +141,6 @@ def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
         "train.precision": spec.train.precision is not None,
         "train.class_weight": spec.train.class_weight is not None,
         "train.callbacks": spec.train.callbacks is not None,
-        "init.weights": bool(spec.init.weights),
-        "init.freeze": bool(spec.init.freeze),
     }
     for key, is_asked in asked.items():
         if is_asked:

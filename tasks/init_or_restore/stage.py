@@ -21,6 +21,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Sink
 from tasks.init_or_restore.changes import note_changes
 from tasks.init_or_restore.identity import identity_of
+from tasks.init_or_restore.weights.loading import load_weights
 
 
 def init_or_restore(
@@ -35,8 +36,8 @@ def init_or_restore(
 ) -> Head:
     """Begin the run, or find the checkpoint it goes on from.
 
-    A fresh run commits step 0, so that training only ever restores. A tip that proves damaged is quarantined and the
-    one before becomes the tip.
+    A fresh run commits step 0, so that training only ever restores; initial weights are loaded then, and only then. A
+    tip that proves damaged is quarantined and the one before becomes the tip.
 
     Args:
         spec: the run file.
@@ -57,6 +58,7 @@ def init_or_restore(
         NothingToRestore: all that was retained is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
         ModelError: the user's model cannot be used, or lacks the metric of `checkpoint.keep_best`.
+        WeightsError: the initial weights are not there, cannot be read, or do not fit; nothing is written.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
@@ -75,6 +77,9 @@ def init_or_restore(
         require_train_step(state.model, batch, leaves=state.leaves, reference=reference, accelerator=accelerator)
         if spec.data.validation_fraction > 0:
             require_test_step(state.model, batch, reference=reference, accelerator=accelerator)
+    loaded = None
+    if head is None or head.tip is None:
+        loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry)
     head = _begin(log, identity, accelerator.environment, attempt=attempt) if head is None else head
     # Also right after beginning: of two that begin at once, one finds the other's origin.
     if head.tip is None:
@@ -91,7 +96,9 @@ def init_or_restore(
     )
     if head.tip is None:
         staged = state.stage(log.home, base=head.base, attempt=attempt)
-        head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
+        head = commit(
+            log, Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=loaded)
+        ).head
         telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
     return head
 

@@ -57,13 +57,13 @@ _SHARD_BYTES = 64 << 20
 class TrainState:
     """A built model, its leaves, and the step counter."""
 
-    def __init__(self, model: keras.Model, accelerator: Accelerator) -> None:
+    def __init__(self, model: keras.Model, accelerator: Accelerator, *, frozen: frozenset[int] = frozenset()) -> None:
         self.model = model
         self.accelerator = accelerator
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.leaves: tuple[Leaf, ...] = (
-            *leaves_of(model),
+            *leaves_of(model, frozen),
             Leaf(path="step", variable=self._step, per_replica=False),
         )
         self.signature = signature_of(self.leaves)
@@ -256,8 +256,10 @@ def build_train_state(
         StorageError: there is no room to write a checkpoint before it is uploaded.
     """
     model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
-    make_variables(model, batch, reference=spec.model.build, accelerator=accelerator)
-    state = TrainState(model, accelerator)
+    frozen = make_variables(
+        model, batch, reference=spec.model.build, accelerator=accelerator, freezing=spec.init.freeze
+    )
+    state = TrainState(model, accelerator, frozen=frozen)
     _require_room(state)
     return state
 
