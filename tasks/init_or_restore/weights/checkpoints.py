@@ -1,8 +1,8 @@
 """Checkpoints of TensorFlow: of an object graph, of a SavedModel, or by names as TensorFlow 1 wrote them.
 
-The keys of an object graph are places (model/_operations/4/_kernel), but the graph, which is in the checkpoint, holds the
-name of each variable, and which objects are optimizers. A variable may stand under its optimizer's key alone, so what
-is a weight is asked of the graph and not of the keys.
+The keys of an object graph are places (model/_operations/4/_kernel), but the graph, which is in the checkpoint, holds
+the name of each variable, and which objects are optimizers. A variable may stand under its optimizer's key alone, so
+what is a weight is asked of the graph and not of the keys.
 """
 
 import re
@@ -58,15 +58,13 @@ def read_checkpoint(prefix: str, *, uri: str) -> Contents:
             found, ignored = _of_graph(reader)
         else:
             weights = [key for key in keys if not _OF_OPTIMIZERS.search(key)]
-            found, ignored = (
-                [Held((key,), as_array(reader.get_tensor(key))) for key in weights],
-                len(keys) - len(weights),
-            )
+            found = [Held((key,), as_array(reader.get_tensor(key))) for key in weights]
+            ignored = len(keys) - len(weights)
     except (tf.errors.OpError, ValueError, RuntimeError) as fault:
         said = str(fault).splitlines()
         raise WeightsError(
-            f"init.weights: {uri} cannot be read as a checkpoint of TensorFlow ({said[0] if said else fault}); see that "
-            "all its files are there: .index, and .data-… as many as their names say"
+            f"init.weights: {uri} cannot be read as a checkpoint of TensorFlow ({said[0] if said else fault}); see "
+            "that all its files are there: .index, and .data-… as many as their names say"
         ) from fault
     return Contents(variables=told_apart(found), ignored=ignored, place=uri)
 

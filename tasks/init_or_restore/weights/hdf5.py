@@ -2,8 +2,8 @@
 
 Keras 3 files a variable under the places of its layers, as layers/dense_1/vars/0: counted by class, whatever the layers
 are called. But with each layer it writes down the name, so variables are asked for by the names of layers and their
-number within the layer, encoder/dense/0. Only where that does not fit, and the whole file is wanted, is Keras asked to load
-it its own way.
+number within the layer, encoder/dense/0. Only where that does not fit, and the whole file is wanted, is Keras asked to
+load it its own way.
 """
 
 import zipfile
@@ -39,7 +39,7 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
     """
     try:
         with _opened(file) as opened:
-            legacy = opened["model_weights"] if "model_weights" in opened else opened
+            legacy = opened.get("model_weights", opened)
             if "layer_names" in legacy.attrs:
                 return Contents(variables=told_apart(list(_of_keras_2(legacy))), ignored=0, place=uri)
             found, ignored = [], 0
@@ -50,8 +50,8 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
                     found.append(Held(_names(opened, key), _value(dataset)))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as fault:
         raise WeightsError(
-            f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them again "
-            "with model.save_weights('….weights.h5') or model.save('….keras')"
+            f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them "
+            "again with model.save_weights('….weights.h5') or model.save('….keras')"
         ) from fault
     count = len(found)
 
