@@ -137,6 +137,14 @@ class TrainSpec(Contract):
         return self
 
 
+def _patterns(value: object) -> object:
+    """One pattern may be said without a list."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
+
+
+_Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+
+
 class WeightsSource(Contract):
     """Where initial weights come from, and which variables they are for."""
 
@@ -148,10 +156,10 @@ class WeightsSource(Contract):
     step: int | Literal["best"] | None = Field(
         default=None, description="of a Baton run: which checkpoint, a step or best; left out: the newest"
     )
-    include: tuple[str, ...] = Field(
+    include: _Patterns = Field(
         default=("*",), min_length=1, description="patterns of the model's variable paths that are to be loaded"
     )
-    exclude: tuple[str, ...] = Field(default=(), description="patterns of those that are not")
+    exclude: _Patterns = Field(default=(), description="patterns of those that are not; of names in the source too")
     rename: dict[str, str] = Field(
         default_factory=dict, description="the model's names to the source's; a name is a path or the beginning of one"
     )
@@ -174,7 +182,7 @@ class InitSpec(Contract):
         default=(),
         description="pretrained weights: an address, or {source, step, include, exclude, rename, strict}; or a list",
     )
-    freeze: tuple[str, ...] = Field(
+    freeze: _Patterns = Field(
         default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
     )
 

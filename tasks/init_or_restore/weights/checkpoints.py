@@ -60,7 +60,7 @@ def read_checkpoint(prefix: str, *, uri: str) -> Contents:
             weights = [key for key in keys if not _OF_OPTIMIZERS.search(key)]
             found = [Held((key,), as_array(reader.get_tensor(key))) for key in weights]
             ignored = len(keys) - len(weights)
-    except (tf.errors.OpError, ValueError, RuntimeError) as fault:
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as fault:
         said = str(fault).splitlines()
         raise WeightsError(
             f"init.weights: {uri} cannot be read as a checkpoint of TensorFlow ({said[0] if said else fault}); see "

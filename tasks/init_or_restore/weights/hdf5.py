@@ -6,8 +6,9 @@ number within the layer, encoder/dense/0. Only where that does not fit, and the 
 load it its own way.
 """
 
+import hashlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,13 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
             f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them "
             "again with model.save_weights('….weights.h5') or model.save('….keras')"
         ) from fault
-    count = len(found)
 
     def whole() -> Mapping[str, Array] | None:
         values = by_place(file)
-        # Keras says nothing of what a file has more than the model.
-        return values if values is not None and len(values) == count else None
+        # Keras passes over what a file has more than the model, and some of what it has less.
+        if values is None or _marks(values.values()) != _marks(held.value for held in found):
+            return None
+        return values
 
     return Contents(
         variables=told_apart(found),
@@ -119,6 +121,12 @@ def _of_keras_2(group: Any) -> Iterator[Held]:
             plain = name.partition(":")[0]
             names = (plain, f"{layer}/{plain}") if "/" in plain else (f"{layer}/{plain}",)
             yield Held(names, as_array(below[name]))
+
+
+def _marks(values: Iterable[Array]) -> list[bytes]:
+    """The same for the same values in any order."""
+    marked = (f"{value.dtype} {value.shape} ".encode() + value.tobytes() for value in values)
+    return sorted(hashlib.sha256(mark).digest() for mark in marked)
 
 
 def _texts(values: Any) -> list[str]:

@@ -1,5 +1,6 @@
 """Initial weights into a model that was just built: all sources are read and related first, then all is assigned."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -80,7 +81,7 @@ def _of_source(
 ) -> tuple[SourceReport, Mapping[str, Array]]:
     place = locate(source, code_folder)
     with temporary_folder("baton-weights-") as folder, state.accelerator.strategy.scope():
-        contents = _read(place, source, folder, partial(_by_place, state.model, targets))
+        contents = _read(place, source, folder, partial(_by_place, state, targets))
         if not contents.variables:
             raise WeightsError(f"init.weights: {source.source}: {contents.place} holds no weights")
         matching = match(wanted, contents.variables, source)
@@ -142,15 +143,19 @@ def _name(leaf: Leaf) -> str:
 
 
 def _wanted(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[Wanted, ...]:
-    """The model's variables, with the names that files of Keras know them by."""
-    by_variable: dict[int, str] = {}
+    """The model's variables, with the names of the layers that lead to them, as files of Keras have them.
+
+    A variable's path has these names too, but not those of models around a layer that was built before they were.
+    """
+    by_variable: dict[int, tuple[str, ...]] = {}
     for name, layer in named_layers(model):
         for key, variable in own_variables(layer).items():
-            by_variable.setdefault(id(variable.value), f"{name}/{key}" if name else key)
+            own = (variable.path.rpartition("/")[2], key)
+            by_variable.setdefault(id(variable.value), tuple(f"{name}/{each}" if name else each for each in own))
     return tuple(
         Wanted(
             path=path,
-            names=(by_variable[id(leaf.variable)],) if id(leaf.variable) in by_variable else (),
+            names=tuple(name for name in by_variable.get(id(leaf.variable), ()) if name != path),
             shape=tuple(leaf.components[0].shape),
             dtype=leaf.components[0].dtype.name,
         )
@@ -158,18 +163,20 @@ def _wanted(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[Wanted, ..
     )
 
 
-def _by_place(model: keras.Model, targets: Mapping[str, Leaf], file: Path) -> Mapping[str, Array] | None:
-    before = {path: [part.numpy() for part in leaf.components] for path, leaf in targets.items()}
+def _by_place(state: TrainState, targets: Mapping[str, Leaf], file: Path) -> Mapping[str, Array] | None:
+    # All of the state: Keras takes the optimizer's from the file too.
+    before = [(part, part.numpy()) for leaf in state.leaves for part in leaf.components]
     try:
-        model.load_weights(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what it passes over; that is found out by comparing the values
+            state.model.load_weights(file)
     except ValueError:
         return None  # it does not fit, as Keras sees it
     else:
         return {path: np.array(leaf.components[0].numpy()) for path, leaf in targets.items()}
     finally:
-        for path, parts in before.items():
-            for part, value in zip(targets[path].components, parts, strict=True):
-                part.assign(value)
+        for part, value in before:
+            part.assign(value)
 
 
 def _assign(leaf: Leaf, value: Array) -> None:

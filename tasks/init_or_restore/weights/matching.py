@@ -91,7 +91,7 @@ def match(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -
     """
     by_name = {name: index for index, each in enumerate(held) for name in each.names}
     _require_patterns(wanted, held, spec)
-    chosen = [each for each in wanted if _is_asked(each.path, spec)]
+    chosen = [each for each in wanted if _is_asked(each.all_names, spec)]
     found: dict[str, tuple[int, str]] = {}
     used: set[int] = set()
     for each in wanted:
@@ -131,8 +131,8 @@ def _as_the_model_says(held: Held, rename: Mapping[str, str]) -> tuple[str, ...]
     return tuple(dict.fromkeys(name for each in held.names for name in (_moved(each, pairs), each)))
 
 
-def _is_asked(path: str, spec: WeightsSource) -> bool:
-    return selects(spec.include, path) and not selects(spec.exclude, path)
+def _is_asked(names: Sequence[str], spec: WeightsSource) -> bool:
+    return any(selects(spec.include, name) for name in names) and not any(selects(spec.exclude, name) for name in names)
 
 
 def _sorted_out(
@@ -164,10 +164,7 @@ def _sorted_out(
     for index, variable in enumerate(held):
         if index in used:
             continue
-        names = _as_the_model_says(variable, spec.rename)
-        if any(selects(spec.include, name) for name in names) and not any(
-            selects(spec.exclude, name) for name in names
-        ):
+        if _is_asked(_as_the_model_says(variable, spec.rename), spec):
             unused.append(variable.names[0])
         else:
             not_asked += 1
@@ -234,14 +231,14 @@ def _is_end(one: str, other: str) -> bool:
 
 def _require_patterns(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -> None:
     paths = [each.path for each in wanted]
+    mine = [name for each in wanted for name in each.all_names]
     theirs = [name for each in held for name in _as_the_model_says(each, spec.rename)]
-    for key, patterns, names in (("include", spec.include, paths), ("exclude", spec.exclude, [*paths, *theirs])):
+    for key, patterns, names in (("include", spec.include, mine), ("exclude", spec.exclude, [*mine, *theirs])):
         for pattern in patterns:
             if not any(selects((pattern,), name) for name in names):
                 raise WeightsError(
                     f"init.weights: {spec.source}: {key}: {pattern} matches no variable{_near(pattern, paths)}"
                 )
-    mine = [name for each in wanted for name in each.all_names]
     for old, new in spec.rename.items():
         if not any(_moved(name, [(old, "\0")]) != name for name in mine):
             raise WeightsError(
