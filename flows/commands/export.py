@@ -17,6 +17,8 @@ from tasks.foundation.user_code import require_function
 
 def export(
     address: Address,
+    overrides: Overrides = None,
+    *,
     to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not be there yet")],
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
     step: Annotated[int | None, typer.Option(help="step of the checkpoint; left out: the newest one")] = None,
@@ -24,7 +26,6 @@ def export(
     run_file: Annotated[
         Path | None, typer.Option(help="the run file that builds the model, where RUN is a run's home")
     ] = None,
-    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a committed checkpoint for plain Keras or TensorFlow: .keras, .weights.h5, SavedModel or checkpoint."""
@@ -63,7 +64,7 @@ def export(
 _CALLS = {
     "keras": "keras.saving.load_model({path!r})",
     "weights": "model.load_weights({path!r})",
-    "saved_model": "tf.saved_model.load({path!r}).serve(x)",
+    "saved_model": "model = tf.saved_model.load({path!r}); model.serve(x)",
     "checkpoint": "tf.train.Checkpoint(model=model).read({path!r})",
 }
 
