@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,6 +51,41 @@ def build(classes=3, head="head", between=False):
     model = keras.Model(x, keras.layers.Dense(classes, name=head)(y))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+"""
+SUBCLASSED = """
+class KeptOtherwise(keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), name="w")
+
+    def call(self, x):
+        return x * self.w
+
+    def save_own_variables(self, store):
+        store["doubled"] = 2 * self.w.numpy()
+
+    def load_own_variables(self, store):
+        self.w.assign(store["doubled"][()] / 2)
+
+
+class OwnModel(keras.Model):
+    def __init__(self):
+        super().__init__(name="own_model")
+        self.left = keras.layers.Dense(4, name="left")
+        self.stack = [keras.layers.Dense(4, name="one"), keras.layers.Dense(4, name="two")]
+        self.named = {"head": keras.layers.Dense(3, name="out")}
+        self.otherwise = KeptOtherwise(name="kept_otherwise")
+
+    def call(self, x):
+        x = self.left(x)
+        for layer in self.stack:
+            x = layer(x)
+        return self.named["head"](self.otherwise(x))
+
+
+def build():
+    model = OwnModel()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 """
 WEIGHTS = """
@@ -245,6 +281,41 @@ def test_layers_of_other_names_are_related_by_their_places_where_the_file_fits_a
     told = refusal(lab, {"source": "kept.weights.h5", "exclude": ["block"]}, head="logits")
     assert "not in the source: 2 variables: logits/kernel, logits/bias" in told
     assert "in the source and not in the model: 2 variables: head/0, head/1" in told
+
+
+def test_a_file_without_names_of_layers_is_taken_as_a_whole_or_by_its_own_keys(lab: Lab) -> None:
+    """As Keras wrote them before 3.6: dense_1 in such a key is a place, and may be another layer's name here."""
+    shutil.copy(lab.code / "kept.weights.h5", lab.code / "old.weights.h5")
+    with h5py.File(lab.code / "old.weights.h5", "a") as file:
+        file.visititems(lambda _, item: item.attrs.pop("name", None) and None)
+    state, report = load(lab, "old.weights.h5")
+    assert same(values_of(state), dict(np.load(lab.code / "weights.npz")))
+    assert "related by their places" in report.sources[0].remarks[0]
+    head = {"source": "old.weights.h5", "include": ["head"]}
+    assert "not in the source: 2 variables: head/kernel, head/bias" in refusal(lab, head)
+    keys = {"head/kernel": "layers/dense/vars/0", "head/bias": "layers/dense/vars/1"}
+    _, report = load(lab, head | {"rename": keys})
+    assert report.sources[0].loaded == keys
+
+
+def test_models_of_the_user_s_own_making(tmp_path: Path) -> None:
+    own = lab_of(tmp_path, SUBCLASSED)
+    source, spec = built(own, spec_of("build", train__seed=3)), spec_of("build")
+    source.model.save_weights(own.code / "own.weights.h5")
+    kept = values_of(source)
+    assert {"own_model/left/kernel", "own_model/kept_otherwise/w"} <= kept.keys(), sorted(kept)
+    state = built(own, spec)
+    assert not same(values_of(state), kept)
+    init = {"weights": "own.weights.h5"}
+    report = load_weights(state, InitSpec.model_validate(init), code_folder=own.code, telemetry=own.heard)
+    assert report is not None
+    assert same(values_of(state), kept)
+    # What a layer saves in a form of its own has no name in the file that could be the variable's.
+    part = {"source": "own.weights.h5", "exclude": ["*otherwise*"]}
+    state = built(own, spec)
+    report = load_weights(state, InitSpec.model_validate({"weights": part}), code_folder=own.code, telemetry=own.heard)
+    assert report is not None
+    assert report.left == ("own_model/kept_otherwise/w",)
 
 
 def test_a_file_with_a_layer_more_or_less_is_not_related_by_places(lab: Lab) -> None:

@@ -67,7 +67,7 @@ def locate(source: WeightsSource, code_folder: Path) -> Place:
 
 def names_function(address: str) -> bool:
     """Whether an address is meant as `file.py:name` or `package.module:name`."""
-    return ":" in address and "://" not in address
+    return ":" in address and "://" not in address and address.rpartition(":")[2].isidentifier()
 
 
 def _function(address: str, code_folder: Path) -> Place:

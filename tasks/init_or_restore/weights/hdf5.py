@@ -21,10 +21,11 @@ from tasks.foundation.errors import WeightsError
 from tasks.init_or_restore.weights.held import Array, Contents, Held, as_array, told_apart
 
 _WITHIN_KERAS = "model.weights.h5"
+_AGAIN = "again.weights.h5"
 _VARIABLES = "vars"
 _NO_WEIGHTS = {"optimizer", "_optimizer", "metrics", "_metrics"}
 _RANDOM = "seed_generator"
-ByPlace = Callable[[Path], Mapping[str, Array] | None]
+ByPlace = Callable[[Path, Path], Mapping[str, Array] | None]
 
 
 def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
@@ -33,7 +34,7 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
     Args:
         file: a .weights.h5, .h5 or .keras file of this machine.
         uri: what the user calls it.
-        by_place: has Keras load the file, see `Contents`; given a path that Keras takes.
+        by_place: has Keras load the file into the model, see `Contents`, and write what it has then to another file.
 
     Raises:
         WeightsError: it is no such file.
@@ -43,12 +44,7 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
             legacy = opened.get("model_weights", opened)
             if "layer_names" in legacy.attrs:
                 return Contents(variables=told_apart(list(_of_keras_2(legacy))), ignored=0, place=uri)
-            found, ignored = [], 0
-            for key, dataset in _datasets(opened):
-                if _NO_WEIGHTS.intersection(key.split("/")[:1]) or _RANDOM in key:
-                    ignored += 1
-                else:
-                    found.append(Held(_names(opened, key), _value(dataset)))
+            found, ignored = _of_keras_3(opened)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as fault:
         raise WeightsError(
             f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them "
@@ -56,11 +52,14 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
         ) from fault
 
     def whole() -> Mapping[str, Array] | None:
-        values = by_place(file)
-        # Keras passes over what a file has more than the model, and some of what it has less.
-        if values is None or _marks(values.values()) != _marks(held.value for held in found):
+        again = file.with_name(_AGAIN)
+        values = by_place(file, again)
+        if values is None:
             return None
-        return values
+        # Keras passes over what a file has more than the model, and some of what it has less. What it writes now must
+        # be what it read, which may be in a form of a layer's own.
+        with _opened(again) as opened:
+            return values if _marks(_of_keras_3(opened)[0]) == _marks(found) else None
 
     return Contents(
         variables=told_apart(found),
@@ -79,6 +78,17 @@ def _opened(file: Path) -> Iterator[Any]:
     # Without its configuration: nothing of a model's code is run, and no class of it need be known here.
     with zipfile.ZipFile(file) as archive, archive.open(_WITHIN_KERAS) as member, h5py.File(member, "r") as opened:
         yield opened
+
+
+def _of_keras_3(opened: Any) -> tuple[list[Held], int]:
+    """Weights, and the number of entries that are none."""
+    keys = list(_datasets(opened))
+    weights = [
+        Held(_names(opened, key), _value(dataset))
+        for key, dataset in keys
+        if key.split("/")[0] not in _NO_WEIGHTS and _RANDOM not in key
+    ]
+    return weights, len(keys) - len(weights)
 
 
 def _datasets(group: Any) -> Iterator[tuple[str, Any]]:
@@ -123,9 +133,9 @@ def _of_keras_2(group: Any) -> Iterator[Held]:
             yield Held(names, as_array(below[name]))
 
 
-def _marks(values: Iterable[Array]) -> list[bytes]:
+def _marks(found: Iterable[Held]) -> list[bytes]:
     """The same for the same values in any order."""
-    marked = (f"{value.dtype} {value.shape} ".encode() + value.tobytes() for value in values)
+    marked = (f"{held.value.dtype} {held.value.shape} ".encode() + held.value.tobytes() for held in found)
     return sorted(hashlib.sha256(mark).digest() for mark in marked)
 
 

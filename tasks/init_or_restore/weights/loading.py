@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
 from tasks.foundation.contracts.weights import SourceReport, WeightsReport
-from tasks.foundation.errors import FileMissing, WeightsError
+from tasks.foundation.errors import FileMissing, StorageError, WeightsError
 from tasks.foundation.model.layers import named_layers, own_variables
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.digest import digest_of
@@ -125,7 +125,8 @@ def _here(place: Place, names: Iterable[str], folder: Path) -> Path:
         try:
             local = place.storage.local_path(name)
             if local is None:
-                place.storage.download(name, target)
+                if place.storage.download(name, target) != place.storage.stat(name):
+                    raise StorageError(f"init.weights: {place.uri}: {name} did not arrive as it is there; run again")
             else:
                 target.symlink_to(local)
         except FileMissing as fault:
@@ -163,13 +164,14 @@ def _wanted(model: keras.Model, targets: Mapping[str, Leaf]) -> tuple[Wanted, ..
     )
 
 
-def _by_place(state: TrainState, targets: Mapping[str, Leaf], file: Path) -> Mapping[str, Array] | None:
+def _by_place(state: TrainState, targets: Mapping[str, Leaf], file: Path, again: Path) -> Mapping[str, Array] | None:
     # All of the state: Keras takes the optimizer's from the file too.
     before = [(part, part.numpy()) for leaf in state.leaves for part in leaf.components]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what it passes over; that is found out by comparing the values
+            warnings.simplefilter("ignore")  # about what it passes over; that is found out by comparing the files
             state.model.load_weights(file)
+            state.model.save_weights(again)
     except ValueError:
         return None  # it does not fit, as Keras sees it
     else:
