@@ -4,7 +4,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from tasks.foundation.contracts.base import Contract
 
@@ -171,8 +171,26 @@ class WeightsSource(Contract):
 
 def _sources(value: object) -> object:
     """One source may be said without a list, and by its address alone."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return tuple({"source": each} if isinstance(each, str) else each for each in several)
+    return tuple(map(_source, value if isinstance(value, list | tuple) else [value]))
+
+
+def _source(value: object) -> object:
+    """What is wrong within a list has no key of its own in the run file, so it is said here."""
+    if isinstance(value, WeightsSource):
+        return value
+    if isinstance(value, str):
+        value = {"source": value}
+    keys = ", ".join(WeightsSource.model_fields)
+    if not isinstance(value, dict):
+        raise ValueError(f"a source is an address, or a mapping of {keys}")  # noqa: TRY004 - pydantic's kind of error
+    try:
+        return WeightsSource.model_validate(value)
+    except ValidationError as faults:
+        fault = faults.errors()[0]
+        key = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{key} is no key of a source; the keys are {keys}") from None
+        raise ValueError(f"{key} should be {WeightsSource.model_fields[key].description}") from None
 
 
 class InitSpec(Contract):
