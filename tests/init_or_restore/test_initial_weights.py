@@ -38,7 +38,7 @@ class Block(keras.layers.Layer):
         return x * self.scale
 
 
-def build(classes=3, head="head", between=False):
+def build(classes=3, head="head", between=False, after=False):
     inner = keras.Input((6,))
     y = keras.layers.Dense(5, name="in")(inner)
     encoder = keras.Model(inner, keras.layers.BatchNormalization(name="norm")(y), name="encoder")
@@ -48,7 +48,10 @@ def build(classes=3, head="head", between=False):
     if between:
         y = keras.layers.Dense(5, name="between")(y)
     y = Block(5, name="block")(y)
-    model = keras.Model(x, keras.layers.Dense(classes, name=head)(y))
+    y = keras.layers.Dense(classes, name=head)(y)
+    if after:
+        y = keras.layers.BatchNormalization(name="after")(y)
+    model = keras.Model(x, y)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
     return model
@@ -116,6 +119,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     state = randomized(lab, SOURCE)
     model, folder = state.model, lab.code
     values = values_of(state)
+    for variable in model.optimizer.variables:
+        variable.assign(variable + 1)
     model.save_weights(folder / "kept.weights.h5")
     model.save(folder / "kept.keras")
     model.save(folder / "kept.h5")
@@ -321,6 +326,10 @@ def test_models_of_the_user_s_own_making(tmp_path: Path) -> None:
 def test_a_file_with_a_layer_more_or_less_is_not_related_by_places(lab: Lab) -> None:
     told = refusal(lab, "kept.weights.h5", between=True)
     assert "not in the source: 2 variables: between/kernel, between/bias" in told
+    longer = fresh(lab, after=True)
+    longer.model.save_weights(lab.code / "longer.weights.h5")
+    told = refusal(lab, "longer.weights.h5")  # of which Keras would say nothing
+    assert "in the source and not in the model: 4 variables: after/0, after/1" in told
     state, report = load(lab, {"source": "kept.weights.h5", "strict": False}, between=True)
     assert report.left == report.sources[0].missing == ("between/kernel", "between/bias")
     kept = dict(np.load(lab.code / "weights.npz"))

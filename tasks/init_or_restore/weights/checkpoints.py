@@ -19,7 +19,6 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Keras 3 and 2.11 on; Keras 2 before.
 _COUNTERS_OF_OPTIMIZERS = {"_iterations", "iter"}
-_TRAINED = "_trainable_variables"
 _NO_WEIGHTS = {
     "optimizer",
     "_optimizer",
@@ -108,12 +107,8 @@ def _weights_of(graph: Any) -> Iterator[int]:
         children = graph.nodes[index].children
         is_optimizer = any(child.local_name in _COUNTERS_OF_OPTIMIZERS for child in children)
         for child in children:
-            trained = child.local_name == _TRAINED
-            if trained or not (is_optimizer or child.local_name in _NO_WEIGHTS):
+            if not is_optimizer and child.local_name not in _NO_WEIGHTS:
                 waiting.append(child.node_id)
-            elif child.local_name in {"optimizer", "_optimizer"}:
-                # What it trains are weights, and perhaps under its name alone.
-                waiting += [each.node_id for each in graph.nodes[child.node_id].children if each.local_name == _TRAINED]
 
 
 def _is_counter(index: int, value: Any, graph: Any) -> bool:
