@@ -27,6 +27,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.user_code import require_function
+from tasks.init_or_restore.weights.address import locate
 
 
 class RelayResult(Contract):
@@ -121,7 +122,6 @@ def preflight(run: RunFile) -> None:
     Raises:
         InvalidInput: the storage address, the batch size or a function that is named cannot be used.
     """
-    _refuse_what_is_not_there_yet(run.spec)
     storage_of(run)
     accelerator = run.spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
@@ -131,16 +131,17 @@ def preflight(run: RunFile) -> None:
         require_function(run.spec.data.source, run.folder)
     if run.spec.train.callbacks is not None:
         require_function(run.spec.train.callbacks, run.folder)
+    _require_initial_weights(run)
 
 
-def _refuse_what_is_not_there_yet(spec: RunSpec) -> None:
-    asked = {
-        "init.weights": bool(spec.init.weights),
-        "init.freeze": bool(spec.init.freeze),
-    }
-    for key, is_asked in asked.items():
-        if is_asked:
-            raise RunFileError(f"{key} is not supported by this version; leave it out")
+def _require_initial_weights(run: RunFile) -> None:
+    """A run that has begun needs them no more."""
+    if not run.spec.init.weights:
+        return
+    head = RunLog(storage_of(run).at(run.spec.run)).head()
+    if head is None or head.tip is None:
+        for source in run.spec.init.weights:
+            locate(source, run.folder)
 
 
 def relay_is_done(run: RunFile, goal: Goal, *, accept: Sequence[str] = ()) -> RelayResult | None:

@@ -75,10 +75,13 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one a ki
             return f"back to {short_path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
         case Commit() as commit:
             metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
+            weights = commit.initialized_from
+            begun = "" if weights is None else f"with weights from {', '.join(each.place for each in weights.sources)}"
             words = (
                 short_path(commit.checkpoint.path),
                 size_words(commit.checkpoint.size),
                 commit.exit_reason,
+                begun,
                 metrics,
             )
             return "  ".join(word for word in words if word)

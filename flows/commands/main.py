@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands import fork, list_runs, log, prove, report, run, status, verify
+from flows.commands import export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises
 from tasks.foundation.errors import BatonError
@@ -41,6 +41,7 @@ app.command("list")(list_runs.list_runs)
 app.command("log")(log.log)
 app.command("verify")(verify.verify)
 app.command("fork")(fork.fork)
+app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("prove")(prove.prove)
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import keras
-
+from tasks.evaluate.averages import use_averages
 from tasks.evaluate.loop import Evaluator
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
@@ -68,7 +67,7 @@ def evaluate(
     state = warm.state
     home = storage.at(spec.run)
     state.restore(home, checkpoint)
-    _use_averages(state.model)
+    use_averages(state.model)
     examples = dataset.validation_examples
     full_batches = examples // batch_size
     # Each host reads its own part of every global batch.
@@ -90,13 +89,6 @@ def evaluate(
         RunLog(home).append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
     telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
     return body
-
-
-def _use_averages(model: keras.Model) -> None:
-    """The averages of `use_ema` instead of the weights; loss scaling wraps the optimizer that has them."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if optimizer.use_ema:
-        optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def _unless_done(head: Head | None, body: Evaluation) -> Body | None:

@@ -6,6 +6,7 @@
     │   ├── SourceError                         a record of the data
     │   ├── ModelError                          the user's model or its code
     │   ├── AcceleratorError                    devices, replicas, batch arithmetic
+    │   ├── WeightsError                        initial weights, or their fit to the model
     │   ├── IdentityChanged                     the run on disk is another one
     │   └── NoSuchRun                           nothing is at that address
     ├── StorageError                   1  yes   the store refused or failed
@@ -58,6 +59,10 @@ class ModelError(InvalidInput):
 
 class AcceleratorError(InvalidInput):
     """The devices asked for are not there, or do not fit the batch."""
+
+
+class WeightsError(InvalidInput):
+    """Initial weights are not there, cannot be read, or do not fit the model."""
 
 
 class IdentityChanged(InvalidInput):

@@ -12,6 +12,7 @@ from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.weights import WeightsReport
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.model.building import require_test_step
@@ -27,6 +28,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Sink
 from tasks.init_or_restore.changes import note_changes
 from tasks.init_or_restore.identity import identity_of
+from tasks.init_or_restore.weights.loading import load_weights
 
 
 def init_or_restore(
@@ -41,8 +43,8 @@ def init_or_restore(
 ) -> Head:
     """Begin the run, or find the checkpoint it goes on from.
 
-    A fresh run commits step 0, so that training only ever restores. A tip that proves damaged is quarantined and the
-    one before becomes the tip.
+    A fresh run commits step 0, so that training only ever restores; initial weights are loaded then, and only then. A
+    tip that proves damaged is quarantined and the one before becomes the tip.
 
     Args:
         spec: the run file.
@@ -63,6 +65,7 @@ def init_or_restore(
         NothingToRestore: all that was retained is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
         ModelError: the user's model or callbacks cannot be used, or lack the metric of `checkpoint.keep_best`.
+        WeightsError: the initial weights are not there, cannot be read, or do not fit; nothing is written.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
@@ -79,11 +82,13 @@ def init_or_restore(
         require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
     # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
     identity = identity_of(spec, dataset, state, code_folder)
-    if spec.train.callbacks is not None and (head is None or head.tip is None or accept):
+    fresh = head is None or head.tip is None
+    if spec.train.callbacks is not None and (fresh or accept):
         # What they do to the model before training is part of step 0.
         _begin_callbacks(spec, state, code_folder=code_folder)
     if head is None:
         _require_steps(spec, state, batch, unweighed)
+    loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry) if fresh else None
     if head is None and accelerator.is_chief:
         head = _begin(log, identity, accelerator.environment, attempt=attempt)
     head = _require_begun(_as_chief_has_it(log, head, accelerator))
@@ -102,13 +107,18 @@ def init_or_restore(
             telemetry=telemetry,
         )
     head = _require_begun(_as_chief_has_it(log, head, accelerator))
-    return head if head.tip is not None else _commit_step_0(log, state, head, attempt=attempt, telemetry=telemetry)
+    if head.tip is not None:
+        return head
+    return _commit_step_0(log, state, head, loaded, attempt=attempt, telemetry=telemetry)
 
 
-def _commit_step_0(log: RunLog, state: TrainState, head: Head, *, attempt: str, telemetry: Sink) -> Head:
+def _commit_step_0(
+    log: RunLog, state: TrainState, head: Head, loaded: WeightsReport | None, *, attempt: str, telemetry: Sink
+) -> Head:
     staged = state.stage(log.home, base=head.base, attempt=attempt)
     if staged is not None:
-        head = commit(log, Commit(checkpoint=staged, parent=None, exit_reason="initialized")).head
+        body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=loaded)
+        head = commit(log, body).head
         telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
     return _require_begun(_as_chief_has_it(log, head, state.accelerator))
 

@@ -8,6 +8,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow, SegmentResult, WorkerStats
+from tasks.foundation.contracts.weights import WeightsReport
 
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
@@ -54,6 +55,7 @@ class Commit(Contract):
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one of each host, in their order")
+    initialized_from: WeightsReport | None = Field(default=None, description="of step 0: what init.weights loaded")
 
     @property
     def ends_a_segment(self) -> bool:

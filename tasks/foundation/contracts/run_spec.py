@@ -4,7 +4,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from tasks.foundation.contracts.base import Contract
 
@@ -139,6 +139,14 @@ class TrainSpec(Contract):
         return self
 
 
+def _patterns(value: object) -> object:
+    """One pattern may be said without a list."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
+
+
+_Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+
+
 class WeightsSource(Contract):
     """Where initial weights come from, and which variables they are for."""
 
@@ -150,10 +158,10 @@ class WeightsSource(Contract):
     step: int | Literal["best"] | None = Field(
         default=None, description="of a Baton run: which checkpoint, a step or best; left out: the newest"
     )
-    include: tuple[str, ...] = Field(
+    include: _Patterns = Field(
         default=("*",), min_length=1, description="patterns of the model's variable paths that are to be loaded"
     )
-    exclude: tuple[str, ...] = Field(default=(), description="patterns of those that are not")
+    exclude: _Patterns = Field(default=(), description="patterns of those that are not; of names in the source too")
     rename: dict[str, str] = Field(
         default_factory=dict, description="the model's names to the source's; a name is a path or the beginning of one"
     )
@@ -165,8 +173,26 @@ class WeightsSource(Contract):
 
 def _sources(value: object) -> object:
     """One source may be said without a list, and by its address alone."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return tuple({"source": each} if isinstance(each, str) else each for each in several)
+    return tuple(map(_source, value if isinstance(value, list | tuple) else [value]))
+
+
+def _source(value: object) -> object:
+    """What is wrong within a list has no key of its own in the run file, so it is said here."""
+    if isinstance(value, WeightsSource):
+        return value
+    if isinstance(value, str):
+        value = {"source": value}
+    keys = ", ".join(WeightsSource.model_fields)
+    if not isinstance(value, dict):
+        raise ValueError(f"a source is an address, or a mapping of {keys}")  # noqa: TRY004 - pydantic's kind of error
+    try:
+        return WeightsSource.model_validate(value)
+    except ValidationError as faults:
+        fault = faults.errors()[0]
+        key = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{key} is no key of a source; the keys are {keys}") from None
+        raise ValueError(f"{key} should be {WeightsSource.model_fields[key].description}") from None
 
 
 class InitSpec(Contract):
@@ -176,7 +202,7 @@ class InitSpec(Contract):
         default=(),
         description="pretrained weights: an address, or {source, step, include, exclude, rename, strict}; or a list",
     )
-    freeze: tuple[str, ...] = Field(
+    freeze: _Patterns = Field(
         default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
     )
 

@@ -13,6 +13,7 @@ from keras import tree
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.freezing import freeze
 from tasks.foundation.model.precision import policy_to_build_with, require_precision
 from tasks.foundation.user_code import describe, load_function
 
@@ -50,7 +51,14 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     return model
 
 
-def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, accelerator: Accelerator) -> None:
+def make_variables(
+    model: keras.Model,
+    batch: Sequence[Any],
+    *,
+    reference: str,
+    accelerator: Accelerator,
+    freezing: Sequence[str] = (),
+) -> frozenset[int]:
     """Make every variable exist, by public calls, before the loop is traced.
 
     Inside `strategy.run` a lazy build fails, and an optimizer that is built after restoring starts from nothing.
@@ -60,9 +68,13 @@ def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, 
         batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of NumPy arrays, [per_replica_batch, ...].
         reference: what the user calls the model, for messages.
         accelerator: whose scope variables are made in.
+        freezing: `init.freeze`, which the optimizer must know of when it is built.
+
+    Returns:
+        What was frozen, see `freeze`.
 
     Raises:
-        ModelError: the model does not take such a batch.
+        ModelError: the model does not take such a batch, or nothing is there to freeze.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
     own_step = type(model).train_step is not keras.Model.train_step
@@ -73,6 +85,7 @@ def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, 
         if not (own_step and type(model).call is keras.Model.call):
             with _as_model_error(f"{reference}: the model does not take a batch of {shapes}"):
                 predictions = model(x, training=False)
+        frozen = freeze(model, freezing, reference=reference)
         with _as_model_error(f"{reference}: its optimizer cannot be built"):
             model.optimizer.build(model.trainable_variables)
         what = f"{reference}: its compiled loss and metrics cannot be computed from model(x) and y, for {shapes}"
@@ -85,6 +98,7 @@ def make_variables(model: keras.Model, batch: Sequence[Any], *, reference: str, 
                 if model.loss is not None or not own_step:
                     _compute_loss(model, x, y, predictions, sample_weight)
         model.reset_metrics()
+    return frozen
 
 
 def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: str, accelerator: Accelerator) -> None:

@@ -44,8 +44,12 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(variable.values) if hasattr(variable, "values") else (variable,)
 
 
-def leaves_of(model: keras.Model) -> tuple[Leaf, ...]:
+def leaves_of(model: keras.Model, frozen: frozenset[int] = frozenset()) -> tuple[Leaf, ...]:
     """All variables of a built and compiled model.
+
+    Args:
+        model: with all its variables.
+        frozen: ids of `tf.Variable`s that nothing changes any more: one value for all replicas, saved once.
 
     Raises:
         ModelError: an optimizer has not been built, so that its state would be missed.
@@ -55,7 +59,7 @@ def leaves_of(model: keras.Model) -> tuple[Leaf, ...]:
     seeds = {id(_value(item.state)) for _, item in walked if isinstance(item, keras.random.SeedGenerator)}
     for variable in model.variables:
         seed = id(_value(variable)) in seeds
-        per_replica = not (variable.trainable or seed)
+        per_replica = not (variable.trainable or seed or id(_value(variable)) in frozen)
         path = f"model/{variable.path}"
         found.add(path, _value(variable), per_replica=per_replica, seed=seed, trainable=variable.trainable)
     if model.optimizer is not None:

@@ -59,13 +59,20 @@ _SHARD_BYTES = 64 << 20
 class TrainState:
     """A built model, its leaves, and the step counter."""
 
-    def __init__(self, model: keras.Model, accelerator: Accelerator, *, memory: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        accelerator: Accelerator,
+        *,
+        frozen: frozenset[int] = frozenset(),
+        memory: HostMemory | None = None,
+    ) -> None:
         self.model = model
         self.accelerator = accelerator
         self.memory = memory
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        of_model = (*leaves_of(model), Leaf(path="step", variable=self._step, per_replica=False))
+        of_model = (*leaves_of(model, frozen), Leaf(path="step", variable=self._step, per_replica=False))
         self.leaves: tuple[Leaf, ...] = of_model if memory is None else (*of_model, memory.leaf)
         self.signature = signature_of(self.leaves)
         self._replicas = Replicas(self.leaves, accelerator)
@@ -287,9 +294,11 @@ def build_train_state(
         StorageError: there is no room to write a checkpoint before it is uploaded.
     """
     model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
-    make_variables(model, batch, reference=spec.model.build, accelerator=accelerator)
+    frozen = make_variables(
+        model, batch, reference=spec.model.build, accelerator=accelerator, freezing=spec.init.freeze
+    )
     memory = None if spec.train.callbacks is None else HostMemory("callbacks")
-    state = TrainState(model, accelerator, memory=memory)
+    state = TrainState(model, accelerator, frozen=frozen, memory=memory)
     _require_room(state)
     return state
 

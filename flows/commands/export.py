@@ -1,0 +1,84 @@
+"""`baton export`: a committed checkpoint as a file of Keras or TensorFlow."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.address import Address, OpenedRun, Overrides, names_run_file, open_run
+from flows.commands.output import AsJson, aligned, say, say_json
+from tasks.evaluate.export.target import FORMS, require_free_target
+from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.runlog.choosing import choose
+from tasks.foundation.user_code import require_function
+
+
+def export(
+    address: Address,
+    overrides: Overrides = None,
+    *,
+    to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not be there yet")],
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
+    step: Annotated[int | None, typer.Option(help="step of the checkpoint; left out: the newest one")] = None,
+    best: Annotated[bool, typer.Option("--best", help="the best checkpoint, by checkpoint.keep_best")] = False,
+    run_file: Annotated[
+        Path | None, typer.Option(help="the run file that builds the model, where RUN is a run's home")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a committed checkpoint for plain Keras or TensorFlow: .keras, .weights.h5, SavedModel or checkpoint."""
+    if best and step is not None:
+        raise InvalidInput(f"--best and --step {step} exclude each other; say one of them")
+    require_free_target(form, to)
+    opened, run = _opened(address, run_file, overrides)
+    require_function(run.spec.model.build, run.folder)
+    head = opened.head()
+    ref = choose(opened.home, "best" if best else step, error=InvalidInput)
+    quiet_tensorflow()
+    from tasks.evaluate.export.exporting import export as export_checkpoint  # brings TensorFlow
+
+    done = export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
+    for text in done.warnings:
+        typer.echo(f"warning: {text}", err=True)
+    if as_json:
+        say_json(
+            {
+                "run": opened.name,
+                "home": opened.home.uri,
+                "step": ref.step,
+                "checkpoint": f"{opened.home.uri}/{ref.path}",
+                "state_digest": ref.state_digest,
+                "format": form,
+                "path": str(done.path),
+                "warnings": list(done.warnings),
+            }
+        )
+        return
+    rows = [("checkpoint", f"{opened.home.uri}/{ref.path}"), ("written", f"{done.path}  ({form})")]
+    for line in aligned([*rows, ("load with", _CALLS[form].format(path=str(done.path)))]):
+        say(line)
+
+
+_CALLS = {
+    "keras": "keras.saving.load_model({path!r})",
+    "weights": "model.load_weights({path!r})",
+    "saved_model": "model = tf.saved_model.load({path!r}); model.serve(x)",
+    "checkpoint": "tf.train.Checkpoint(model=model).read({path!r})",
+}
+
+
+def _opened(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[OpenedRun, RunFile]:
+    """The run, and the run file that builds its model: the log holds no code."""
+    if names_run_file(address) or run_file is None:
+        opened = open_run(address, overrides)
+        if opened.run_file is None:
+            raise InvalidInput(
+                f"{address} is a run's home, and the code of its model lies beside its run file; name that with "
+                "--run-file"
+            )
+        if run_file is not None:
+            raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
+        return opened, opened.run_file
+    return open_run(address), load_run_file(run_file, overrides or ())

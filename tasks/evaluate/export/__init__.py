@@ -1,0 +1,1 @@
+"""A committed checkpoint as a file that Keras or TensorFlow alone can read."""
