@@ -19,9 +19,9 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Keras 3 and 2.11 on; Keras 2 before.
 _COUNTERS_OF_OPTIMIZERS = {"_iterations", "iter"}
+# Layers that a layer keeps in a list are in the graph only as what the optimizer trains.
+_TRAINED = "_trainable_variables"
 _NO_WEIGHTS = {
-    "optimizer",
-    "_optimizer",
     "metrics",
     "_metrics",
     "_compile_metrics",
@@ -106,9 +106,11 @@ def _weights_of(graph: Any) -> Iterator[int]:
         yield index
         children = graph.nodes[index].children
         is_optimizer = any(child.local_name in _COUNTERS_OF_OPTIMIZERS for child in children)
-        for child in children:
-            if not is_optimizer and child.local_name not in _NO_WEIGHTS:
-                waiting.append(child.node_id)
+        waiting += [
+            child.node_id
+            for child in children
+            if (child.local_name == _TRAINED if is_optimizer else child.local_name not in _NO_WEIGHTS)
+        ]
 
 
 def _is_counter(index: int, value: Any, graph: Any) -> bool:
