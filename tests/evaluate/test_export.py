@@ -27,6 +27,19 @@ class Doubled(keras.layers.Layer):
         return 2 * x
 
 
+class Listed(keras.layers.Layer):
+    def __init__(self, **config):
+        super().__init__(**config)
+        self.norms = [keras.layers.BatchNormalization()]
+
+    def build(self, shape):
+        self.norms[0].build(shape)
+        super().build(shape)
+
+    def call(self, x, training=False):
+        return self.norms[0](x, training=training)
+
+
 class Tripled(keras.layers.Layer):
     def call(self, x):
         return 3 * x
@@ -161,6 +174,17 @@ def test_what_cannot_be_exported_is_refused(lab: Lab, capsys: pytest.CaptureFixt
         assert text in refused(lab, capsys, *words)
     other = str(run_file_of(lab, "other.yaml", activation="relu"))
     assert "config.activation: tanh -> relu" in refused(lab, capsys, home, "--run-file", other, *to)
+
+
+def test_what_a_checkpoint_of_tensorflow_lacks_is_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.begin(spec_of("build", run="listed", model__options={"kind": "Listed"}))
+    file, home = run_file_of(lab, "listed.yaml", kind="Listed"), f"{lab.root}/storage/listed"
+    words = ["--run-file", str(file), "--format", "checkpoint", "--to", str(lab.code / "listed")]
+    assert main(["export", home, *words]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("warning: listed/")
+    assert "moving_mean" in told
+    assert "gamma" not in told  # which the optimizer trains
 
 
 def test_a_class_that_keras_will_not_find_is_named_and_an_early_step_is_exported(

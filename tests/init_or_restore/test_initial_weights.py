@@ -493,6 +493,7 @@ def test_sources_that_cannot_be_used_are_refused(lab: Lab, case: str) -> None:
     assert state.digest() == before
 
 
+@pytest.mark.slow
 def test_a_run_is_begun_with_them_and_goes_on_without(lab: Lab, tmp_path: Path) -> None:
     code = tmp_path / "code"
     shutil.copytree(lab.code, code)

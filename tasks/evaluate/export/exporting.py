@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.evaluate.averages import use_averages
 from tasks.evaluate.export.target import made_whole, require_free_target
@@ -86,7 +87,7 @@ def export(
                 f"{run.spec.model.build}: Keras cannot write this model as {form}: {describe(fault)}; "
                 "--format weights and checkpoint need the least of a model"
             ) from fault
-        warnings = tuple(_unregistered(path)) if form == "keras" else ()
+        warnings = tuple(_shortcomings(state.model, form, path))
     return Exported(path=target / PREFIX if form == "checkpoint" else target, warnings=warnings)
 
 
@@ -111,6 +112,28 @@ def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Stor
         raise InvalidInput(
             f"{run.path} builds another model than {home.uri} was trained with: {in_words(found)}; name the run file, "
             "with the code beside it, as it was"
+        )
+
+
+def _shortcomings(model: keras.Model, form: str, path: Path) -> Iterator[str]:
+    if form == "keras":
+        yield from _unregistered(path)
+    elif form == "checkpoint":
+        yield from _untracked(model, str(path / PREFIX))
+
+
+def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:
+    """What `tf.train.Checkpoint` does not see of a model of Keras, such as statistics of layers kept in a list."""
+    reader = tf.train.load_checkpoint(prefix)
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    there = {attribute.full_name.partition(":")[0] for node in graph.nodes for attribute in node.attributes}
+    missed = [variable.path for variable in model.variables if variable.path not in there]
+    weights = [path for path in missed if not path.endswith("seed_generator_state")]
+    if weights:
+        yield (
+            f"{', '.join(weights)}: not in the checkpoint, for tf.train.Checkpoint does not find them in this model; "
+            "--format keras or weights has them"
         )
 
 

@@ -19,9 +19,9 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Keras 3 and 2.11 on; Keras 2 before.
 _COUNTERS_OF_OPTIMIZERS = {"_iterations", "iter"}
+# Layers that a layer keeps in a list are in the graph only as what the optimizer trains.
+_TRAINED = "_trainable_variables"
 _NO_WEIGHTS = {
-    "optimizer",
-    "_optimizer",
     "metrics",
     "_metrics",
     "_compile_metrics",
@@ -105,8 +105,12 @@ def _weights_of(graph: Any) -> Iterator[int]:
         seen.add(index)
         yield index
         children = graph.nodes[index].children
-        if not any(child.local_name in _COUNTERS_OF_OPTIMIZERS for child in children):  # an optimizer's
-            waiting.extend(child.node_id for child in children if child.local_name not in _NO_WEIGHTS)
+        is_optimizer = any(child.local_name in _COUNTERS_OF_OPTIMIZERS for child in children)
+        waiting += [
+            child.node_id
+            for child in children
+            if (child.local_name == _TRAINED if is_optimizer else child.local_name not in _NO_WEIGHTS)
+        ]
 
 
 def _is_counter(index: int, value: Any, graph: Any) -> bool:
