@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands import fork, list_runs, log, prove, report, run, status, verify
+from flows.commands import doctor, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises
 from tasks.foundation.errors import BatonError
@@ -43,6 +43,7 @@ app.command("verify")(verify.verify)
 app.command("fork")(fork.fork)
 app.command("report")(report.report)
 app.command("prove")(prove.prove)
+app.command("doctor")(doctor.doctor)
 
 
 def _version(asked: bool) -> None:

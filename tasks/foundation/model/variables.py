@@ -169,3 +169,8 @@ def _walk(model: keras.Model) -> Iterator[tuple[str, Any]]:
             yield place, item
             if isinstance(item, keras.Layer | tf.Module) and not isinstance(item, tf.Variable | tf.random.Generator):
                 waiting.extend((f"{place}/{name}", value) for name, value in vars(item).items())
+
+
+def layers_of(model: keras.Model) -> tuple[keras.Layer, ...]:
+    """The model's layers, those within layers included; each once."""
+    return tuple(item for _, item in _walk(model) if isinstance(item, keras.Layer))
