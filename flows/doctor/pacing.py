@@ -43,9 +43,10 @@ def preemptions(
     """
     best = best_interval(cost.commit_seconds, hours_between)
     again = cost.restore_seconds + start_seconds
+    restoring = duration_words(cost.restore_seconds)
     text = (
-        f"preempted every {hours_between:g} h without notice, with commits {duration_words(best)} apart each loses about "
-        f"{duration_words(best / 2 + again)}: half an interval, {duration_words(cost.restore_seconds)} to restore, "
+        f"preempted every {hours_between:g} h without notice, with commits {duration_words(best)} apart each loses "
+        f"about {duration_words(best / 2 + again)}: half an interval, {restoring} to restore, "
         f"{duration_words(start_seconds)} to build and trace; a new machine's own start comes on top"
     )
     remedy = _suggestion(run, best, step_seconds)
@@ -60,6 +61,9 @@ def preemptions(
     own = interval_seconds(run, step_seconds)
     if own is None:
         return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
+    if step_seconds is not None and run.spec.train.steps * step_seconds <= min(own, best):
+        text += f"; the whole run takes {duration_words(run.spec.train.steps * step_seconds)}"
+        return Finding(check="preemption", verdict="pass", text=text)
     text += f"; the run file commits every {duration_words(own)}"
     wasted, least = (_share(each, cost.commit_seconds, hours_between) for each in (own, best))
     if wasted <= max(_TOLERATED_TIMES * least, _TOLERATED_SHARE):
