@@ -46,7 +46,7 @@ def examine(question: Question, tell: Callable[[Finding], None]) -> Checks:
     batch = checks.make("batch", batch_arithmetic, run, target)
     code = checks.make("code", code_is_there, run)
     storage = checks.make("storage", reachable_and_writable, run)
-    checks.make("preflight", lambda run, *_: not_refused(run), run, batch, code, storage)
+    checks.make("preflight", lambda run, storage, *_: not_refused(run, storage), run, storage, batch, code)
     with temporary_folder("baton-doctor-") as folder:
         sample = checks.make("data", lambda run: sample_of(run, storage.value, folder), run)
         _examine_model(checks, question, _Ground(run=run, target=target, code=code, storage=storage, sample=sample))

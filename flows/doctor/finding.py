@@ -1,5 +1,7 @@
 """What a check found, and how one check after the other is made."""
 
+import os
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -81,4 +83,6 @@ class Checks:
         except BatonError as fault:
             return Finding(check=check, verdict="fail", text=str(fault))
         except (Exception, SystemExit) as fault:  # noqa: BLE001 - an unforeseen fault of one check must not hide the others
+            if os.environ.get("BATON_DEBUG"):
+                traceback.print_exception(fault)
             return Finding(check=check, verdict="fail", text=f"unexpected: {describe(fault)}")

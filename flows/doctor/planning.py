@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.doctor.finding import Finding
-from flows.goal import preflight, require_lasting_storage
+from flows.goal import preflight, require_lasting_storage, require_not_stuck
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.tpu_types import TpuType
+from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.wording import size_words
 from tasks.foundation.user_code import require_function
 
@@ -127,15 +130,24 @@ def code_is_there(run: RunFile) -> Finding:
     return Finding(check="code", verdict="pass", text=", ".join(references) or "none of the run file's own")
 
 
-def not_refused(run: RunFile) -> Finding:
-    """What `baton run` would refuse before it begins.
+def not_refused(run: RunFile, storage: Storage) -> Finding:
+    """What `baton run` would refuse before it begins, or goes on. Only reads.
 
     Raises:
-        InvalidInput: it would refuse this.
+        InvalidInput: it would refuse the run file, or another run is there under this name.
+        NoProgress: attempt after attempt did not get further.
+        RunLogError: the log of the run cannot be read.
     """
     require_lasting_storage(run)
     preflight(run)
-    return Finding(check="preflight", verdict="pass", text="baton run would begin")
+    home = storage.at(run.spec.run)
+    head = RunLog(home).head()
+    if head is None:
+        return Finding(check="preflight", verdict="pass", text="baton run would begin a new run")
+    require_same_identity(head.identity, identity_in_run_file(run.spec), home=home.uri)
+    require_not_stuck(run, try_again=False)
+    step = 0 if head.tip is None else head.tip.step
+    return Finding(check="preflight", verdict="pass", text=f"baton run would go on from step {step}")
 
 
 def _counted(number: int, what: str) -> str:

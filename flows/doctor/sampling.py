@@ -79,7 +79,7 @@ def sample_of(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     if sample.is_whole:
         text = f"prepared: {manifest.train_examples + manifest.validation_examples} examples of {features}"
     else:
-        text = f"the first {manifest.train_examples} examples are sound: {features}"
+        text = f"{manifest.train_examples} examples of the source are sound: {features}"
     return Finding(check="data", verdict="pass", text=text, value=sample)
 
 

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 from fake_gcs import FakeGcs
+from fake_run import FakeRun
 from faulty_runs import ALL_CHECKS, diagnose, layer_doing, make_run
 
 from flows.commands.main import main
 from flows.doctor import sampling
 from flows.doctor.finding import Checks, Finding
+from flows.doctor.planning import batch_arithmetic, not_refused, target_of
 from flows.doctor.storing import reachable_and_writable
-from tasks.foundation.accelerator.tpu_types import TpuType
+from flows.goal import storage_of
+from tasks.foundation.accelerator.tpu_types import TpuType, tpu_type
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import IdentityChanged
 
 RUNS = Path(__file__).parents[2] / "deploy" / "runs"
 GRAPH_SKIPS = {"xla", "memory"}
@@ -183,12 +187,13 @@ def test_without_a_tpu_what_only_a_tpu_minds_is_a_warning(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("run", "options"), [("digits", ["--for", "v5litepod-8"]), ("digits", []), ("text", ["--for", "v5litepod-8"])]
 )
-def test_the_shipped_runs_pass(
-    run: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shipped_runs_pass(run: str, options: list[str], tmp_path: Path) -> None:
     file = RUNS / run / "run.yaml"
-    assert main(["doctor", str(file), "--set", f"storage={tmp_path}", "--json", *options]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    words = ["doctor", str(file), "--set", f"storage={tmp_path}", "--json", *options]
+    command = [sys.executable, "-m", "flows.commands.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
     assert list(told) == ["file", "for", "ok", "findings"]
     assert told["ok"] is True
     assert [list(finding) for finding in told["findings"]] == [["check", "verdict", "text", "remedy"]] * len(ALL_CHECKS)
@@ -232,14 +237,23 @@ def test_usage_errors(options: list[str], words: list[str], capsys: pytest.Captu
 
 
 def test_a_slice_of_several_hosts_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
-    from flows.doctor.planning import batch_arithmetic, target_of
-    from tasks.foundation.accelerator.tpu_types import tpu_type
-
     run = load_run_file(make_run(tmp_path / "run"))
     found = target_of(run, tpu_type("v5litepod-32"))
     assert (found.verdict, found.value.replicas) == ("fail", 32)
     assert "8 hosts" in found.text
     assert batch_arithmetic(run, found.for_others.value).verdict == "warn"
+
+
+def test_what_run_would_refuse_of_a_run_that_is_there(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path).train(100)
+    (tmp_path / "model.py").write_text("def build_model(): ...", encoding="utf-8")
+    before = fake.files()
+    run = load_run_file(fake.run_file())
+    assert not_refused(run, storage_of(run)).text == "baton run would go on from step 100"
+    other = load_run_file(fake.run_file(), ["train.seed=1"])
+    with pytest.raises(IdentityChanged, match=r"train\.seed"):
+        not_refused(other, storage_of(other))
+    assert fake.files() == before
 
 
 @pytest.mark.parametrize(
