@@ -9,7 +9,6 @@ import typer
 
 from flows.commands.address import Overrides
 from flows.commands.output import AsJson, say, say_json
-from flows.doctor.examination import Question, examine
 from flows.doctor.finding import Finding
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_types import tpu_type
@@ -39,6 +38,8 @@ def doctor(
     for name, value in (("--step-seconds", step_seconds), ("--preempted-every-hours", preempted_every_hours)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
+    from flows.doctor.examination import Question, examine
+
     question = Question(
         file=file,
         overrides=tuple(overrides or ()),
