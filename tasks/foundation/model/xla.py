@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras import tree
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.graph_scan import layer_of
@@ -20,7 +21,7 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
 
     Args:
         step: a Python function of tensors that takes one train step, as `stepping.take_step` does.
-        arguments: `tf.TensorSpec`s of static shapes.
+        arguments: `tf.TensorSpec`s of static shapes, or flat dicts of them.
         reference: what the user calls the model, for messages.
         layers: names of the model's layers.
 
@@ -29,8 +30,16 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
     """
     try:
         _start_quietly()
-        function = tf.function(step, jit_compile=True, autograph=False)
-        return str(function.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo"))
+        # It takes tensors one by one, and no dicts of them.
+        flat = tree.flatten(tuple(arguments))
+        function = tf.function(
+            lambda *parts: step(*tree.pack_sequence_as(tuple(arguments), list(parts))),
+            jit_compile=True,
+            autograph=False,
+        )
+        ir = function.experimental_get_compiler_ir(*flat)
+        # On a machine with a GPU it would be for that.
+        return str(ir(stage="optimized_hlo", device_name="/device:CPU:0"))
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
         raise ModelError(
             f"{reference}: XLA, which compiles for TPUs, refuses the train step: {blamed(str(fault), layers)}. Move "

@@ -160,6 +160,7 @@ def test_what_xla_leaves_out_and_what_nothing_reads_does_not_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Layer 'reshape':UserWarning")
 def test_common_layers_and_metrics_pass() -> None:
     tokens = keras.Input((8,), dtype="int32")
     x = keras.layers.Embedding(10, 4, mask_zero=True)(tokens)
