@@ -179,7 +179,7 @@ def fits(built: Built, peak: int | None, target: Target) -> Finding:
     if target.tpu is None:
         return Finding(check="memory", verdict="pass", text=f"{text}; no TPU type to compare with", value=needed)
     share = needed / target.tpu.hbm_bytes
-    text += f": {share:.1%} of a replica's {size_words(target.tpu.hbm_bytes)}"
+    text += f": {_percent(share)} of a replica's {size_words(target.tpu.hbm_bytes)}"
     if share <= _COMFORTABLE:
         return Finding(check="memory", verdict="pass", text=text, value=needed)
     remedy = "a smaller train.global_batch_size, mixed_bfloat16, keras.RematScope, or a TPU with more memory a replica"
@@ -216,6 +216,10 @@ def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed:
             remedy="lower the learning rate, clip gradients, or look at the data",
         )
     return Finding(check="step", verdict="pass", text=f"{text}: loss {number_words(told)}")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "under 0.1%"  # noqa: PLR2004 - what one digit shows
 
 
 def _listed(found: Sequence[Suspect]) -> str:

@@ -61,7 +61,8 @@ def preemptions(
     own = interval_seconds(run, step_seconds)
     if own is None:
         return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
-    if step_seconds is not None and run.spec.train.steps * step_seconds <= min(own, best):
+    # A short run is not worth a word about its commits, unless they last longer than what they save.
+    if step_seconds is not None and run.spec.train.steps * step_seconds <= best and cost.commit_seconds <= own:
         text += f"; the whole run takes {duration_words(run.spec.train.steps * step_seconds)}"
         return Finding(check="preemption", verdict="pass", text=text)
     text += f"; the run file commits every {duration_words(own)}"

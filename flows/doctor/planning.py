@@ -100,8 +100,10 @@ def batch_arithmetic(run: RunFile, target: Target) -> Finding:
     wide = padding_share(each, _LANES)
     if not wide:
         return Finding(check="batch", verdict="pass", text=f"{text}; no padding")
-    text = f"{text}; no padding of {_SUBLANES} rows, up to {wide:.0%} where the batch is the side of {_LANES}"
-    return Finding(check="batch", verdict="pass", text=text)
+    text = f"{text}; no padding along the {_SUBLANES} of a TPU's tiles of {_SUBLANES} x {_LANES}"
+    good = -(-each // _LANES) * _LANES * target.replicas
+    remedy = f"along the {_LANES}, {wide:.0%} would be padding; train.global_batch_size: {good} fills both"
+    return Finding(check="batch", verdict="pass", text=text, remedy=remedy)
 
 
 def padding_share(size: int, multiple: int) -> float:

@@ -222,6 +222,15 @@ def test_a_planted_fault_is_found_by_its_check_alone(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_run_in_a_bucket_passes_and_the_bucket_stays_empty(tmp_path: Path, cloud: FakeGcs) -> None:
+    found = diagnose(make_run(tmp_path / "run"), overrides=["storage=gs://bucket/team"])
+    assert [finding for finding in found.values() if finding.verdict != "pass"] == []
+    assert found["storage"].text.startswith("gs://bucket/team: ")
+    assert cloud.store.names("bucket") == []
+    assert cloud.count("object.delete") >= 2
+
+
+@pytest.mark.slow
 def test_without_a_tpu_what_only_a_tpu_minds_is_a_warning(tmp_path: Path) -> None:
     found = diagnose(make_run(tmp_path / "run", MASK, FLOAT64), tpu=None)
     assert found["graph"].verdict == "warn"

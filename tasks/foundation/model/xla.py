@@ -39,7 +39,7 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
         )
         ir = function.experimental_get_compiler_ir(*flat)
         # On a machine with a GPU it would be for that.
-        return str(ir(stage="optimized_hlo", device_name="/device:CPU:0"))
+        return str(ir(stage="optimized_hlo", platform_name="CPU"))
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
         raise ModelError(
             f"{reference}: XLA, which compiles for TPUs, refuses the train step: {blamed(str(fault), layers)}. Move "
