@@ -62,8 +62,9 @@ def preemptions(
     if own is None:
         return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
     # A short run is not worth a word about its commits, unless they last longer than what they save.
-    if step_seconds is not None and run.spec.train.steps * step_seconds <= best and cost.commit_seconds <= own:
-        text += f"; the whole run takes {duration_words(run.spec.train.steps * step_seconds)}"
+    whole = math.inf if step_seconds is None else run.spec.train.steps * step_seconds
+    if whole <= best and (own >= whole or own >= cost.commit_seconds):
+        text += f"; the whole run takes {duration_words(whole)}"
         return Finding(check="preemption", verdict="pass", text=text)
     text += f"; the run file commits every {duration_words(own)}"
     wasted, least = (_share(each, cost.commit_seconds, hours_between) for each in (own, best))

@@ -62,6 +62,7 @@ def test_the_run_files_own_interval(
         (["train.steps=100000"], 0.5, 8.0, "warn", ["13 h 53 min", "100% of the time", "train.segment_steps: 960"]),
         (["train.steps=100000", "train.segment_steps=10"], 0.5, 8.0, "warn", ["every 5.0 s", "segment_steps: 960"]),
         ([], 0.01, 8.0, "pass", ["the whole run takes 10 s"]),
+        ([], 1e-7, 8.0, "pass", ["the whole run takes 0.0 s"]),
         (["train.segment_steps=100"], 0.01, 0.1, "pass", ["the whole run takes 10 s"]),
         (["train.segment_steps=100"], 0.01, 8.0, "warn", ["every 1.0 s", "one segment will do"]),
         (["train.segment_seconds=480"], None, 40.0, "warn", ["stop.grace_seconds = 25", "nearer"]),
