@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from flows.doctor.finding import Finding
+from flows.doctor.finding import Finding, Verdict
 from flows.doctor.planning import Target, examples_each
 from flows.doctor.sampling import Sample, first_batch
 from tasks.foundation.accelerator.strategy import acquire
@@ -30,6 +30,9 @@ from tasks.foundation.telemetry.wording import duration_words, number_words, siz
 # Shares of a replica's memory.
 _COMFORTABLE, _FULL = 0.7, 0.95
 _SHOWN = 4
+# A CPU has no bfloat16: XLA's program for it keeps such values as float32 besides, and measured so much more.
+_TOO_MUCH = 3
+_HALF = f", which keeps bfloat16 as float32 besides: up to {_TOO_MUCH} times too much"
 _REMEDIES = {
     "string": "turn strings into numbers in the input pipeline, and leave tf.print out",
     "python": "write it with TensorFlow or Keras operations, or move it into the input pipeline",
@@ -166,7 +169,8 @@ def fits(built: Built, peak: int | None, target: Target) -> Finding:
     """The memory of one replica; its value is the bytes needed.
 
     Variables are counted one by one. Activations, gradients and what else the step holds for a time are the peak of
-    `liveness.peak_bytes`. Nothing is added for a TPU's padding, and nothing taken off for its better fusions.
+    `liveness.peak_bytes`. Nothing is added for a TPU's padding, and nothing taken off for its better fusions; of a
+    model that computes in bfloat16 the peak may be three times too much, and fails only if a third is too much, too.
     """
     variables = sum(_bytes(leaf) for leaf in built.state.leaves)
     model = sum(_bytes(leaf) for leaf in built.state.leaves if leaf.path.startswith("model/"))
@@ -175,7 +179,9 @@ def fits(built: Built, peak: int | None, target: Target) -> Finding:
     if peak is None:
         return Finding(check="memory", verdict="skipped", text=f"{text}activations not known: XLA refused the step")
     needed = variables + batch + peak
-    text += f"about {size_words(batch + peak)} of batch, activations and gradients (by liveness over XLA's CPU program)"
+    is_half = any(layer.dtype_policy.compute_dtype == "bfloat16" for layer in layers_of(built.state.model))
+    method = "by liveness over XLA's CPU program" + (_HALF if is_half else "")
+    text += f"about {size_words(batch + peak)} of batch, activations and gradients ({method})"
     if target.tpu is None:
         return Finding(check="memory", verdict="pass", text=f"{text}; no TPU type to compare with", value=needed)
     share = needed / target.tpu.hbm_bytes
@@ -185,7 +191,10 @@ def fits(built: Built, peak: int | None, target: Target) -> Finding:
     remedy = "a smaller train.global_batch_size, mixed_bfloat16, keras.RematScope, or a TPU with more memory a replica"
     if variables > _FULL * target.tpu.hbm_bytes:
         remedy = "a smaller model or optimizer, or a TPU with more memory a replica: every replica holds all variables"
-    return Finding(check="memory", verdict="warn" if share <= _FULL else "fail", text=text, remedy=remedy, value=needed)
+    # What may be three times too much is no reason to refuse.
+    least = (variables + batch + peak // (_TOO_MUCH if is_half else 1)) / target.tpu.hbm_bytes
+    verdict: Verdict = "fail" if least > _FULL else "warn"
+    return Finding(check="memory", verdict=verdict, text=text, remedy=remedy, value=needed)
 
 
 def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed: int | None) -> Finding:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -169,6 +170,28 @@ def test_records_in_place_are_read_where_they_are(tmp_path: Path, monkeypatch: p
     assert Path(shard.path).resolve() == tmp_path / "made.tfrecord"
     assert found.value.manifest.features[0].encoding == "image", "decoding is part of what is measured"
     assert "examples/s a host" in feeds_fast_enough(run, target_of(run, V5E).value, found.value, None).text
+
+
+@pytest.mark.parametrize(
+    ("policy", "gigabytes", "verdict"),
+    [
+        ("float32", 11, "pass"),
+        ("float32", 12, "warn"),
+        ("float32", 16, "fail"),
+        ("mixed_bfloat16", 11, "pass"),
+        ("mixed_bfloat16", 16, "warn"),
+        ("mixed_bfloat16", 48, "fail"),
+    ],
+)
+def test_memory_of_a_replica(policy: str, gigabytes: int, verdict: str, tmp_path: Path) -> None:
+    from flows.doctor.modelling import fits
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype=policy)])
+    built: Any = SimpleNamespace(state=SimpleNamespace(model=model, leaves=()), arguments=())
+    found = fits(built, gigabytes * 10**9, target_of(run_with(tmp_path), V5E).value)
+    assert found.verdict == verdict
+    assert ("3 times too much" in found.text) == (policy != "float32")
+    assert bool(found.remedy) == (verdict != "pass")
 
 
 @pytest.fixture
