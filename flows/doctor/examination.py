@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.doctor.feeding import feeds_fast_enough
 from flows.doctor.finding import Checks, Finding
 from flows.doctor.pacing import preemptions
 from flows.doctor.planning import batch_arithmetic, code_is_there, not_refused, read_run_file, target_of
-from flows.doctor.sampling import feeds_fast_enough, sample_of
+from flows.doctor.sampling import sample_of
 from flows.doctor.storing import commit_cost, reachable_and_writable
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.storage.leftovers import temporary_folder
@@ -70,8 +71,8 @@ def _examine_model(checks: Checks, question: Question, ground: _Ground) -> None:
     model = checks.make("model", lambda *given: _modelling().builds(*given[:3]), run, target, sample, ground.code)
     checks.make("dtype", lambda *given: _modelling().dtypes(*given), model, target)
     graph = checks.make("graph", lambda *given: _modelling().static_shapes(*given), model, target)
-    xla = checks.make("xla", lambda *given: _modelling().compiles(*given[:3]), run, target, model, graph)
-    memory = checks.make("memory", lambda *given: _modelling().fits(*given), model, xla, target)
+    xla = checks.make("xla", lambda *given: _compiling().compiles(*given[:3]), run, target, model, graph)
+    memory = checks.make("memory", lambda *given: _compiling().fits(*given), model, xla, target)
     checks.make("step", lambda *given: _modelling().one_step(*given, memory.value), run, target, sample, model)
     checks.make(
         "input",
@@ -101,3 +102,10 @@ def _modelling() -> Any:
     from flows.doctor import modelling
 
     return modelling
+
+
+def _compiling() -> Any:
+    """As `_modelling`."""
+    from flows.doctor import compiling
+
+    return compiling

@@ -1,4 +1,4 @@
-"""The user's model: does it build and trace, can a TPU run its step, does it fit, and does one step work?"""
+"""The user's model: does it build and trace, are its shapes and dtypes a TPU's, and does one step work?"""
 
 import math
 import os
@@ -12,27 +12,20 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from flows.doctor.finding import Finding, Verdict
+from flows.doctor.feeding import first_batch
+from flows.doctor.finding import Finding
 from flows.doctor.planning import Target, examples_each
-from flows.doctor.sampling import Sample, first_batch
+from flows.doctor.sampling import Sample
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
-from tasks.foundation.errors import ModelError
 from tasks.foundation.model.graph_scan import Suspect, scan
-from tasks.foundation.model.liveness import peak_bytes
 from tasks.foundation.model.stepping import step_failures, take_step, trace_step
 from tasks.foundation.model.variables import Leaf, layers_of
-from tasks.foundation.model.xla import compiled_step
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.wording import duration_words, number_words, size_words
 
-# Shares of a replica's memory.
-_COMFORTABLE, _FULL = 0.7, 0.95
 _SHOWN = 4
-# A CPU has no bfloat16: XLA's program for it keeps such values as float32 besides, and measured so much more.
-_TOO_MUCH = 3
-_HALF = f", which keeps bfloat16 as float32 besides: up to {_TOO_MUCH} times too much"
 _REMEDIES = {
     "string": "turn strings into numbers in the input pipeline, and leave tf.print out",
     "python": "write it with TensorFlow or Keras operations, or move it into the input pipeline",
@@ -95,7 +88,7 @@ def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
         layers=tuple(layer.name for layer in layers_of(state.model)),
         seconds=time.monotonic() - began,
     )
-    parameters = sum(_count(leaf) for leaf in state.leaves if leaf.path.startswith("model/"))
+    parameters = sum(count_of(leaf) for leaf in state.leaves if leaf.path.startswith("model/"))
     text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
     return Finding(check="model", verdict="pass", text=text, value=built)
 
@@ -148,55 +141,6 @@ def static_shapes(built: Built, target: Target) -> Finding:
     )
 
 
-def compiles(run: RunFile, target: Target, built: Built) -> Finding:
-    """The step through XLA; its value is the peak of its memory in bytes.
-
-    Raises:
-        ModelError: XLA refuses the step, which is to run on a TPU.
-    """
-    began = time.monotonic()
-    try:
-        hlo = compiled_step(built.step, built.arguments, reference=run.spec.model.build, layers=built.layers)
-    except ModelError as fault:
-        if target.is_tpu:
-            raise
-        return Finding(check="xla", verdict="warn", text=str(fault))
-    text = f"XLA compiles the step, for this CPU in {duration_words(time.monotonic() - began)}"
-    return Finding(check="xla", verdict="pass", text=text, value=peak_bytes(hlo))
-
-
-def fits(built: Built, peak: int | None, target: Target) -> Finding:
-    """The memory of one replica; its value is the bytes needed.
-
-    Variables are counted one by one. Activations, gradients and what else the step holds for a time are the peak of
-    `liveness.peak_bytes`. Nothing is added for a TPU's padding, and nothing taken off for its better fusions; of a
-    model that computes in bfloat16 the peak may be three times too much, and fails only if a third is too much, too.
-    """
-    variables = sum(_bytes(leaf) for leaf in built.state.leaves)
-    model = sum(_bytes(leaf) for leaf in built.state.leaves if leaf.path.startswith("model/"))
-    batch = sum(math.prod(each.shape) * each.dtype.size for each in tree.flatten(built.arguments))
-    text = f"{size_words(model)} of parameters, {size_words(variables - model)} of optimizer and metrics, "
-    if peak is None:
-        return Finding(check="memory", verdict="skipped", text=f"{text}activations not known: XLA refused the step")
-    needed = variables + batch + peak
-    is_half = any(layer.dtype_policy.compute_dtype == "bfloat16" for layer in layers_of(built.state.model))
-    method = "by liveness over XLA's CPU program" + (_HALF if is_half else "")
-    text += f"about {size_words(batch + peak)} of batch, activations and gradients ({method})"
-    if target.tpu is None:
-        return Finding(check="memory", verdict="pass", text=f"{text}; no TPU type to compare with", value=needed)
-    share = needed / target.tpu.hbm_bytes
-    text += f": {_percent(share)} of a replica's {size_words(target.tpu.hbm_bytes)}"
-    if share <= _COMFORTABLE:
-        return Finding(check="memory", verdict="pass", text=text, value=needed)
-    remedy = "a smaller train.global_batch_size, mixed_bfloat16, keras.RematScope, or a TPU with more memory a replica"
-    if variables > _FULL * target.tpu.hbm_bytes:
-        remedy = "a smaller model or optimizer, or a TPU with more memory a replica: every replica holds all variables"
-    # What may be three times too much is no reason to refuse.
-    least = (variables + batch + peak // (_TOO_MUCH if is_half else 1)) / target.tpu.hbm_bytes
-    verdict: Verdict = "fail" if least > _FULL else "warn"
-    return Finding(check="memory", verdict=verdict, text=text, remedy=remedy, value=needed)
-
-
 def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed: int | None) -> Finding:
     """One step with examples of the sample, on this CPU.
 
@@ -227,22 +171,15 @@ def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed:
     return Finding(check="step", verdict="pass", text=f"{text}: loss {number_words(told)}")
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 else "under 0.1%"  # noqa: PLR2004 - what one digit shows
-
-
 def _listed(found: Sequence[Suspect]) -> str:
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(map(str, found[:_SHOWN])) + more
 
 
-def _count(leaf: Leaf) -> int:
+def count_of(leaf: Leaf) -> int:
+    """Values of one replica's copy."""
     return int(leaf.components[0].shape.num_elements())
 
 
 def _dtype(leaf: Leaf) -> str:
     return str(leaf.components[0].dtype.name)
-
-
-def _bytes(leaf: Leaf) -> int:
-    return _count(leaf) * int(leaf.components[0].dtype.size)

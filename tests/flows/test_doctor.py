@@ -12,7 +12,7 @@ from fake_run import FakeRun
 from faulty_runs import ALL_CHECKS, diagnose, layer_doing, make_run
 
 from flows.commands.main import main
-from flows.doctor import sampling
+from flows.doctor import feeding
 from flows.doctor.finding import Checks, Finding
 from flows.doctor.planning import batch_arithmetic, not_refused, target_of
 from flows.doctor.storing import reachable_and_writable
@@ -30,7 +30,7 @@ TINY = TpuType(name="tiny", chips=1, replicas=1, hosts=1, hbm_bytes=9_000)
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_MEASURED_SECONDS", 0.05)
+    monkeypatch.setattr(feeding, "_MEASURED_SECONDS", 0.05)
 
 
 @pytest.mark.slow

@@ -11,11 +11,12 @@ import tensorflow as tf
 from fake_gcs import FakeGcs
 from faulty_runs import V5E, make_run
 
-from flows.doctor import sampling, storing
+from flows.doctor import feeding, sampling, storing
+from flows.doctor.feeding import feeds_fast_enough, first_batch
 from flows.doctor.finding import Checks
 from flows.doctor.pacing import best_interval, interval_seconds, preemptions
 from flows.doctor.planning import batch_arithmetic, padding_share, target_of
-from flows.doctor.sampling import Sample, feeds_fast_enough, first_batch, sample_of
+from flows.doctor.sampling import Sample, sample_of
 from flows.doctor.storing import CommitCost, commit_cost
 from flows.goal import storage_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
@@ -157,7 +158,7 @@ def test_records_in_place_are_read_where_they_are(tmp_path: Path, monkeypatch: p
         for _ in range(9):
             writer.write(example.SerializeToString())
     monkeypatch.setattr(sampling, "_MOST_EXAMPLES", 4)
-    monkeypatch.setattr(sampling, "_MEASURED_BATCHES", 3)
+    monkeypatch.setattr(feeding, "_MEASURED_BATCHES", 3)
     run = run_with(
         tmp_path,
         "data={source: tfrecord}",
@@ -184,7 +185,7 @@ def test_records_in_place_are_read_where_they_are(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_memory_of_a_replica(policy: str, gigabytes: int, verdict: str, tmp_path: Path) -> None:
-    from flows.doctor.modelling import fits
+    from flows.doctor.compiling import fits
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype=policy)])
     built: Any = SimpleNamespace(state=SimpleNamespace(model=model, leaves=()), arguments=())
