@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands import export, fork, list_runs, log, prove, report, run, status, verify
+from flows.commands import doctor, export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises
 from tasks.foundation.errors import BatonError
@@ -44,6 +44,7 @@ app.command("fork")(fork.fork)
 app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("prove")(prove.prove)
+app.command("doctor")(doctor.doctor)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,81 @@
+"""`baton doctor`: what can be found out about a run file before anything is rented."""
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.address import Overrides
+from flows.commands.output import AsJson, say, say_json
+from flows.doctor.finding import Finding
+from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.accelerator.tpu_types import tpu_type
+from tasks.foundation.errors import InvalidInput
+
+_HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_WIDTH = {"verdict": 7, "check": 11}
+
+
+def doctor(
+    file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
+    overrides: Overrides = None,
+    *,
+    for_type: Annotated[
+        str | None, typer.Option("--for", metavar="TPU", help="the TPU type to be rented, as v5litepod-8")
+    ] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option(help="how long a step is assumed to last there", metavar="SECONDS")
+    ] = None,
+    preempted_every_hours: Annotated[float, typer.Option(help="mean time between preemptions", metavar="HOURS")] = 4.0,
+    as_json: AsJson = False,
+) -> int:
+    """Check a run file, its code, data and store, and one step, on this machine; nothing of the run is begun.
+
+    Each check passes, warns, fails or is skipped. Exits 2 if one fails.
+    """
+    for name, value in (("--step-seconds", step_seconds), ("--preempted-every-hours", preempted_every_hours)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
+    from flows.doctor.examination import Question, examine
+
+    question = Question(
+        file=file,
+        overrides=tuple(overrides or ()),
+        tpu=None if for_type is None else tpu_type(for_type),
+        step_seconds=step_seconds,
+        preempted_every_hours=preempted_every_hours,
+    )
+    quiet_tensorflow()
+    _hasten_xla()
+    checks = examine(question, _ignore if as_json else _say)
+    if as_json:
+        findings = [
+            {"check": each.check, "verdict": each.verdict, "text": each.text, "remedy": each.remedy}
+            for each in checks.findings
+        ]
+        say_json({"file": str(file), "for": for_type, "ok": not checks.failed, "findings": findings})
+    else:
+        counts = [(word, sum(each.verdict == word for each in checks.findings)) for word in ("fail", "warn", "skipped")]
+        say(", ".join(f"{count} {word}" for word, count in counts if count) or "all checks passed")
+    return InvalidInput.exit_code if checks.failed else 0
+
+
+def _hasten_xla() -> None:
+    """XLA's program is looked at and never run: a third of the time is enough. Read at XLA's first use, once."""
+    # What a user has set comes later, and holds.
+    os.environ["XLA_FLAGS"] = f"{_HASTE} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+def _ignore(_: Finding) -> None:
+    """The whole is said at the end."""
+
+
+def _say(finding: Finding) -> None:
+    """One line, as soon as it is known, and one for the remedy below its text."""
+    verdict, check = finding.verdict.ljust(_WIDTH["verdict"]), finding.check.ljust(_WIDTH["check"])
+    say(f"{verdict}  {check}  {finding.text}")
+    if finding.remedy:
+        word = "hint" if finding.verdict == "pass" else "remedy"
+        say(f"{' ' * sum(_WIDTH.values())}    {word}: {finding.remedy}")

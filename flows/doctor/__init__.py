@@ -1,0 +1,1 @@
+"""The checks of `baton doctor`: what can be found out about a run before anything is rented."""

@@ -1,0 +1,185 @@
+"""The user's model: does it build and trace, are its shapes and dtypes a TPU's, and does one step work?"""
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from flows.doctor.feeding import first_batch
+from flows.doctor.finding import Finding
+from flows.doctor.planning import Target, examples_each
+from flows.doctor.sampling import Sample
+from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.model.graph_scan import Suspect, scan
+from tasks.foundation.model.stepping import step_failures, take_step, trace_step
+from tasks.foundation.model.variables import Leaf, layers_of
+from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.telemetry.wording import duration_words, number_words, size_words
+
+_SHOWN = 4
+_REMEDIES = {
+    "string": "turn strings into numbers in the input pipeline, and leave tf.print out",
+    "python": "write it with TensorFlow or Keras operations, or move it into the input pipeline",
+    "dynamic shape": "keep shapes fixed: multiply by a mask, or use tf.where with three arguments, instead of picking "
+    "elements out",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A model as one replica has it.
+
+    Attributes:
+        state: the train state, at its initial values.
+        step: a Python function of the parts of a batch.
+        traced: the same as a concrete function.
+        arguments: `tf.TensorSpec`s of the parts, for one replica's batch.
+        layers: names of the model's layers.
+        seconds: to build and to trace.
+    """
+
+    state: TrainState
+    step: Callable[..., Any]
+    traced: Any
+    arguments: tuple[Any, ...]
+    layers: tuple[str, ...]
+    seconds: float
+
+
+def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
+    """Imports and builds the model for one replica on the CPU, and traces its train step; its value is `Built`.
+
+    Raises:
+        ModelError: the user's code or model cannot be used.
+    """
+    spec = run.spec
+    asked = spec.accelerator
+    # One replica on the CPU, whatever the run is to train on: the process's only accelerator.
+    own = acquire(
+        AcceleratorSpec(kind="cpu", intra_op_threads=asked.intra_op_threads, inter_op_threads=asked.inter_op_threads),
+        None,
+    )
+    began = time.monotonic()
+    # What Keras cannot do on several replicas is to be refused here.
+    pretended = replace(own, environment=own.environment.model_copy(update={"replicas": target.replicas}))
+    batch = sample.zeros(examples_each(run, target))
+    state = build_train_state(spec, code_folder=run.folder, accelerator=pretended, batch=batch)
+    state.accelerator = own
+
+    def step(*parts: Any) -> Any:
+        return take_step(state.model, own.strategy, parts)
+
+    tensors = tree.map_structure(tf.convert_to_tensor, batch)
+    traced = trace_step(tf.function(step, jit_compile=False), tensors, leaves=state.leaves, reference=spec.model.build)
+    built = Built(
+        state=state,
+        step=step,
+        traced=traced,
+        arguments=tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), tensors),
+        layers=tuple(layer.name for layer in layers_of(state.model)),
+        seconds=time.monotonic() - began,
+    )
+    parameters = sum(count_of(leaf) for leaf in state.leaves if leaf.path.startswith("model/"))
+    text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
+    return Finding(check="model", verdict="pass", text=text, value=built)
+
+
+def dtypes(built: Built, target: Target) -> Finding:
+    """The dtype policies of the layers, and what computes in float64."""
+    model = built.state.model
+    policies = Counter(layer.dtype_policy.name for layer in layers_of(model) if layer is not model)
+    told = ", ".join(name for name, _ in policies.most_common())
+    doubles = [leaf.path for leaf in built.state.leaves if leaf.trainable and _dtype(leaf) == "float64"]
+    if "float64" in policies or doubles:
+        return Finding(
+            check="dtype",
+            verdict="fail" if target.is_tpu else "warn",
+            text=f"{told}: a TPU has no float64 and imitates it, at a small share of its speed",
+            remedy="use float32, or mixed_bfloat16: keras.config.set_dtype_policy",
+        )
+    found = [each for each in scan(built.traced, built.layers) if each.kind == "float64"]
+    if found and target.is_tpu:
+        return Finding(
+            check="dtype",
+            verdict="warn",
+            text=f"{told}; but {_listed(found)} compute in float64, which a TPU only imitates",
+            remedy="cast to float32",
+        )
+    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaled or any("float16" in name and "bfloat16" not in name for name in policies):
+        return Finding(
+            check="dtype",
+            verdict="warn",
+            text=f"{told}: float16 needs its loss scaled, and what overflows skips steps",
+            remedy="use mixed_bfloat16, which TPUs compute in and which needs no scaling",
+        )
+    is_full = target.is_tpu and set(policies) == {"float32"}
+    remedy = "the policy mixed_bfloat16 would halve the activations, and TPUs compute in it anyway" if is_full else ""
+    return Finding(check="dtype", verdict="pass", text=told or "no layers", remedy=remedy)
+
+
+def static_shapes(built: Built, target: Target) -> Finding:
+    """Operations of the step that a TPU does not run, though a CPU does."""
+    found = [each for each in scan(built.traced, built.layers) if each.kind != "float64"]
+    if not found:
+        return Finding(check="graph", verdict="pass", text="no strings, no Python code, all shapes static")
+    kinds = list(dict.fromkeys(each.kind for each in found))
+    return Finding(
+        check="graph",
+        verdict="fail" if target.is_tpu else "warn",
+        text=f"a TPU cannot run {_listed(found)}",
+        remedy="; ".join(_REMEDIES[kind] for kind in kinds),
+    )
+
+
+def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed: int | None) -> Finding:
+    """One step with examples of the sample, on this CPU.
+
+    Raises:
+        ModelError: an operation fails.
+    """
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed is not None and needed > room:
+        text = f"it needs {size_words(needed)}, and this machine has {size_words(room)}"
+        return Finding(check="step", verdict="skipped", text=text, remedy="run the doctor on a larger machine")
+    each = examples_each(run, target)
+    batch = first_batch(run, sample, each=each)
+    began = time.monotonic()
+    with step_failures(f"{run.spec.model.build}: train_step failed on the first batch of the sample"):
+        loss = built.traced(*batch)
+    seconds = time.monotonic() - began
+    text = f"{each} examples on this CPU in {duration_words(seconds)}"
+    if loss is None:
+        return Finding(check="step", verdict="pass", text=text)
+    told = float(tf.reduce_sum(loss))
+    if not math.isfinite(told):
+        return Finding(
+            check="step",
+            verdict="fail",
+            text=f"{text}: the loss is {told}",
+            remedy="lower the learning rate, clip gradients, or look at the data",
+        )
+    return Finding(check="step", verdict="pass", text=f"{text}: loss {number_words(told)}")
+
+
+def _listed(found: Sequence[Suspect]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(map(str, found[:_SHOWN])) + more
+
+
+def count_of(leaf: Leaf) -> int:
+    """Values of one replica's copy."""
+    return int(leaf.components[0].shape.num_elements())
+
+
+def _dtype(leaf: Leaf) -> str:
+    return str(leaf.components[0].dtype.name)
