@@ -138,7 +138,7 @@ class _Relay:
                 ended = self._ended(head, segments)
                 if ended is not None:
                     break
-                ended = self._train_and_commit(dataset, head, number=segments + 1)
+                ended, head_after = self._train_and_commit(dataset, head, number=segments + 1)
             except DamagedCheckpoint as fault:
                 tries += 1
                 if not fault.retryable or tries == _TRIES_WITHOUT_PROGRESS:
@@ -146,7 +146,7 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
-            tries, head = 0, self._agreed_head()
+            tries, head = 0, head_after
             segments += head.finished is None  # else it trained nothing
             if self.accelerator.is_chief:
                 write_curves(self.log)
@@ -212,16 +212,17 @@ class _Relay:
         over = left is not None and left <= 0
         return "time_budget" if self.accelerator.of_chief(over) else None
 
-    def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> str | None:
-        """One segment; why the command is to stop after it, if it is.
+    def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head]:
+        """One segment; why the command is to stop after it, if it is, and the head.
 
-        Both are held together: a signal between the last step and the commit would lose a segment that is trained
-        already. What its handler raised is raised after them.
+        All of it is held together: a signal between the last step and the commit would lose a segment that is trained
+        already, and a host that left before the others know the head would look lost. What the signal's handler raised
+        is raised after them.
         """
         spec, seconds_left = self.run.spec, self._seconds_left()
         request = _next_segment(spec, dataset, head, self.goal, number=number, seconds_left=seconds_left)
 
-        def work(stops: Stops) -> str | None:
+        def work(stops: Stops) -> tuple[str | None, Head]:
             result = self.stages.train_segment(
                 request,
                 code_folder=self.run.folder,
@@ -231,7 +232,7 @@ class _Relay:
             )
             if result.staged is not None and self.accelerator.is_chief:
                 self.stages.checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.telemetry)
-            return agreed_stop(stops, self.accelerator)
+            return agreed_stop(stops, self.accelerator), self._agreed_head()
 
         return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
 

@@ -56,10 +56,11 @@ def feeds_fast_enough(run: RunFile, target: Target, sample: Sample, step_seconds
 
 def first_batch(run: RunFile, sample: Sample, *, each: int) -> tuple[Any, ...]:
     """The sample's first batch for one replica, as tensors."""
+    from tasks.foundation.dataset.class_weight import weighed
     from tasks.foundation.dataset.failures import reading_failures
 
     with reading_failures():
-        return tuple(next(iter(_batches(run, sample, each=each, replicas=1))))
+        return weighed(next(iter(_batches(run, sample, each=each, replicas=1))), run.spec.train.class_weight)
 
 
 def _batches(run: RunFile, sample: Sample, *, each: int, replicas: int) -> Any:

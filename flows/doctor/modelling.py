@@ -19,8 +19,9 @@ from flows.doctor.sampling import Sample
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.model.graph_scan import Suspect, scan
-from tasks.foundation.model.stepping import step_failures, take_step, trace_step
+from tasks.foundation.model.stepping import step_failures, step_of, take_step, trace_step
 from tasks.foundation.model.variables import Leaf, layers_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.wording import duration_words, number_words, size_words
@@ -71,12 +72,13 @@ def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
     began = time.monotonic()
     # What Keras cannot do on several replicas is to be refused here.
     pretended = replace(own, environment=own.environment.model_copy(update={"replicas": target.replicas}))
-    batch = sample.zeros(examples_each(run, target))
+    batch = weighed(sample.zeros(examples_each(run, target)), spec.train.class_weight)
     state = build_train_state(spec, code_folder=run.folder, accelerator=pretended, batch=batch)
     state.accelerator = own
+    own_step = step_of(state.model, spec.train.accumulate, reference=spec.model.build)
 
     def step(*parts: Any) -> Any:
-        return take_step(state.model, own.strategy, parts)
+        return take_step(own_step, own.strategy, parts)[0]
 
     tensors = tree.map_structure(tf.convert_to_tensor, batch)
     traced = trace_step(tf.function(step, jit_compile=False), tensors, leaves=state.leaves, reference=spec.model.build)

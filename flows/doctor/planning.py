@@ -6,7 +6,8 @@ from pathlib import Path
 
 from flows.doctor.finding import Finding
 from flows.goal import preflight, require_lasting_storage, require_not_stuck
-from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.batches import micro_batch_size
+from tasks.foundation.accelerator.padding import LANES, SUBLANES, padding
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
@@ -14,9 +15,6 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.wording import size_words
 from tasks.foundation.user_code import require_function
-
-# A TPU computes on tiles of 8 x 128 values; one side of them is often the batch.
-_SUBLANES, _LANES = 8, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,38 +81,36 @@ def batch_arithmetic(run: RunFile, target: Target) -> Finding:
         AcceleratorError: it does not divide; names the nearest batches that do.
     """
     batch = run.spec.train.global_batch_size
-    each = per_replica_batch_size(batch, target.replicas)
-    text = f"{batch} examples over {_counted(target.replicas, 'replica')}: {each} each"
+    accumulate = run.spec.train.accumulate
+    each = micro_batch_size(batch, target.replicas, accumulate)
+    cut = f", in {accumulate} micro-batches of {each}" if accumulate > 1 else ""
+    text = f"{batch} examples over {_counted(target.replicas, 'replica')}: {each * accumulate} each{cut}"
     if not target.is_tpu:
         return Finding(check="batch", verdict="pass", text=text)
-    share = padding_share(each, _SUBLANES)
-    if share:
-        good = -(-each // _SUBLANES) * _SUBLANES
+    parts = target.replicas * accumulate
+    padded = padding(each, {})
+    if padded.batch:
+        good = -(-each // SUBLANES) * SUBLANES
         return Finding(
             check="batch",
             verdict="warn",
-            text=f"{text}; a TPU pads them to {good} where the batch is a side of its tiles: {share:.0%} of that is "
-            "padding",
-            remedy=f"a multiple of {_SUBLANES} a replica, such as train.global_batch_size: {good * target.replicas}",
+            text=f"{text}; a TPU pads them to {good} where the batch is a side of its tiles: {padded.batch:.0%} of that "
+            "is padding",
+            remedy=f"a multiple of {SUBLANES} at a time, such as train.global_batch_size: {good * parts}",
         )
-    wide = padding_share(each, _LANES)
+    wide = padded.batch_on_lanes
     if not wide:
         return Finding(check="batch", verdict="pass", text=f"{text}; no padding")
-    text = f"{text}; no padding along the {_SUBLANES} of a TPU's tiles of {_SUBLANES} x {_LANES}"
-    good = -(-each // _LANES) * _LANES * target.replicas
-    remedy = f"along the {_LANES}, {wide:.0%} would be padding; train.global_batch_size: {good} fills both"
+    text = f"{text}; no padding along the {SUBLANES} of a TPU's tiles of {SUBLANES} x {LANES}"
+    good = -(-each // LANES) * LANES * parts
+    remedy = f"along the {LANES}, {wide:.0%} would be padding; train.global_batch_size: {good} fills both"
     return Finding(check="batch", verdict="pass", text=text, remedy=remedy)
-
-
-def padding_share(size: int, multiple: int) -> float:
-    """Share of padding once `size` has been filled up to a multiple, in [0, 1)."""
-    padded = -(-size // multiple) * multiple
-    return (padded - size) / padded
 
 
 def examples_each(run: RunFile, target: Target) -> int:
     """Examples a replica, at least 1; rounded up where they do not divide, which `batch_arithmetic` refuses."""
-    return -(-run.spec.train.global_batch_size // target.replicas)
+    accumulate = run.spec.train.accumulate
+    return -(-run.spec.train.global_batch_size // (target.replicas * accumulate)) * accumulate
 
 
 def code_is_there(run: RunFile) -> Finding:

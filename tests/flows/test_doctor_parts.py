@@ -15,7 +15,7 @@ from flows.doctor import feeding, sampling, storing
 from flows.doctor.feeding import feeds_fast_enough, first_batch
 from flows.doctor.finding import Checks
 from flows.doctor.pacing import best_interval, interval_seconds, preemptions
-from flows.doctor.planning import batch_arithmetic, padding_share, target_of
+from flows.doctor.planning import batch_arithmetic, target_of
 from flows.doctor.sampling import Sample, sample_of
 from flows.doctor.storing import CommitCost, commit_cost
 from flows.goal import storage_of
@@ -86,11 +86,6 @@ def test_what_a_preemption_costs(
     told = f"{found.text} {found.remedy}"
     assert found.verdict == verdict, told
     assert [word for word in words if word not in told] == [], told
-
-
-@pytest.mark.parametrize(("size", "multiple", "share"), [(8, 8, 0), (4, 8, 0.5), (9, 8, 7 / 16), (128, 128, 0)])
-def test_padding(size: int, multiple: int, share: float) -> None:
-    assert padding_share(size, multiple) == share
 
 
 @pytest.mark.parametrize(
