@@ -94,8 +94,8 @@ def batch_arithmetic(run: RunFile, target: Target) -> Finding:
         return Finding(
             check="batch",
             verdict="warn",
-            text=f"{text}; a TPU pads them to {good} where the batch is a side of its tiles: {padded.batch:.0%} of that "
-            "is padding",
+            text=f"{text}; a TPU pads them to {good} where the batch is a side of its tiles: {padded.batch:.0%} of "
+            "that is padding",
             remedy=f"a multiple of {SUBLANES} at a time, such as train.global_batch_size: {good * parts}",
         )
     wide = padded.batch_on_lanes

@@ -80,7 +80,7 @@ def commit_cost(storage: Storage, state: Any) -> Finding:
     from tasks.foundation.state.digest import digest_of
     from tasks.foundation.state.layout import tree_of
 
-    checkpoint = tf.train.Checkpoint(**tree_of(state.leaves))
+    checkpoint = tf.train.Checkpoint(**tree_of({leaf.path: leaf.variable for leaf in state.leaves}))
     policy = tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES)
     options = tf.train.CheckpointOptions(experimental_sharding_callback=policy)
     with temporary_folder("baton-doctor-") as folder, _scratch(storage) as scratch:
