@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -323,6 +323,8 @@ def _temporary_files_of(what: str) -> Iterator[None]:
     """What TensorFlow and the system say of a full or locked folder for temporary files, as one sentence of Baton's."""
     try:
         yield
+    except OUTER_CAUSES:
+        raise  # a device or a host is gone
     except (tf.errors.OpError, OSError) as fault:
         said = (fault.message if isinstance(fault, tf.errors.OpError) else str(fault)).splitlines()
         raise StorageError(
