@@ -215,7 +215,9 @@ class AcceleratorSpec(Contract):
     )
     replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
     tpu: str = Field(
-        default="local", min_length=1, description="local: the TPU of this machine; or the name, or grpc:// address, of one on it"
+        default="local",
+        min_length=1,
+        description="local: the TPU of this machine; or the name, or grpc:// address, of one on it",
     )
     zone: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
     project: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
