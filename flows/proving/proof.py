@@ -138,6 +138,7 @@ def _receipt(
     repeatable: bool | None,
     causes: tuple[str, ...],
 ) -> Receipt:
+    straight = set(one.committed_steps)
     return Receipt(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict="same" if comparison.same else "different",
@@ -148,7 +149,8 @@ def _receipt(
         environment=one.head.environment,
         baton=version("baton"),
         steps=one.tip.step,
-        cuts=tuple(step for step in other.committed_steps if 0 < step < other.tip.step),
+        # Where there are callbacks, both are evaluated on the way: that is no cut.
+        cuts=tuple(step for step in other.committed_steps if 0 < step < other.tip.step and step not in straight),
         killed_at_step=killed_at,
         data_prepared="once" if workshop.share_data else "for each trial",
         straight=one.end,

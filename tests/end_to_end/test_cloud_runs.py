@@ -70,6 +70,7 @@ def _nothing_beyond_the_design(root: Path) -> None:
         r"digits-cnn/log/(\d{8}\.json|HINT)",
         rf"digits-cnn/({'|'.join(sorted(folders))})/(ckpt\.index|ckpt\.data-\d{{5}}-of-\d{{5}}|manifest\.json)",
         r"digits-cnn/attempts/[0-9a-f]{32}\.json",
+        r"digits-cnn/tensorboard/(train|validation)/events\.out\.tfevents\.\d{10}\.step-\d+",
         r"digits-cnn/report/[\w.]+",
         r"datasets/[0-9a-f]{24}/((train|validation)-[\w-]+\.tfrecord|manifest\.json)",
     ]

@@ -282,6 +282,20 @@ def test_a_trial_runs_straight_to_its_end(run: RunFile, tmp_path: Path) -> None:
     assert (spec.evaluate.every_steps, spec.train.segment_seconds) == (None, None)
 
 
+@pytest.mark.parametrize(("every", "wanted"), [(100, 15), (None, None)])
+def test_callbacks_that_act_at_evaluations_act_in_a_trial(
+    run: RunFile, tmp_path: Path, every: int | None, wanted: int | None
+) -> None:
+    callbacks = run.spec.train.model_copy(update={"callbacks": "callbacks.py:make"})
+    evaluate = run.spec.evaluate.model_copy(update={"every_steps": every})
+    acting = replace(run, spec=run.spec.model_copy(update={"train": callbacks, "evaluate": evaluate}))
+    for of, steps in ((acting, wanted), (run, None)):
+        trial = trial_of(of, (), name="cut", storage=tmp_path, steps=31, segment_steps=7)
+        file, *words, _, _ = trial.words()
+        spec = load_run_file(Path(file), [word for word in words if word != "--set"]).spec
+        assert spec.evaluate.every_steps == steps
+
+
 def test_the_order_of_the_tree() -> None:
     keys = ["step", "metrics/0/0/a", "optimizer/10/x", "optimizer/2/x", "host/a", "seeds/s", "model/b_10", "model/b_2"]
     assert in_order(keys) == [
