@@ -42,6 +42,7 @@ bench: install
 chaos: install
 	$(BIN)/python tests/end_to_end/chaos.py
 	$(BIN)/python tests/end_to_end/cloud_chaos.py --plans 400
+	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
 
 # Needs uv. Plain pins, without the addresses of any index.
 lock:
