@@ -80,9 +80,10 @@ def relay(
         if done is not None:
             return done
         storage = storage_of(run)
+        # Every host asks, so that none waits for a chief that has refused.
+        require_not_stuck(run, try_again=try_again)
         writes = is_chief(run.spec.accelerator, os.environ)
         if writes:
-            require_not_stuck(run, try_again=try_again)
             for note in storage.probe():
                 telemetry.emit(Note(text=note, warning=True))
         log = RunLog(storage.at(run.spec.run))
