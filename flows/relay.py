@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.goal import Goal, RelayResult, preflight, relay_is_done, require_not_stuck, result_of, storage_of
-from tasks.foundation.accelerator.cluster import is_chief
+from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile
@@ -245,6 +245,9 @@ def _acquire_accelerator(spec: RunSpec, head: Head | None, telemetry: Sink) -> A
     """First of all: TensorFlow fixes devices and threads at its first use, and the user's `load` may use it."""
     from tasks.foundation.accelerator.strategy import acquire  # `baton --help` must not wait for TensorFlow
 
+    if spec.accelerator.kind == "multi_worker":
+        addresses = cluster_of(os.environ).addresses
+        telemetry.emit(Note(text=f"waiting until all workers are there: {', '.join(addresses)}"))
     accelerator = acquire(spec.accelerator, None if head is None else head.environment)
     if accelerator.said:
         telemetry.emit(Note(text=accelerator.said))
