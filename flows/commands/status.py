@@ -11,7 +11,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
 from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.runlog.history import History, commit_of, history_of
 from tasks.foundation.runlog.workers import Worker, workers_of
 from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
 
@@ -56,6 +56,7 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "forked_from": None if forked_from is None else forked_from.model_dump(),
         "seconds": seconds_in_log(history) if account is None else account.seconds,
         "account": None if account is None else account_facts(account),
+        "initialized_from": _weights_facts(history),
         "workers": [_worker_facts(worker) for worker in workers_of(history)],
         "environment": head.environment.model_dump(),
     }
@@ -82,6 +83,13 @@ def _best_facts(best: Best) -> dict[str, Any]:
         "mode": best.mode,
         "value": best.value,
     }
+
+
+def _weights_facts(history: History) -> list[dict[str, Any]]:
+    """The sources of the initial weights, as the first commit of the lineage tells."""
+    report = commit_of(history.commits[0]).initialized_from if history.commits else None
+    sources = () if report is None else report.sources
+    return [{"source": each.source, "place": each.place, "variables": len(each.loaded)} for each in sources]
 
 
 def _worker_facts(worker: Worker) -> dict[str, Any]:
@@ -126,6 +134,10 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("best", words))
     if facts["finished"] is not None:
         lines.append(("finished", f"early, at step {facts['finished']['step']}: {facts['finished']['reason']}"))
+    lines += [
+        ("weights", f"{source['variables']} variables began as in {source['place']}")
+        for source in facts["initialized_from"]
+    ]
     lines += [("worker", _worker_words(worker)) for worker in facts["workers"]]
     if facts["skipped_batches"]:
         lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))

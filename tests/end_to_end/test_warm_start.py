@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -66,7 +67,9 @@ def relay(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}, done.stderr
 
 
-def test_a_warm_start_ends_with_the_same_bits_when_it_is_cut(tmp_path: Path) -> None:
+def test_a_warm_start_ends_with_the_same_bits_when_it_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draw = np.random.default_rng(1)
     kept = {path: draw.uniform(0.1, 1, size=shape).astype(np.float32) for path, shape in KEPT.items()}
     for name in ("straight", "cut"):
@@ -78,6 +81,9 @@ def test_a_warm_start_ends_with_the_same_bits_when_it_is_cut(tmp_path: Path) -> 
     whole, told = relay(tmp_path / "straight")
     assert "loaded 8 variables from weights.py:load (a function)" in " ".join(told.split())
     assert "left at their initial values: 2 variables: head/kernel, head/bias" in " ".join(told.split())
+    assert main(["status", str(tmp_path / "straight" / "runs" / "warm"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [source["variables"] for source in facts["initialized_from"]] == [8]
 
     cut = tmp_path / "cut"
     stopped, _ = relay(cut, "--max-segments", "1", code=3)
