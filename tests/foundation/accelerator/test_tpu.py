@@ -191,7 +191,7 @@ def test_what_is_lost_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(AcceleratorLost) as lost, may_be_lost(accelerator):
         raise tf.errors.UnavailableError(None, None, "Socket\nclosed")
     assert "(tpu, 8 replicas) was lost: UnavailableError: Socket closed. What is committed stays" in str(lost.value)
-    assert (lost.value.exit_code, lost.value.retryable, taken.lost) == (1, True, True)
+    assert (lost.value.exit_code, lost.value.retryable, taken.lost) == (3, True, True)
 
 
 def test_a_cpu_is_never_lost() -> None:

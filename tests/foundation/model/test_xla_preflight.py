@@ -14,6 +14,13 @@ from tasks.foundation.model.liveness import peak_bytes, size_of
 from tasks.foundation.model.variables import layers_of
 from tasks.foundation.model.xla import blamed, compiled_step
 
+
+@pytest.fixture(autouse=True)
+def _usual_policy() -> None:
+    """Whatever dtype policy an earlier test's model has left."""
+    keras.config.set_dtype_policy("float32")
+
+
 HLO = """\
 HloModule step, is_scheduled=true, input_output_alias={ {1}: (1, {}, may-alias) }, entry_computation_layout={(f32[4])}
 
