@@ -125,6 +125,7 @@ def test_commits_inside_a_segment_retire_older_ones(lab: Lab) -> None:
     assert len(list((lab.root / "storage" / spec.run / "checkpoints").iterdir())) <= 4
 
 
+@pytest.mark.slow
 def test_sigterm_commits_what_was_trained_and_is_raised_again(lab: Lab) -> None:
     straight, stopped = spec_of("functional", run="straight"), spec_of("functional", run="stopped")
     lab.begin(stopped)

@@ -192,6 +192,7 @@ def code_of(folder: str, model: str) -> Any:
     return identity(lab_of(Path(folder), model), "sourceless")["model.code"]
 
 
+@pytest.mark.slow
 def test_constants_are_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for seed in ("1", "2", "3"):
