@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tasks.evaluate.report.report import PAGE, write_report
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.cluster import cluster_of
+from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.identity import CALLBACKS, identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Commit, Head
@@ -159,7 +159,7 @@ def relay_is_done(run: RunFile, goal: Goal, *, accept: Sequence[str] = ()) -> Re
         return None
     if head is not None and head.finished is not None and CALLBACKS in accept:
         return None  # other callbacks may go on; whether they are others is known once they are loaded
-    return result_of(log, segments=0, exit_reason="nothing_to_do")
+    return result_of(log, segments=0, exit_reason="nothing_to_do", report=is_chief(run.spec.accelerator, os.environ))
 
 
 def require_not_stuck(run: RunFile, *, try_again: bool) -> None:

@@ -1,7 +1,7 @@
 """`baton export`: a committed checkpoint as a file of Keras or TensorFlow."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,21 +21,22 @@ def export(
     *,
     to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not be there yet")],
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
-    step: Annotated[int | None, typer.Option(help="step of the checkpoint; left out: the newest one")] = None,
-    best: Annotated[bool, typer.Option("--best", help="the best checkpoint, by checkpoint.keep_best")] = False,
+    step: Annotated[
+        str | None,
+        typer.Option(metavar="N|best", help="a step, or best (checkpoint.keep_best); left out: the newest"),
+    ] = None,
     run_file: Annotated[
         Path | None, typer.Option(help="the run file that builds the model, where RUN is a run's home")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a committed checkpoint for plain Keras or TensorFlow: .keras, .weights.h5, SavedModel or checkpoint."""
-    if best and step is not None:
-        raise InvalidInput(f"--best and --step {step} exclude each other; say one of them")
+    chosen = _chosen(step)
     require_free_target(form, to)
     opened, run = _opened(address, run_file, overrides)
     require_function(run.spec.model.build, run.folder)
     head = opened.head()
-    ref = choose(opened.home, "best" if best else step, error=InvalidInput)
+    ref = choose(opened.home, chosen, error=InvalidInput)
     quiet_tensorflow()
     from tasks.evaluate.export.exporting import export as export_checkpoint  # brings TensorFlow
 
@@ -59,6 +60,16 @@ def export(
     rows = [("checkpoint", f"{opened.home.uri}/{ref.path}"), ("written", f"{done.path}  ({form})")]
     for line in aligned([*rows, ("load with", _CALLS[form].format(path=str(done.path)))]):
         say(line)
+
+
+def _chosen(step: str | None) -> int | Literal["best"] | None:
+    if step is None:
+        return None
+    if step == "best":
+        return "best"
+    if not step.isdecimal():
+        raise InvalidInput(f"--step {step} is neither a step nor best; say a whole number, or best")
+    return int(step)
 
 
 _CALLS = {

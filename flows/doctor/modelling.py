@@ -20,11 +20,16 @@ from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
 from tasks.foundation.dataset.class_weight import weighed
+from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.graph_scan import Suspect, scan
+from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.model.stepping import step_failures, step_of, take_step, trace_step
 from tasks.foundation.model.variables import Leaf, layers_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.wording import duration_words, number_words, size_words
+from tasks.init_or_restore.beginning import require_callbacks
+from tasks.init_or_restore.weights.loading import load_weights
 
 _SHOWN = 4
 _REMEDIES = {
@@ -72,10 +77,12 @@ def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
     began = time.monotonic()
     # What Keras cannot do on several replicas is to be refused here.
     pretended = replace(own, environment=own.environment.model_copy(update={"replicas": target.replicas}))
-    batch = weighed(sample.zeros(examples_each(run, target)), spec.train.class_weight)
+    unweighed = sample.zeros(examples_each(run, target))
+    batch = weighed(unweighed, spec.train.class_weight)
     state = build_train_state(spec, code_folder=run.folder, accelerator=pretended, batch=batch)
     state.accelerator = own
-    own_step = step_of(state.model, spec.train.accumulate, reference=spec.model.build)
+    _require_what_a_beginning_does(run, state, unweighed)
+    own_step = step_of(state.model, batch, spec.train.accumulate, reference=spec.model.build, accelerator=pretended)
 
     def step(*parts: Any) -> Any:
         return take_step(own_step, own.strategy, parts)[0]
@@ -93,6 +100,17 @@ def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
     parameters = sum(count_of(leaf) for leaf in state.leaves if leaf.path.startswith("model/"))
     text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
     return Finding(check="model", verdict="pass", text=text, value=built)
+
+
+def _require_what_a_beginning_does(run: RunFile, state: TrainState, batch: Sequence[Any]) -> None:
+    """Metrics, callbacks, the test step and initial weights, as the run would refuse them when it begins."""
+    spec, own = run.spec, state.accelerator
+    if spec.data.validation_fraction > 0:
+        require_metric(spec.checkpoint.keep_best, take_metrics(state.model, own.strategy))
+        require_test_step(state.model, batch, reference=spec.model.build, accelerator=own)
+    if spec.train.callbacks is not None:
+        require_callbacks(spec, state, code_folder=run.folder)
+    load_weights(state, spec.init, code_folder=run.folder, telemetry=Silent())
 
 
 def dtypes(built: Built, target: Target) -> Finding:
@@ -180,7 +198,7 @@ def _listed(found: Sequence[Suspect]) -> str:
 
 def count_of(leaf: Leaf) -> int:
     """Values of one replica's copy."""
-    return int(leaf.components[0].shape.num_elements())
+    return int(leaf.components[0].shape.num_elements() or 0)
 
 
 def _dtype(leaf: Leaf) -> str:

@@ -4,7 +4,6 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import is_chief
@@ -15,17 +14,14 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.weights import WeightsReport
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.model.building import require_test_step
-from tasks.foundation.model.callbacks import begin_callbacks, require_monitors
-from tasks.foundation.model.memory import remembered
 from tasks.foundation.model.metrics import require_metric, take_metrics
-from tasks.foundation.model.stepping import require_train_step
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.forking import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Sink
+from tasks.init_or_restore.beginning import require_callbacks, require_steps
 from tasks.init_or_restore.changes import note_changes
 from tasks.init_or_restore.identity import identity_of
 from tasks.init_or_restore.weights.loading import load_weights
@@ -85,9 +81,9 @@ def init_or_restore(
     fresh = head is None or head.tip is None
     if spec.train.callbacks is not None and (fresh or accept):
         # What they do to the model before training is part of step 0.
-        _begin_callbacks(spec, state, code_folder=code_folder)
+        require_callbacks(spec, state, code_folder=code_folder)
     if head is None:
-        _require_steps(spec, state, batch, unweighed)
+        require_steps(spec, state, batch, unweighed)
     loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry) if fresh else None
     if head is None and accelerator.is_chief:
         head = _begin(log, identity, accelerator.environment, attempt=attempt)
@@ -123,21 +119,6 @@ def _commit_step_0(
     return _require_begun(_as_chief_has_it(log, head, state.accelerator))
 
 
-def _require_steps(spec: RunSpec, state: TrainState, batch: Sequence[Any], unweighed: Sequence[Any]) -> None:
-    """Refuse what cannot be trained or evaluated, before a run is begun that the corrected model could not continue."""
-    reference = spec.model.build
-    require_train_step(
-        state.model,
-        batch,
-        accumulate=spec.train.accumulate,
-        leaves=state.leaves,
-        reference=reference,
-        accelerator=state.accelerator,
-    )
-    if spec.data.validation_fraction > 0:
-        require_test_step(state.model, unweighed, reference=reference, accelerator=state.accelerator)
-
-
 def _sound(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool) -> Head | None:
     log.require_whole()
     return sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
@@ -155,14 +136,6 @@ def _as_chief_has_it(log: RunLog, head: Head | None, accelerator: Accelerator) -
     if accelerator.is_chief:
         return head
     return None if number < 0 else log.entry(number).head
-
-
-def _begin_callbacks(spec: RunSpec, state: TrainState, *, code_folder: Path) -> None:
-    strategy = state.accelerator.strategy
-    callbacks = begin_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
-    require_monitors(callbacks, take_metrics(state.model, strategy), spec)
-    for callback in callbacks:
-        remembered(callback)
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

@@ -18,6 +18,7 @@ from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
+from tasks.foundation.model.accumulating import tells_a_mask
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.placement import kernel_shapes, placement_words
 from tasks.foundation.model.stepping import step_failures, step_of, trace_step
@@ -56,7 +57,10 @@ class Trainer:
         )
         # Before anything is restored: Keras's callbacks forget in on_train_begin what they remember.
         self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
-        step = step_of(self.state.model, spec.train.accumulate, reference=spec.model.build)
+        step = step_of(
+            self.state.model, batch, spec.train.accumulate, reference=spec.model.build, accelerator=accelerator
+        )
+        self._masked = spec.train.accumulate > 1 and tells_a_mask(self.state.model, batch)
         self._loop = make_loop(step, accelerator)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
         self.staging_seconds: float | None = None
@@ -88,7 +92,7 @@ class Trainer:
         self._restored = None
         if not self.callbacks.begin(RunLog(home), start):
             self._restored = start.path
-        return self.callbacks.ended
+        return self._agreed_end(self.callbacks)
 
     def holds(self, ref: CheckpointRef | None) -> None:
         """The state in memory has just been staged as `ref`; None on a host whose chief has staged it."""
@@ -138,6 +142,14 @@ class Trainer:
                     warning=True,
                 )
             )
+        if self._masked:
+            telemetry.emit(
+                Note(
+                    text=f"{reference}: a Keras mask reaches the loss, which is then a mean over what the mask keeps "
+                    "of each micro-batch (train.accumulate), and not of the whole batch",
+                    warning=True,
+                )
+            )
         if self.accelerator.kind != "cpu":
             telemetry.emit(Note(text=placement_words(leaf.variable for leaf in self.state.leaves)))
         filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
@@ -184,4 +196,10 @@ class Trainer:
         if self.callbacks is None:
             return False
         self.callbacks.hear(row)
-        return self.callbacks.ended is not None
+        return self._agreed_end(self.callbacks) is not None
+
+    def _agreed_end(self, callbacks: Callbacks) -> str | None:
+        """Why the chief's callbacks end the run; those of other hosts may look at clocks or files of their own."""
+        if not self.accelerator.of_chief(callbacks.ended is not None):
+            return None
+        return callbacks.ended or "the chief's callbacks set model.stop_training"

@@ -166,8 +166,8 @@ def test_what_cannot_be_exported_is_refused(lab: Lab, capsys: pytest.CaptureFixt
         ([file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")], "/no is not there; make it first"),
         ([home, *to], "the code of its model lies beside its run file; name that with --run-file"),
         ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
-        ([file, *to, "--best"], "has no best checkpoint"),
-        ([file, *to, "--best", "--step", "3"], "--best and --step 3 exclude each other"),
+        ([file, *to, "--step", "best"], "has no best checkpoint"),
+        ([file, *to, "--step", "newest"], "--step newest is neither a step nor best"),
         ([f"{lab.root}/storage/none", *to], "no run is at"),
     ]
     for words, text in cases:

@@ -221,6 +221,36 @@ def test_a_planted_fault_is_found_by_its_check_alone(name: str, tmp_path: Path) 
     assert not (tmp_path / "run" / "runs").exists()
 
 
+CALLBACKS = """
+import keras
+
+
+def build_callbacks(monitor="val_loss"):
+    return [keras.callbacks.EarlyStopping(monitor=monitor)]
+
+
+def build_wrong_callbacks():
+    return build_callbacks("val_nonsense")
+"""
+
+
+@pytest.mark.slow
+def test_callbacks_metrics_and_initial_weights_are_tried_as_a_beginning_would(tmp_path: Path) -> None:
+    file = make_run(tmp_path / "run")
+    (file.parent / "callbacks.py").write_text(CALLBACKS)
+    asked = ["train.callbacks=callbacks.py:build_callbacks", "evaluate.every_steps=5", "train.accumulate=2"]
+    found = diagnose(file, overrides=asked, tpu=None)
+    assert [finding for finding in found.values() if finding.verdict != "pass"] == []
+    for override, told in (
+        ("train.callbacks=callbacks.py:build_wrong_callbacks", "val_nonsense"),
+        ("checkpoint.keep_best={metric: nonsense, mode: max}", "checkpoint.keep_best.metric = 'nonsense'"),
+        ("init.weights={source: weights.py:load}", "weights.py"),
+    ):
+        found = diagnose(file, overrides=[*asked, override], tpu=None)
+        failed = {each.check: each.text for each in found.values() if each.verdict == "fail"}
+        assert told in " ".join(failed.values()), (override, failed)
+
+
 @pytest.mark.slow
 def test_a_run_in_a_bucket_passes_and_the_bucket_stays_empty(tmp_path: Path, cloud: FakeGcs) -> None:
     found = diagnose(make_run(tmp_path / "run"), overrides=["storage=gs://bucket/team"])

@@ -33,6 +33,52 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
+def build_function_sum():
+    model = build()
+    model.compile("sgd", lambda y, logits: ops.sum(keras.losses.sparse_categorical_crossentropy(y, logits, True)))
+    return model
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, **parts):
+        return 2 * super().compute_loss(**parts)
+
+
+def build_own_loss():
+    x = keras.Input((6,))
+    model = OwnLoss(x, keras.layers.Dense(3)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class OfBatch(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.sum(ops.square(x)))
+        return x
+
+
+def build_batch_loss():
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Dense(3)(OfBatch()(x)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def build_synchronized():
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.BatchNormalization(synchronized=True)(x)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def build_masked():
+    x = keras.Input((6,))
+    y = keras.layers.Masking()(keras.layers.Reshape((2, 3))(x))
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.LSTM(4, return_sequences=True)(y)))
+    model.compile("sgd", lambda y, logits: ops.mean(ops.square(logits), axis=-1))
+    return model
+
+
 def build_own():
     x = keras.Input((6,))
     model = OwnStep(x, keras.layers.Dense(3)(x))
@@ -97,6 +143,23 @@ def test_each_micro_batch_draws_its_own_mask(tmp_path: Path) -> None:
     assert told["values"] != trained(str(tmp_path), 1, 1, "plain", dropout=0.5)["values"]
 
 
+def refused_on_two_replicas(folder: str) -> str:
+    try:
+        Lab(Path(folder), Path(folder) / "code").begin(spec_of("build_synchronized", replicas=2, train__accumulate=2))
+    except ModelError as fault:
+        return str(fault)
+    return ""
+
+
+def test_a_mask_is_warned_of(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODELS)
+    spec = spec_of("build_masked", train__accumulate=2)
+    start = lab.begin(spec).tip
+    assert start is not None
+    lab.train(spec, start, 2)
+    assert any("a Keras mask reaches the loss" in text for text in lab.heard.warnings)
+
+
 @pytest.mark.slow
 def test_on_two_replicas(tmp_path: Path) -> None:
     lab_of(tmp_path, MODELS)
@@ -105,11 +168,19 @@ def test_on_two_replicas(tmp_path: Path) -> None:
     told["values"] = {key: value for key, value in told["values"].items() if "/replica_" not in key}
     whole["values"] = {key: value for key, value in whole["values"].items() if "/replica_" not in key}
     assert_close(told, whole)
+    refused = in_fresh_process(refused_on_two_replicas, folder=str(tmp_path))
+    assert "batch_normalization is synchronized between replicas" in refused
 
 
 @pytest.mark.parametrize(
     ("build", "told"),
-    [("build_own", "has a train_step of its own, which cannot be cut"), ("build_sum", "reduction sum")],
+    [
+        ("build_own", "has a train_step of its own, which cannot be cut"),
+        ("build_function_sum", "it is no mean over the examples"),
+        ("build_batch_loss", "it is no mean over the examples"),
+        ("build_own_loss", "has a compute_loss of its own"),
+        ("build_sum", "so it is no mean over the examples"),
+    ],
 )
 def test_what_cannot_be_cut_is_refused(tmp_path: Path, build: str, told: str) -> None:
     lab = lab_of(tmp_path, MODELS)

@@ -414,3 +414,29 @@ def test_a_model_error_comes_before_anything_is_written(lab: Lab) -> None:
     with pytest.raises(ModelError, match="has no function missing"):
         lab.begin(spec_of("missing"))
     assert not (lab.root / "storage" / "missing").exists()
+
+
+def test_a_step_may_tell_a_loss_of_each_example(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+class Each(keras.Model):
+    def train_step(self, data):
+        super().train_step(data)
+        x, y = data
+        return {"loss": keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)}
+
+
+def build():
+    x = keras.Input((6,))
+    model = Each(x, keras.layers.Dense(3)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+""",
+    )
+    spec = spec_of("build")
+    start = lab.begin(spec).tip
+    assert start is not None
+    result = lab.train(spec, start, 3)
+    (worker,) = result.workers
+    assert (worker.steps, worker.examples, len(worker.losses)) == (3, 24, 1)

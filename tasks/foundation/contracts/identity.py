@@ -61,6 +61,16 @@ IDENTITY: Mapping[str, Recorded] = {
     "compile.other": Recorded("another way to compute gradients or metrics", _SAME_VARIABLES),
 }
 
+# What runs were like before these keys were recorded.
+_BEFORE: Mapping[str, Any] = {
+    "train.accumulate": 1,
+    "train.precision": None,
+    "train.class_weight": None,
+    "train.callbacks": None,
+    "init.weights": [],
+    "init.freeze": [],
+}
+
 _ABSENT = "absent"
 _SHOWN = 6
 
@@ -136,9 +146,10 @@ def accepted_keys(words: str) -> tuple[str, ...]:
 def require_same_identity(
     recorded: Mapping[str, Any], now: Mapping[str, Any], *, home: str, accept: Sequence[str] = ()
 ) -> tuple[Difference, ...]:
-    """Refuse to continue a run as another one. Only keys that both know are compared.
+    """Refuse to continue a run as another one.
 
-    A log of an earlier version has fewer keys; its run is no other one for that.
+    A log of an earlier version has fewer keys. Some that came later had one meaning before (`_BEFORE`) and are compared
+    with that; for lacking others it is no other run.
 
     Args:
         recorded: the identity in the log.
@@ -152,6 +163,7 @@ def require_same_identity(
     Raises:
         IdentityChanged: showing what else differs.
     """
+    recorded = {**_BEFORE, **recorded}
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
     refused = tuple(each for each in found if each.of not in accept or IDENTITY[each.of].accepted is None)

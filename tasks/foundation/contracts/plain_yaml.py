@@ -43,6 +43,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _TAG = "tag:yaml.org,2002:"
+# Where the keys are classes: whole numbers, taken by their text, as JSON has them.
+_OF_CLASSES = {("train", "class_weight")}
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 _SCALARS = {
     "bool": (r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
     "int": (r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
@@ -124,7 +127,9 @@ class _Reader:
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             here = self._place(key_node)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _TAG + "str":
+            if not isinstance(key_node, yaml.ScalarNode) or not (
+                key_node.tag == _TAG + "str" or (at in _OF_CLASSES and _WHOLE.fullmatch(key_node.value))
+            ):
                 key = shortened(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "[…]"
                 within = f" in {dotted(at)}" if at else ""
                 raise RunFileError(f"{here}: the key {key}{within} is not text; put it in quotes or rename it")

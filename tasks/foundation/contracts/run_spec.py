@@ -1,6 +1,7 @@
 """The run file's content. The descriptions double as remedies in error messages and as documentation."""
 
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -8,6 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from tasks.foundation.contracts.base import Contract
 
+ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+_CLASS = re.compile(r"0|[1-9][0-9]{0,8}")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED_RUN_NAMES = {"datasets"}
 
@@ -74,6 +78,16 @@ class ModelSpec(Contract):
     options: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
 
 
+def _classes(weights: object) -> object:
+    """Keys of YAML and JSON are text."""
+    if not isinstance(weights, Mapping):
+        return weights
+    wrong = [key for key in weights if not (isinstance(key, int) or _CLASS.fullmatch(str(key)))]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no class; name classes by whole numbers, as {{0: 1.0, 1: 5.0}}")
+    return {int(key): weight for key, weight in weights.items()}
+
+
 def _model_from_string(value: object) -> object:
     return {"build": value} if isinstance(value, str) else value
 
@@ -123,7 +137,7 @@ class TrainSpec(Contract):
         default=None,
         description="float32, or bfloat16: compute in it, keep variables in float32; left out: the model's",
     )
-    class_weight: dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = Field(
+    class_weight: Annotated[ClassWeights | None, BeforeValidator(_classes)] = Field(
         default=None, description="weight of the loss of each class of y, {0: 1.0, 1: 5.0}; classes left out weigh 1"
     )
     callbacks: Annotated[str, AfterValidator(_check_code_reference)] | None = Field(

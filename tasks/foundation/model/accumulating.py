@@ -5,17 +5,21 @@ a step. The gradients of the micro-batches are averaged, which is the gradient o
 a mean over examples. What a layer makes of a batch as a whole (batch normalization) it makes of each micro-batch.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
+from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.variables import layers_of
 
 _LOSS = "loss"
+# Relative; sums in another order differ by less, and a sum over half of the batch by far more.
+_SAME = 1e-2
 
 
 def accumulating_step(model: keras.Model, micro_batches: int) -> Callable[[Any], dict[str, Any]]:
@@ -48,24 +52,61 @@ def accumulating_step(model: keras.Model, micro_batches: int) -> Callable[[Any],
     return step
 
 
-def require_accumulation(model: keras.Model, reference: str) -> None:
-    """Refuse a model whose step cannot be cut into micro-batches.
+def require_accumulation(
+    model: keras.Model, batch: Sequence[Any], micro_batches: int, *, reference: str, accelerator: Accelerator
+) -> None:
+    """Refuse a model whose step cannot be cut into micro-batches, or would then train something else.
+
+    Args:
+        model: with all its variables.
+        batch: one per-replica batch, whose shapes and dtypes are looked at.
+        micro_batches: pieces that it is cut into.
+        reference: what the user calls the model, for messages.
+        accelerator: whose replicas take the step.
 
     Raises:
-        ModelError: it has a `train_step` of its own, or a loss that is no mean over examples.
+        ModelError: naming what stands against it.
     """
-    if type(model).train_step is not keras.Model.train_step:
-        raise ModelError(
-            f"{reference}: the model has a train_step of its own, which cannot be cut into micro-batches; leave out "
-            "train.accumulate, and accumulate there"
-        )
-    for loss in _losses(model.loss):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in {"sum_over_batch_size", "mean"}:
+    for name in ("train_step", "compute_loss"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ModelError(
-                f"{reference}: loss {loss.name} has reduction {reduction}, which is no mean over the examples, so "
-                "micro-batches would train something else; use sum_over_batch_size, or leave out train.accumulate"
+                f"{reference}: the model has a {name} of its own, which cannot be cut into micro-batches unseen; "
+                "leave out train.accumulate, and accumulate there"
             )
+    together = [layer.path for layer in layers_of(model) if getattr(layer, "synchronized", False)]
+    if together and accelerator.replicas > 1 and accelerator.kind != "tpu":
+        raise ModelError(
+            f"{reference}: {together[0]} is synchronized between replicas, which TensorFlow cannot trace within "
+            "micro-batches; leave out train.accumulate, or synchronized"
+        )
+    with accelerator.strategy.scope():
+        whole = _loss_of_equals(model, batch)
+        pieces = _loss_of_equals(model, tree.map_structure(lambda value: value[: len(value) // micro_batches], batch))
+        model.reset_metrics()
+    # Of examples that are all the same, every piece has the mean of the whole, and only a part of its sum.
+    if abs(whole - pieces) > _SAME * max(abs(whole), abs(pieces)):
+        raise ModelError(
+            f"{reference}: its loss is {whole:.6g} for a batch of equal examples and {pieces:.6g} for one of its "
+            f"{micro_batches} micro-batches, so it is no mean over the examples (but a sum, or of the batch as a "
+            "whole), and micro-batches would train something else; make it a mean, or leave out train.accumulate"
+        )
+
+
+def tells_a_mask(model: keras.Model, batch: Sequence[Any]) -> bool:
+    """Whether a Keras mask comes out of the model, so that losses are means over what it keeps."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(tuple(batch))
+    return any(getattr(each, "_keras_mask", None) is not None for each in tree.flatten(model(x, training=False)))
+
+
+def _loss_of_equals(model: keras.Model, batch: Sequence[Any]) -> float:
+    """The loss of a batch of such shapes whose examples are all the same, without dropout."""
+
+    def equal(value: Any) -> Any:
+        return np.full_like(value, 0.5 if np.issubdtype(value.dtype, np.floating) else 0)
+
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tree.map_structure(equal, tuple(batch)))
+    predictions = model(x, training=False)
+    return float(tf.reduce_sum(model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)))
 
 
 def _gradients(model: keras.Model, weights: list[Any], piece: Any) -> list[Any]:
@@ -73,8 +114,7 @@ def _gradients(model: keras.Model, weights: list[Any], piece: Any) -> list[Any]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
     with tf.GradientTape() as tape:
         predictions = model(x, training=True)
-        settings = {"training": True} if "training" in inspect.signature(model.compute_loss).parameters else {}
-        loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, **settings)
+        loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
         examples = tf.shape(tree.flatten(x)[0])[0]
         # Keras divides each replica's loss by their number, so that the sum of gradients is their mean.
         replicas = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
@@ -96,9 +136,3 @@ def _pieces(value: Any, count: int) -> Any:
 
 def _loss_tracker(model: keras.Model) -> Any:
     return next(metric for metric in model.metrics if metric.name == _LOSS)
-
-
-def _losses(loss: Any) -> Iterator[Any]:
-    for each in tree.flatten(loss):
-        if isinstance(each, keras.losses.Loss):
-            yield each

@@ -21,15 +21,24 @@ _LONGEST_TEXT = 300
 _WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
 
 
-def step_of(model: keras.Model, accumulate: int, *, reference: str) -> Callable[[Any], dict[str, Any]]:
+def step_of(
+    model: keras.Model, batch: Sequence[Any], accumulate: int, *, reference: str, accelerator: Accelerator
+) -> Callable[[Any], dict[str, Any]]:
     """What one replica does with its batch: `model.train_step`, or the same in so many micro-batches.
+
+    Args:
+        model: with all its variables.
+        batch: see `make_variables`.
+        accumulate: micro-batches that it is cut into.
+        reference: what the user calls the model, for messages.
+        accelerator: whose replicas take the step.
 
     Raises:
         ModelError: the model's step cannot be cut into micro-batches.
     """
     if accumulate == 1:
         return model.train_step  # type: ignore[no-any-return]
-    require_accumulation(model, reference)
+    require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
     return accumulating_step(model, accumulate)
 
 
@@ -48,7 +57,9 @@ def take_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) 
     logs = strategy.run(step, args=(batch,))
     if "loss" not in logs:
         return None, None
-    of_replicas = [tf.cast(loss, tf.float32) for loss in strategy.experimental_local_results(logs["loss"])]
+    # A step of the user's may tell a loss of each example.
+    local = strategy.experimental_local_results(logs["loss"])
+    of_replicas = [tf.reduce_mean(tf.cast(loss, tf.float32)) for loss in local]
     return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None), tf.stack(of_replicas)
 
 
@@ -108,7 +119,7 @@ def require_train_step(
         ModelError: see `trace_step`.
     """
     strategy = accelerator.strategy
-    own = step_of(model, accumulate, reference=reference)
+    own = step_of(model, batch, accumulate, reference=reference, accelerator=accelerator)
     step = tf.function(lambda *parts: take_step(own, strategy, parts)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     trace_step(step, arguments, leaves=leaves, reference=reference)

@@ -185,12 +185,22 @@ class TrainState:
         )
 
     def restore(self, home: Storage, ref: CheckpointRef) -> None:
-        """Verify a checkpoint's bytes, read them, and compare step and digest.
+        """Verify a checkpoint's bytes, read them, and compare step and digest. Of several hosts all call it.
 
         Raises:
-            DamagedCheckpoint: the bytes differ from the manifest, or what was read differs from what was written.
+            DamagedCheckpoint: the bytes differ from the manifest, or what was read differs from what was written. All
+                hosts raise it if one finds that.
             StateMismatch: it belongs to another model.
         """
+        fault = None
+        try:
+            self._restore(home, ref)
+        except DamagedCheckpoint as found:
+            fault = found
+        if not self.accelerator.all_agree(fault is None):
+            raise fault or DamagedCheckpoint(f"{home.uri}/{ref.path} could not be restored on another host")
+
+    def _restore(self, home: Storage, ref: CheckpointRef) -> None:
         where = f"{home.uri}/{ref.path}"
         manifest = read_manifest(home, ref)
         require_same_signature(manifest.signature, self.signature, where=where)

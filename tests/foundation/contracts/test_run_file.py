@@ -1,11 +1,13 @@
 """Run files: what is read, and what is refused with name, value and remedy before anything is written."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 
 GOOD = """\
@@ -396,3 +398,29 @@ def test_a_section_left_out_or_empty_is_made_by_an_override(tmp_path: Path) -> N
 def test_numbers_where_fractions_are_asked_for_are_taken(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(swap("segment_steps: 500", "segment_seconds: 30"))
     assert load_run_file(tmp_path / "run.yaml").spec.train.segment_seconds == 30.0
+
+
+@pytest.mark.parametrize("text", ["{0: 1.0, 12: 5}", "{'0': 1.0, '12': 5.0}"])
+def test_classes_are_whole_numbers(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    spec = load_run_file(path, (f"train.class_weight={text}",)).spec
+    assert spec.train.class_weight == {0: 1.0, 12: 5.0}
+    assert RunSpec.model_validate_json(spec.to_json()) == spec
+    assert load_run_file(path, ("train.class_weight.3=2.5",)).spec.train.class_weight == {3: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{a: 1.0}", "'a' is no class; name classes by whole numbers"),
+        ("{0: -1}", "train.class_weight.0 is -1, which is not at least 0"),
+        ("{0x1: 1.0}", "the key 0x1 in train.class_weight is not text"),
+        ("[1]", "not a mapping of keys"),
+    ],
+)
+def test_what_is_no_class_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    with pytest.raises(RunFileError, match=re.escape(told)):
+        load_run_file(path, (f"train.class_weight={text}",))
