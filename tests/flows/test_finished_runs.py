@@ -72,3 +72,18 @@ def test_closing_tells_how_to_go_on(run: FakeRun, exit_reason: str, word: str) -
     assert f"{word}: digits ended early, at step 200 of 400." in text
     assert "EarlyStopping set model.stop_training" in text
     assert "baton run run.yaml --accept callbacks" in text
+
+
+@pytest.mark.parametrize(("index", "writes"), [(0, True), (1, False)])
+def test_of_several_hosts_only_the_chief_writes_where_nothing_is_left_to_do(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch, index: int, writes: bool
+) -> None:
+    place = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    run.evaluate(0.9)
+    file = load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"])
+    before = run.files()
+    done = relay_is_done(file, Goal.of(file.spec))
+    assert done is not None
+    assert done.exit_reason == "nothing_to_do"
+    assert (run.files() != before) == writes
