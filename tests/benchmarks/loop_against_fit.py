@@ -51,7 +51,7 @@ def main() -> None:
         iterator = iter(accelerator.strategy.distribute_datasets_from_function(lambda _: batches))
 
         def own() -> None:
-            loop(iterator, tf.constant(STEPS, tf.int64)).numpy()
+            loop(iterator, tf.constant(STEPS, tf.int64))[0].numpy()
 
         def fit() -> None:
             state.model.fit(batches, steps_per_epoch=STEPS, epochs=1, verbose=0)
