@@ -35,7 +35,7 @@ def values(lab: Lab, spec: RunSpec, ref: Any) -> dict[str, list[Any]]:
     found: dict[str, dict[int, Any]] = {}
     for key in reader.get_variable_to_shape_map():
         path, _, replica = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE").partition("/replica_")
-        if path.startswith(("model/", "optimizer/", "metrics/", "variables/", "step")):
+        if path.startswith(("model/", "optimizer/", "metrics/", "variables/", "generators/", "step")):
             found.setdefault(path, {})[int(replica or 0)] = reader.get_tensor(key)
     return {path: [parts[index] for index in sorted(parts)] for path, parts in found.items()}
 

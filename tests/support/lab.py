@@ -213,7 +213,7 @@ _KEPT: list[Any] = []
 def keep_trainer() -> None:
     """Let the warm trainer's data outlive it, in a process that ends soon.
 
-    TensorFlow 2.19, asked to destroy an iterator of several replicas, at times waits for its autotuning, up to a minute.
+    TensorFlow 2.19 at times waits, up to a minute, for the autotuning of an iterator that it destroys.
     """
     from tasks.train_segment import stage
 
