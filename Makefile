@@ -42,6 +42,7 @@ bench: install
 chaos: install
 	$(BIN)/python tests/end_to_end/chaos.py
 	$(BIN)/python tests/end_to_end/cloud_chaos.py --plans 400
+	WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py
 
 # Needs uv. Plain pins, without the addresses of any index.
 lock:
