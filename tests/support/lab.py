@@ -207,6 +207,19 @@ def lab_of(root: Path, model: str) -> Lab:
     return Lab(root, code)
 
 
+_KEPT: list[Any] = []
+
+
+def keep_trainer() -> None:
+    """Let the warm trainer's data outlive it, in a process that ends soon.
+
+    TensorFlow 2.19 at times waits, up to a minute, for the autotuning of an iterator that it destroys.
+    """
+    from tasks.train_segment import stage
+
+    _KEPT.extend((trainer, trainer._iterator) for trainer in stage._warm)
+
+
 def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
     """A train state built anew that holds a checkpoint."""
     state = built(lab, spec)

@@ -7,7 +7,9 @@ import numpy as np
 
 
 def load(form: str = "plain", examples: int = 60) -> Iterator[Any]:
-    """plain: x [6], y; weighted: and sample_weight; dicts: two inputs and outputs; sequence: x [5, 4]; alone: x."""
+    """plain: x [6], y; weighted: and sample_weight; dicts: two inputs and outputs; sequence: x [5, 4]; alone: x;
+    labelled: the example's number before x.
+    """
     draw = np.random.default_rng(7)
     for number in range(examples):
         x = draw.normal(size=6).astype(np.float32)
@@ -22,6 +24,8 @@ def load(form: str = "plain", examples: int = 60) -> Iterator[Any]:
                 yield np.stack([x[:4]] * 5) * np.arange(1, 6, dtype=np.float32)[:, None], y
             case "alone":
                 yield x
+            case "labelled":
+                yield np.concatenate([np.float32([number]), x]), y
             case "numbered":
                 yield np.full(6, number, np.float32), y
             case "divergent":
