@@ -18,7 +18,7 @@ _BROKEN, _REPORT = "--without-seed-state", "--report"
 def leave_out_seed_state() -> None:
     """Break the state tree on purpose."""
     complete = train_state.leaves_of
-    train_state.leaves_of = lambda model: tuple(leaf for leaf in complete(model) if not leaf.seed)
+    train_state.leaves_of = lambda *given: tuple(leaf for leaf in complete(*given) if not leaf.seed)
     stepping.uncovered = lambda _function, _leaves: ()
 
 
