@@ -322,14 +322,14 @@ def test_a_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
 
 def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
     """What each model that cannot be trained is told on so many replicas, by the stage that begins or that trains."""
-    from tasks.init_or_restore import stage
+    from tasks.init_or_restore import beginning
 
     lab, told = Lab(Path(folder), Path(folder) / "code"), {}
     for build in ("unseeded", "outside", "untraceable"):
         spec = spec_of(build, run=f"{build}-{replicas}", replicas=replicas)
         try:
             if begun:
-                with patch.object(stage, "require_train_step"), patch.object(stage, "require_test_step"):
+                with patch.object(beginning, "require_train_step"), patch.object(beginning, "require_test_step"):
                     start = lab.begin(spec).tip
                 assert start is not None
                 lab.train(spec, start, 3)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.accelerator.batches import micro_batch_size, per_replica_batch_size
@@ -14,6 +14,7 @@ REPLICAS = st.integers(1, 300)
 CUTS = st.integers(1, 64)
 
 
+@settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
 def test_shares_add_up_or_the_batch_is_refused(batch: int, replicas: int, accumulate: int) -> None:
     try:
@@ -26,6 +27,7 @@ def test_shares_add_up_or_the_batch_is_refused(batch: int, replicas: int, accumu
     assert micro * accumulate == each
 
 
+@settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
 def test_the_values_that_are_named_are_good_and_nearest(batch: int, replicas: int, accumulate: int) -> None:
     parts = replicas * accumulate
