@@ -20,6 +20,7 @@ from tasks.foundation.contracts.schedule import next_border
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.committing import evaluation_due
+from tasks.foundation.runlog.following import require_head_of_chief
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stops.agreeing import agreed_stop
 from tasks.foundation.stops.holding import hold
@@ -159,11 +160,8 @@ class _Relay:
 
     def _agreed_head(self) -> Head:
         """The newest head; of several hosts the chief says which, and the others read that entry."""
-        if self.accelerator.is_chief:
-            head = self.log.require_head()
-            self.accelerator.of_chief(head.number)
-            return head
-        return self.log.entry(self.accelerator.of_chief(-1)).head
+        newest = self.log.require_head() if self.accelerator.is_chief else None
+        return require_head_of_chief(self.log, newest, self.accelerator)
 
     def _prepare(self) -> DatasetRef:
         self.telemetry.emit(Phase(cause="prepare-data"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.accelerator.strategy import Accelerator, acquire
+from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -16,6 +16,7 @@ from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.runlog.committing import commit, sound_tip
+from tasks.foundation.runlog.following import head_of_chief, require_head_of_chief
 from tasks.foundation.runlog.forking import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
@@ -69,7 +70,7 @@ def init_or_restore(
     if is_chief(spec.accelerator, os.environ):
         head = _sound(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
     accelerator = acquire(spec.accelerator, head.environment if head else None)
-    head = _as_chief_has_it(log, head, accelerator)
+    head = head_of_chief(log, head, accelerator)
     batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
     unweighed = zero_batch(load_manifest(storage, dataset), batch_size)
     batch = weighed(unweighed, spec.train.class_weight)
@@ -87,7 +88,7 @@ def init_or_restore(
     loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry) if fresh else None
     if head is None and accelerator.is_chief:
         head = _begin(log, identity, accelerator.environment, attempt=attempt)
-    head = _require_begun(_as_chief_has_it(log, head, accelerator))
+    head = require_head_of_chief(log, head, accelerator)
     # Also right after beginning: of two that begin at once, one finds the other's origin.
     if head.tip is None:
         refuse_unfinished_fork(log)
@@ -102,7 +103,7 @@ def init_or_restore(
             attempt=attempt,
             telemetry=telemetry,
         )
-    head = _require_begun(_as_chief_has_it(log, head, accelerator))
+    head = require_head_of_chief(log, head, accelerator)
     if head.tip is not None:
         return head
     return _commit_step_0(log, state, head, loaded, attempt=attempt, telemetry=telemetry)
@@ -116,26 +117,12 @@ def _commit_step_0(
         body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=loaded)
         head = commit(log, body).head
         telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
-    return _require_begun(_as_chief_has_it(log, head, state.accelerator))
+    return require_head_of_chief(log, head, state.accelerator)
 
 
 def _sound(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool) -> Head | None:
     log.require_whole()
     return sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
-
-
-def _require_begun(head: Head | None) -> Head:
-    if head is None:
-        raise AssertionError("the chief has begun the run by now")
-    return head
-
-
-def _as_chief_has_it(log: RunLog, head: Head | None, accelerator: Accelerator) -> Head | None:
-    """The chief's head, on every host: entries are numbered, and what is written stays."""
-    number = accelerator.of_chief(-1 if head is None else head.number)
-    if accelerator.is_chief:
-        return head
-    return None if number < 0 else log.entry(number).head
 
 
 def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

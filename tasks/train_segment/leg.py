@@ -22,6 +22,7 @@ from tasks.foundation.contracts.segment import (
 )
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.committing import finish, rewind
+from tasks.foundation.runlog.following import require_head_of_chief
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -108,15 +109,11 @@ class Leg:
         """
         result = self.result(self.stage(trainer), reason)
         self.spends("commit")
+        head = None
         if trainer.accelerator.is_chief:
-            body = Commit.of(result)
-            entry = self._land(self.home, body, spec=self._spec, telemetry=self._telemetry)
-            self.start = body.checkpoint
-            trainer.accelerator.of_chief(entry.number)
-        else:
-            entry = RunLog(self.home).entry(trainer.accelerator.of_chief(-1))
-            self.start = entry.head.tip or self.start
-        self.base, self._rows = entry.number, []
+            head = self._land(self.home, Commit.of(result), spec=self._spec, telemetry=self._telemetry).head
+        head = require_head_of_chief(RunLog(self.home), head, trainer.accelerator)
+        self.start, self.base, self._rows = head.tip or self.start, head.number, []
         self._stopwatch = Stopwatch(self._telemetry, self._clock)
 
     def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
