@@ -89,7 +89,9 @@ def test_a_run_that_has_committed_nothing_or_lost_an_entry_is_said_to_be_so(tmp_
     run.path("log/00000001.json").unlink()  # step 0's; what is left is a run that was begun and no more
     with pytest.raises(InvalidInput, match="retains no checkpoint; it has: none"):
         chosen_of(file, "best")
-    FakeRun(tmp_path, "torn").path("log/00000000.json").unlink()
+    torn = FakeRun(tmp_path, "torn")
+    for name in ("log/00000000.json", "log/HINT"):
+        torn.path(name).unlink()
     with pytest.raises(RunLogError, match=r"00000000\.json is not there"):
         chosen_of(load_run_file(file.path, ["run=torn"]), "best")
 
