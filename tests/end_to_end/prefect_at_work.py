@@ -1,4 +1,4 @@
-"""What a user of a Prefect server does at the command line and in the UI: work pools, deployments, workers, flow runs."""
+"""What a user of a Prefect server does: a work pool, deployments, workers, flow runs."""
 
 import json
 import signal
