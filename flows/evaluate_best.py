@@ -4,6 +4,7 @@ A scheduled look from outside: what the log says of a checkpoint is compared wit
 """
 
 import math
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from pydantic import Field
 
 from flows.commands.address import OpenedRun, holds_a_log
 from flows.goal import preflight, storage_of
-from flows.train_run import PrefectLog, tags_of
+from flows.launch import stages_of
+from flows.telling import PrefectLog
+from flows.train_run import inline_stage, tags_of
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
@@ -164,25 +167,18 @@ def chosen_of(run: RunFile, step: Step) -> Chosen:
 
 
 def _evaluate(run: RunFile, chosen: Chosen, telemetry: Sink) -> Evaluation:
-    """Through the stages, in the main thread; they bring TensorFlow."""
-    from tasks.evaluate.task import evaluate_task
-    from tasks.foundation.accelerator.strategy import acquire
-    from tasks.prepare_data.task import prepare_data_task
+    """Through the stages, here or elsewhere as the run file says."""
+    stages = stages_of(run, inline_stage, attempt=uuid.uuid4().hex, telemetry=telemetry)
+    place = {"code_folder": run.folder, "storage": storage_of(run), "telemetry": telemetry}
+    if "evaluate" not in stages.elsewhere:
+        from tasks.foundation.accelerator.strategy import acquire  # brings TensorFlow
 
-    spec, storage = run.spec, storage_of(run)
-    acquire(spec.accelerator, chosen.head.environment)  # first of all: the user's `load` may use TensorFlow
-    dataset = prepare_data_task(spec, code_folder=run.folder, storage=storage, telemetry=telemetry)
+        acquire(run.spec.accelerator, chosen.head.environment)  # first of all: the user's `load` may use TensorFlow
+    dataset = stages.prepare_data(run.spec, **place)
     found = {"data.content_digest": dataset.content_digest}
     require_same_identity(chosen.head.identity, found, home=chosen.home.uri)
-    return evaluate_task(
-        spec,
-        dataset,
-        chosen.checkpoint,
-        code_folder=run.folder,
-        storage=storage,
-        recorded=chosen.head.environment,
-        telemetry=telemetry,
-    )
+    done: Evaluation = stages.evaluate(run.spec, dataset, chosen.checkpoint, recorded=chosen.head.environment, **place)
+    return done
 
 
 def differences(metrics: Mapping[str, float], logged: Mapping[str, float]) -> str:
