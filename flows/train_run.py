@@ -28,6 +28,7 @@ from flows.goal import Goal, RelayResult
 from flows.launch import stages_of
 from flows.relay import Stages, relay
 from flows.telling import PrefectLog
+from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
@@ -91,7 +92,7 @@ def train_run(
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
-    with tags(*tags_of(run.spec)):
+    with tags(*tags_of(run.spec)), uninterrupted():
         sinks = Several((WATCHER.get(), PrefectLog()))
         attempt = uuid.uuid4().hex
         stages = stages_of(run, inline_stage, attempt=attempt, telemetry=sinks)
