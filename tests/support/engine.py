@@ -1,14 +1,14 @@
 """A container engine for tests: podman with a storage of its own, a base image without a registry, Baton's images.
 
     engine = engine_or_skip()
-    image = engine.build("checkpoint")                      # localhost/baton/checkpoint:<digest of what it is built from>
+    image = engine.build("checkpoint")     # localhost/baton/checkpoint:<digest of the files that make it>
     done = engine.run(image, "baton", "--version")
-    with engine.serving() as address:                       # DOCKER_HOST for docker-py, or for Prefect's docker worker
+    with engine.serving() as address:      # DOCKER_HOST for docker-py, or for Prefect's docker worker
         ...
 
-What is slow (Debian's base, layers with TensorFlow) is kept below `${XDG_CACHE_HOME:-~/.cache}/baton-tests`; deleting that
-folder is safe. Any number of processes may ask at once. Pass images by the full name that `build` returns: the Docker API of
-podman takes a name without "localhost/" for one of Docker's registry, and there is none here.
+What is slow (Debian's base, layers with TensorFlow) is kept below `${XDG_CACHE_HOME:-~/.cache}/baton-tests`; the folder may
+be deleted (`umount` its storage/overlay first). Any number of processes may ask at once. Name images as `build` does, in
+full: podman's Docker API takes a name without "localhost/" for one of Docker's registry.
 """
 
 import ast
@@ -92,7 +92,7 @@ class Engine:
             context: the checkout to build from.
             revision: for the label; left out: the checkout's commit, or that of whoever built it first.
         """
-        tag = f"{_digest_of(context)}{f'-{revision}' if revision else ''}"
+        tag = "-".join(filter(None, (_digest_of(context, self.base), revision)))
         name = f"localhost/baton/{image}:{tag}"
         with _locked(self.folder / "build.lock"):
             if self.podman("image", "exists", name, check=False).returncode:
@@ -261,12 +261,13 @@ def _local(word: str) -> Iterator[str]:
         yield str(path.parent if path.name == "simple" else path)
 
 
-def _digest_of(context: Path) -> str:
+def _digest_of(context: Path, base: str) -> str:
     """Names everything that images are built from."""
-    digest = hashlib.sha256()
-    files = [context / name for name in ("pyproject.toml", "README.md", "LICENSE", ".dockerignore")]
-    for folder, pattern in (("containers", "*"), ("flows", "*.py"), ("tasks", "*.py")):
-        files += sorted(path for path in (context / folder).rglob(pattern) if path.is_file())
+    digest = hashlib.sha256(f"{base}\n".encode())
+    names = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "containers/Dockerfile", "containers/build.py")
+    files = [context / name for name in names]
+    for folder, pattern in (("containers/locks", "*.lock"), ("flows", "*.py"), ("tasks", "*.py")):
+        files += sorted((context / folder).rglob(pattern))
     for file in files:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(context)} {content}\n".encode())
