@@ -6,9 +6,9 @@
     with engine.serving() as address:      # DOCKER_HOST for docker-py, or for Prefect's docker worker
         ...
 
-What is slow (Debian's base, layers with TensorFlow) is kept below `${XDG_CACHE_HOME:-~/.cache}/baton-tests`; the folder may
-be deleted (`umount` its storage/overlay first). Any number of processes may ask at once. Name images as `build` does, in
-full: podman's Docker API takes a name without "localhost/" for one of Docker's registry.
+What is slow (Debian's base, layers with TensorFlow) is kept below `${XDG_CACHE_HOME:-~/.cache}/baton-tests`, a folder
+that may be deleted (`umount` its storage/overlay first). Any number of processes may ask at once. Name images as
+`build` does, in full: podman's Docker API takes a name without "localhost/" for one of Docker's registry.
 """
 
 import ast
@@ -94,7 +94,7 @@ class Engine:
         """
         tag = "-".join(filter(None, (_digest_of(context, self.base), revision)))
         name = f"localhost/baton/{image}:{tag}"
-        with _locked(self.folder / "build.lock"):
+        with _locked(self.folder / f"{image}.lock"):
             if self.podman("image", "exists", name, check=False).returncode:
                 command = [sys.executable, str(context / "containers" / "build.py"), image, "--tag", tag]
                 command += ["--base", self.base, *(["--revision", revision] if revision else [])]
