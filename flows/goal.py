@@ -41,13 +41,15 @@ class RelayResult(Contract):
     state_digest: str
     segments: int
     metrics: dict[str, float]
-    exit_reason: Literal["complete", "until_step", "max_segments", "nothing_to_do", "finished_early"] | StopReason
+    exit_reason: (
+        Literal["complete", "until_step", "max_segments", "nothing_to_do", "finished_early", "cancelled"] | StopReason
+    )
     report: str | None = Field(description="address of the report; None if there is none yet")
 
     @property
     def stopped(self) -> bool:
         """Whether the command ended with work left to do."""
-        return self.exit_reason == "max_segments" or self.exit_reason in STOP_REASONS
+        return self.exit_reason in {"max_segments", "cancelled"} or self.exit_reason in STOP_REASONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.goal import Goal, RelayResult, preflight, relay_is_done, require_not_stuck, result_of, storage_of
+import numpy as np
+import numpy.typing as npt
+
+from flows.goal import (
+    Goal,
+    RelayResult,
+    interrupted,
+    preflight,
+    relay_is_done,
+    require_not_stuck,
+    result_of,
+    storage_of,
+)
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.run_spec import RunSpec, StagesSpec
 from tasks.foundation.contracts.schedule import next_border
 from tasks.foundation.contracts.segment import SegmentRequest
-from tasks.foundation.errors import DamagedCheckpoint, RunLogError
+from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost
 from tasks.foundation.runlog.committing import evaluation_due
 from tasks.foundation.runlog.following import require_head_of_chief
 from tasks.foundation.runlog.log import RunLog
@@ -34,6 +46,8 @@ from tasks.foundation.telemetry.tensorboard import write_curves
 # A checkpoint that is damaged between its verification and its use is looked up again so often.
 _TRIES_WITHOUT_PROGRESS = 3
 
+_ON_DEVICES = frozenset({"init_or_restore", "train_segment", "evaluate"})
+
 _RELAYS_OF_THIS_PROCESS = itertools.count()
 
 
@@ -46,6 +60,38 @@ class Stages:
     train_segment: Callable[..., Any]
     checkpoint_to_gcs: Callable[..., Any]
     evaluate: Callable[..., Any]
+    elsewhere: frozenset[str] = frozenset()  # names of those that run in other processes
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """In the order of the story."""
+        return tuple(StagesSpec.model_fields)
+
+
+class StageStopped(Exception):
+    """A stage that runs elsewhere was told to go, by whoever stops this command or by a person.
+
+    Attributes:
+        reason: an exit reason of the command.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NoDevices:
+    """In place of an accelerator, where every stage that needs one runs elsewhere."""
+
+    is_chief = True
+
+    def of_chief(self, number: int) -> int:
+        """The number: this is the only host."""
+        return number
+
+    def of_all_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """What the only host says, float64 [1, len(numbers)]."""
+        return np.asarray([numbers], np.float64)
 
 
 def relay(
@@ -56,6 +102,7 @@ def relay(
     telemetry: Sink,
     accept: Sequence[str] = (),
     try_again: bool = False,
+    attempt: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RelayResult:
     """Train a run to its goal, from wherever its log says that it stands.
@@ -69,6 +116,7 @@ def relay(
         telemetry: is told of everything.
         accept: identity keys whose change is accepted, and logged.
         try_again: forget the attempts in a row that did not get further.
+        attempt: a uuid4 made in this process, where stages elsewhere have been told of it.
         clock: seconds, never going back; the time budget counts from now.
 
     Raises:
@@ -89,11 +137,12 @@ def relay(
                 telemetry.emit(Note(text=note, warning=True))
         log = RunLog(storage.at(run.spec.run))
         # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
-        with Ledger(whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
+        with Ledger(attempt=attempt, whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
             head = log.head()
             if head is not None and writes:
                 ledger.open(log.home, head, afresh=try_again)
-            accelerator = _acquire_accelerator(run.spec, head, telemetry)
+            needed = _ON_DEVICES - stages.elsewhere
+            accelerator = _acquire_accelerator(run.spec, head, telemetry) if needed else NoDevices()
             way = _Relay(
                 run=run,
                 goal=goal,
@@ -106,10 +155,20 @@ def relay(
                 accept=tuple(accept),
                 elapsed=lambda: clock() - began,
             )
-            from tasks.foundation.accelerator.strategy import may_be_lost
+            try:
+                if isinstance(accelerator, NoDevices):
+                    return way.to_the_goal()
+                from tasks.foundation.accelerator.strategy import may_be_lost
 
-            with may_be_lost(accelerator):
-                return way.to_the_goal()
+                with may_be_lost(accelerator):
+                    return way.to_the_goal()
+            except StageStopped as stop:
+                ledger.end(stop.reason)
+                result = interrupted(run, goal, stop.reason, since=-1 if head is None else head.number)
+                if result is None:
+                    raise StageLost(f"{stop}; the run has not begun, and the same command begins it") from stop
+                telemetry.emit(Note(text=str(stop), warning=True))
+                return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +199,7 @@ class _Relay:
                 ended = self._ended(head, segments)
                 if ended is not None:
                     break
-                ended, head_after = self._train_and_commit(dataset, head, number=segments + 1)
+                ended, head_after, trained = self._train_and_commit(dataset, head, number=segments + 1)
             except DamagedCheckpoint as fault:
                 tries += 1
                 if not fault.retryable or tries == _TRIES_WITHOUT_PROGRESS:
@@ -149,7 +208,7 @@ class _Relay:
                 head = None
                 continue
             tries, head = 0, head_after
-            segments += head.finished is None  # else it trained nothing
+            segments += trained
             if self.accelerator.is_chief:
                 write_curves(self.log)
             if ended is not None and not self.goal.reached(head, self.run.spec):
@@ -211,8 +270,8 @@ class _Relay:
         over = left is not None and left <= 0
         return "time_budget" if self.accelerator.of_chief(over) else None
 
-    def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head]:
-        """One segment; why the command is to stop after it, if it is, and the head.
+    def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
+        """One segment; why the command is to stop after it, if it is, the head, and whether anything was trained.
 
         All of it is held together: a signal between the last step and the commit would lose a segment that is trained
         already, and a host that left before the others know the head would look lost. What the signal's handler raised
@@ -221,7 +280,7 @@ class _Relay:
         spec, seconds_left = self.run.spec, self._seconds_left()
         request = _next_segment(spec, dataset, head, self.goal, number=number, seconds_left=seconds_left)
 
-        def work(stops: Stops) -> tuple[str | None, Head]:
+        def work(stops: Stops) -> tuple[str | None, Head, bool]:
             result = self.stages.train_segment(
                 request,
                 code_folder=self.run.folder,
@@ -231,7 +290,8 @@ class _Relay:
             )
             if result.staged is not None and self.accelerator.is_chief:
                 self.stages.checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.telemetry)
-            return agreed_stop(stops, self.accelerator), self._agreed_head()
+            trained = result.exit_reason not in {"finished", "superseded"}
+            return agreed_stop(stops, self.accelerator), self._agreed_head(), trained
 
         return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
 

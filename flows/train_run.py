@@ -1,69 +1,42 @@
-"""The flow: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate."""
+"""The flow: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate.
+
+`python -m flows.train_run FILE` is `baton run FILE`.
+"""
 
 import signal
+import sys
+import uuid
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, tags
+if __name__ == "__main__":  # before Prefect is imported, since the command sees to that
+    from flows.commands.main import main
+
+    sys.argv[1:1] = ["run"]
+    sys.exit(main())
+
+from prefect import flow, tags
 from prefect.client.schemas.objects import State
-from prefect.exceptions import MissingContextError, TerminationSignal
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.goal import Goal, RelayResult
+from flows.launch import stages_of
 from flows.relay import Stages, relay
+from flows.telling import PrefectLog
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Several, Silent, Sink
+from tasks.foundation.telemetry.events import Several, Silent, Sink
 
-announce_tpu()  # a worker of Prefect's imports this file first of all
-
-from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task  # noqa: E402 - the stages import TensorFlow
-from tasks.evaluate.task import evaluate_task  # noqa: E402
-from tasks.init_or_restore.task import init_or_restore_task  # noqa: E402
-from tasks.prepare_data.task import prepare_data_task  # noqa: E402
-from tasks.train_segment.task import train_segment_task  # noqa: E402
-
-# Called directly, never submitted: the main thread waits for them, where signals arrive.
-STAGES = Stages(
-    prepare_data=prepare_data_task,
-    init_or_restore=init_or_restore_task,
-    train_segment=train_segment_task,
-    checkpoint_to_gcs=checkpoint_to_gcs_task,
-    evaluate=evaluate_task,
-)
+announce_tpu()  # a worker of Prefect's imports this file first of all, and the stages import TensorFlow
 
 # Who watches besides Prefect; the command puts its console here.
 WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B039 - Silent has no state
-
-
-class PrefectLog:
-    """What a person reads in Prefect's log of the run: the milestones, not every step."""
-
-    def __init__(self) -> None:
-        """Within a flow run."""
-        self._of_flow = get_run_logger()
-
-    def emit(self, event: Event) -> None:
-        """Log one event."""
-        try:
-            logger = get_run_logger()
-        except MissingContextError:  # a thread of the store's, or of the ledger's
-            logger = self._of_flow
-        match event:
-            case Note(text=text, warning=True):
-                logger.warning(text)
-            case Note(text=text):
-                logger.info(text)
-            case Committed(step=step, path=path, metrics=metrics):
-                logger.info("step %d committed as %s %s", step, path, _text(metrics))
-            case Evaluated(step=step, metrics=metrics, examples=examples):
-                logger.info("step %d evaluated on %d examples: %s", step, examples, _text(metrics))
-            case _:
-                pass
 
 
 class MachineIsGoing(TerminationSignal):
@@ -119,17 +92,29 @@ def train_run(
     accepted = accepted_keys(",".join(accept or []))
     with tags(*tags_of(run.spec)):
         sinks = Several((WATCHER.get(), PrefectLog()))
-        result = relay(run, goal, STAGES, telemetry=sinks, accept=accepted, try_again=try_again)
+        attempt = uuid.uuid4().hex
+        stages = stages_of(run, _inline, attempt=attempt, telemetry=sinks)
+        result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
     if result.exit_reason in {"preempted", "maintenance"}:
         raise MachineIsGoing(result.exit_reason)
     return _stopped(result) if result.stopped else result
 
 
+def import_stages(spec: RunSpec) -> None:
+    """Import what runs in this process, which takes its time with TensorFlow."""
+    for stage in Stages.names():
+        if stage not in spec.stages.elsewhere():
+            _inline(stage)
+
+
+def _inline(stage: str) -> Any:
+    """A stage as a task of this process, imported when it is known to run here.
+
+    Called directly, never submitted: the main thread waits for it, where signals arrive.
+    """
+    return getattr(import_module(f"tasks.{stage}.task"), f"{stage}_task")
+
+
 def _stopped(result: RelayResult) -> State[RelayResult]:
     why = result.exit_reason.replace("_", " ")
     return Completed(name="Stopped", message=f"{why}: step {result.step}, with work left to do", data=result)
-
-
-def _text(metrics: object) -> str:
-    items = metrics.items() if isinstance(metrics, dict) else ()
-    return " ".join(f"{name} {value:.4g}" for name, value in items)

@@ -101,8 +101,9 @@ def _train(
         from prefect import tags
         from prefect.exceptions import TerminationSignal
 
-        from flows.train_run import WATCHER, tags_of, train_run
+        from flows.train_run import WATCHER, import_stages, tags_of, train_run
 
+        import_stages(run_file.spec)
         api.join()
         token = WATCHER.set(console)
         try:

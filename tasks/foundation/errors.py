@@ -20,6 +20,7 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
+    ├── StageLost                      3  yes   a stage that ran elsewhere crashed, or was not heard of again
     ├── AcceleratorLost                3  yes   devices or other hosts went away under the run; what is committed stays
     ├── NoProgress                     1  no    attempt after attempt, the run gets no further
     └── BlowUp                         1  no    the loss has run away
@@ -143,6 +144,13 @@ class StateMismatch(BatonError):
 
 class AcceleratorLost(BatonError):
     """Devices, or other hosts of the same run, went away under it; what is committed stays."""
+
+    exit_code = 3
+    retryable = True
+
+
+class StageLost(BatonError):
+    """A stage that ran elsewhere crashed, or was not heard of again; what is committed stays."""
 
     exit_code = 3
     retryable = True

@@ -15,9 +15,13 @@ SHUT_DOWN = "shut-down"
 # Training that stood still for want of a batch.
 INPUT_WAIT = "input wait"
 
+# Waiting for a stage that runs elsewhere; its own attempt tells what that one's time goes to.
+LAUNCH = "launch"
+
 # What a process's time can go to. Only `train` is productive.
 CAUSES = (
     "start-up",
+    LAUNCH,
     "prepare-data",
     "build",
     "restore",
@@ -76,6 +80,10 @@ class AttemptRecord(Contract):
     )
     ended: str | None = Field(default=None, description="why it ended; None: it runs, or died without a word")
     message: str | None = Field(default=None, description="the error that ended it")
+    within: str | None = Field(default=None, description="the attempt that waits for this one, which is a stage of it")
+    staged: str | None = Field(
+        default=None, description="path of the checkpoint that this attempt staged and left to another to commit"
+    )
     afresh: bool = Field(default=False, description="the user asked to forget the attempts before this one")
 
     @property

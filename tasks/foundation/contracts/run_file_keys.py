@@ -37,6 +37,7 @@ _RETENTION = "says what is kept, not what is computed"
 _ANSWER = "says when work stops and is kept, not what is computed"
 _REWIND = "a rewind is an entry of the log, and the run a function of that"
 _ACT = "where there are train.callbacks, part of these: they act then"
+_PLACE = "says where a stage runs, not what it does"
 _THREADS = "other thread counts give other bits; left out, those that the run began with are set again anywhere"
 
 KEYS: Mapping[str, Key] = {
@@ -86,6 +87,17 @@ KEYS: Mapping[str, Key] = {
     "stop.grace_seconds": Key("operational", _ANSWER),
     "stop.answer_seconds": Key("operational", _ANSWER),
     "stop.attempts_without_progress": Key("operational", _ANSWER),
+    "stages.prepare_data.deployment": Key("operational", _PLACE),
+    "stages.prepare_data.code_folder": Key("operational", _PLACE),
+    "stages.init_or_restore.deployment": Key("operational", _PLACE),
+    "stages.init_or_restore.code_folder": Key("operational", _PLACE),
+    "stages.train_segment.deployment": Key("operational", _PLACE),
+    "stages.train_segment.code_folder": Key("operational", _PLACE),
+    "stages.checkpoint_to_gcs.deployment": Key("operational", _PLACE),
+    "stages.checkpoint_to_gcs.code_folder": Key("operational", _PLACE),
+    "stages.evaluate.deployment": Key("operational", _PLACE),
+    "stages.evaluate.code_folder": Key("operational", _PLACE),
+    "stages.evaluate.accelerator": Key("operational", "other devices may give other bits of metrics only"),
 }  # fmt: skip
 
 

@@ -312,6 +312,73 @@ class StopSpec(Contract):
     )
 
 
+def _check_deployment(name: str) -> str:
+    flow, separator, deployment = name.partition("/")
+    if not separator or not flow.strip() or not deployment.strip() or "/" in deployment:
+        raise ValueError("name a deployment as Prefect does, FLOW/DEPLOYMENT, such as train-segment/docker")
+    return name
+
+
+def _deployment_from_string(value: object) -> object:
+    return {"deployment": value} if isinstance(value, str) else value
+
+
+class StageSpec(Contract):
+    """Where a stage runs."""
+
+    deployment: Annotated[str, AfterValidator(_check_deployment)] | None = Field(
+        default=None,
+        description="the Prefect deployment that runs the stage, as train-segment/docker; left out: the flow's process",
+    )
+    code_folder: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the run file's folder where that deployment runs, such as /code; left out: the same path as here",
+    )
+
+    @model_validator(mode="after")
+    def _folder_is_of_a_deployment(self) -> Self:
+        if self.code_folder is not None and self.deployment is None:
+            raise ValueError("code_folder is where a deployment finds the code; name the deployment too, or drop it")
+        return self
+
+
+class EvaluateStageSpec(StageSpec):
+    """Where evaluating runs, and on what."""
+
+    accelerator: AcceleratorSpec | None = Field(
+        default=None, description="the devices of that deployment, such as {kind: cpu}; left out: those of training"
+    )
+
+    @model_validator(mode="after")
+    def _devices_are_of_a_deployment(self) -> Self:
+        if self.accelerator is not None and self.deployment is None:
+            raise ValueError("a process has one accelerator; name a deployment for the stage, or drop accelerator")
+        return self
+
+
+_Stage = Annotated[StageSpec, BeforeValidator(_deployment_from_string)]
+
+
+class StagesSpec(Contract):
+    """Which stages run elsewhere, as Prefect deployments on work pools of their own."""
+
+    prepare_data: _Stage = Field(default_factory=StageSpec, description="{deployment: prepare-data/docker}")
+    init_or_restore: _Stage = Field(
+        default_factory=StageSpec, description="{deployment: init-or-restore/docker}, on devices like those of training"
+    )
+    train_segment: _Stage = Field(default_factory=StageSpec, description="{deployment: train-segment/docker}")
+    checkpoint_to_gcs: _Stage = Field(default_factory=StageSpec, description="{deployment: checkpoint-to-gcs/docker}")
+    evaluate: Annotated[EvaluateStageSpec, BeforeValidator(_deployment_from_string)] = Field(
+        default_factory=EvaluateStageSpec, description="{deployment: evaluate/docker, accelerator: {kind: cpu}}"
+    )
+
+    def elsewhere(self) -> dict[str, StageSpec]:
+        """The stages that have a deployment, by name, in the order of the story."""
+        chosen = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: stage for name, stage in chosen.items() if stage.deployment is not None}
+
+
 class RunSpec(Contract):
     """A run file."""
 
@@ -329,6 +396,16 @@ class RunSpec(Contract):
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, description="keep_last, keep_best")
     evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps")
     stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
+    stages: StagesSpec = Field(default_factory=StagesSpec, description="which stages run as Prefect deployments")
+
+    @model_validator(mode="after")
+    def _workers_run_all_stages(self) -> Self:
+        elsewhere = self.stages.elsewhere()
+        if elsewhere and self.accelerator.kind == "multi_worker":
+            raise ValueError(
+                f"with accelerator.kind = multi_worker every host runs all stages; drop stages.{next(iter(elsewhere))}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _best_needs_evaluation(self) -> Self:

@@ -13,7 +13,8 @@ from tasks.foundation.contracts.run_spec import RunSpec
 StopReason = Literal["sigterm", "sigint", "time_budget", "preempted", "maintenance"]
 # Where a segment ends by itself. Only there is the place a function of the run file, not of what happened.
 BorderReason = Literal["segment_end", "segment_seconds"]
-ExitReason = BorderReason | Literal["interval", "rewind", "finished"] | StopReason
+# Superseded: a segment that was to be trained elsewhere, and whose start was no longer the tip when it began.
+ExitReason = BorderReason | Literal["interval", "rewind", "finished", "superseded"] | StopReason
 
 STOP_REASONS: frozenset[str] = frozenset(get_args(StopReason))
 
@@ -56,8 +57,8 @@ class SegmentRequest(Contract):
 class SegmentResult(Contract):
     """A staged checkpoint and what happened on the way to it, since `parent`.
 
-    Nothing is staged after a stop or a rewind, or where callbacks end the run: what there was to commit is committed
-    already.
+    Nothing is staged after a stop or a rewind, where callbacks end the run, or by a segment that was superseded: what
+    there was to commit is committed already.
     """
 
     schema_version: Literal[1] = 1
@@ -68,3 +69,8 @@ class SegmentResult(Contract):
     examples: int = Field(ge=0, description="examples that went through train_step")
     seconds: dict[str, float] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
+
+    @classmethod
+    def superseded(cls, request: SegmentRequest) -> "SegmentResult":
+        """Of a segment that was not begun, for the tip is no longer where it was to start."""
+        return cls(staged=None, parent=request.start.path, exit_reason="superseded", history=(), examples=0, seconds={})

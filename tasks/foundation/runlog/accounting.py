@@ -1,10 +1,10 @@
 """Where a run's time went: every second of every attempt by cause, lost work included. They add up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 
-from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord, utc_time
+from tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.process import is_gone
 from tasks.foundation.runlog.attempts import Attempts, Gone, is_alive
@@ -31,7 +31,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The time that processes spent on a run. Two at work side by side count twice: each is paid for."""
+    """The time that processes spent on a run. Two at work side by side count twice: each is paid for.
+
+    One that waits for a stage elsewhere is not at work; its wait counts as far as no attempt of the stage tells of it.
+    """
 
     seconds: dict[str, float]  # by cause, largest first
     attempts: tuple[Attempt, ...]  # by when they began
@@ -81,10 +84,11 @@ def account_of(
     """
     if not attempts.records:
         return None
-    tried = tuple(_attempt(record, now=now, gone=gone) for record in attempts.records)
+    committed = {entry.body.checkpoint.path for entry in entries if isinstance(entry.body, Commit)}
+    tried = tuple(_attempt(record, committed, now=now, gone=gone) for record in attempts.records)
     seconds: dict[str, float] = {GOOD: 0.0, LOST: 0.0, UNATTRIBUTED: 0.0}
     for record in attempts.records:
-        for cause, amount in record.seconds.items():
+        for cause, amount in _own_seconds(record, attempts.records).items():
             seconds[cause] = seconds.get(cause, 0.0) + amount
     first = utc_time(attempts.records[0].began)
     recorded = [entry for entry in entries if _written(entry, first) >= first.replace(microsecond=0)]
@@ -117,10 +121,22 @@ def seconds_in_log(history: History) -> dict[str, float]:
     return dict(sorted(amounts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _attempt(record: AttemptRecord, *, now: datetime, gone: Gone) -> Attempt:
+def _own_seconds(record: AttemptRecord, records: Sequence[AttemptRecord]) -> dict[str, float]:
+    """An attempt's seconds by cause, without the wait for stages whose own attempts tell where it went.
+
+    What is left of the wait is what it took to get them going, and to hear of their end.
+    """
+    if LAUNCH not in record.seconds:
+        return record.seconds
+    told = sum(stage.wall_seconds for stage in records if stage.within == record.attempt)
+    return {**record.seconds, LAUNCH: max(record.seconds[LAUNCH] - told, 0.0)}
+
+
+def _attempt(record: AttemptRecord, committed: Set[str], *, now: datetime, gone: Gone) -> Attempt:
     alive = is_alive(record, now=now, gone=gone)
-    # What a living process has not committed yet, it may still commit.
-    lost = record.discarded_seconds + (0.0 if alive else record.uncommitted_seconds)
+    # What a living process has not committed yet, it may still commit; and what was handed on, another.
+    kept = alive or record.staged in committed
+    lost = record.discarded_seconds + (0.0 if kept else record.uncommitted_seconds)
     return Attempt(record=record, alive=alive, lost_seconds=min(lost, record.seconds.get(GOOD, 0.0)))
 
 

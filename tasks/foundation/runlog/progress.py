@@ -13,7 +13,17 @@ from tasks.foundation.storage.base import Storage
 
 # Ends that the user, or the run file, asked for: they say nothing about whether the run can get further.
 DELIBERATE_ENDS = frozenset(
-    {"complete", "until_step", "max_segments", "nothing_to_do", "finished_early", "sigint", "KeyboardInterrupt", "left"}
+    {
+        "complete",
+        "until_step",
+        "max_segments",
+        "nothing_to_do",
+        "finished_early",
+        "cancelled",
+        "sigint",
+        "KeyboardInterrupt",
+        "left",
+    }
 )
 # Input that was refused was told of at once, and costs no training; it says nothing about the run.
 _REFUSALS = frozenset(
@@ -59,10 +69,13 @@ def attempts_in_a_row(
         gone: whether the process of a name is known to have ended.
     """
     row: list[AttemptRecord] = []
+    waited_for = {record.within for record in records}
     for record in reversed(records):
         if _advanced(record, head):
             break
-        if record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone):
+        if record.attempt in waited_for:
+            pass  # its stages elsewhere tell how it went
+        elif record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone):
             row.append(record)
         if record.afresh:
             break

@@ -67,6 +67,7 @@ class Ledger:
     def __init__(
         self,
         *,
+        attempt: str | None = None,
         whole_process: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _utc_now,
@@ -75,13 +76,14 @@ class Ledger:
         """Nothing is counted before entering, nothing is written before `open`.
 
         Args:
+            attempt: a uuid4 made in this process; left out: one is made.
             whole_process: the process is there for this run alone, so the time before entering and after leaving is
                 the run's too. False for a process that outlives its runs, such as a notebook.
             clock: seconds, never going back.
             now: the time of day, UTC; for people and for order, never for sums.
             age: seconds since the process started.
         """
-        self.attempt = uuid.uuid4().hex
+        self.attempt = attempt or uuid.uuid4().hex
         self._whole_process = whole_process
         self._clock, self._now, self._age = clock, now, age
         self._seconds = dict.fromkeys(CAUSES, 0.0)
@@ -95,6 +97,7 @@ class Ledger:
         self._opening: dict[str, object] = {}
         self._ended: tuple[str, str | None] | None = None
         self._committed_step: int | None = None
+        self._staged: str | None = None
         self._writing = threading.Lock()
         self._warned = False
         self._wake, self._left = threading.Event(), threading.Event()
@@ -127,7 +130,7 @@ class Ledger:
         if self._home is None:
             atexit.unregister(self._sign_at_exit)
 
-    def open(self, home: Storage, head: Head, *, afresh: bool = False) -> None:
+    def open(self, home: Storage, head: Head, *, afresh: bool = False, within: str | None = None) -> None:
         """From now on signs of life are written, the first one at once. Open it again, and nothing happens.
 
         Args:
@@ -135,13 +138,14 @@ class Ledger:
             head: the log's newest state as this attempt first sees it, before a damaged tip is quarantined: otherwise
                 attempts that do nothing but replace a damaged tip would look like progress.
             afresh: the user asked to forget the attempts before.
+            within: the attempt that waits for this one.
         """
         with self._lock:
             if self._home is not None:
                 return
             step = head.tip.step if head.tip is not None else 0
             self._work.starts(step)
-            self._opening = {"mark": mark_of(head), "from_step": step, "afresh": afresh}
+            self._opening = {"mark": mark_of(head), "from_step": step, "afresh": afresh, "within": within}
             self._home = home.hurried(_PATIENCE_SECONDS)
         self.sign()
         self._thread = threading.Thread(target=self._keep_signing, name="baton-ledger", daemon=True)
@@ -180,6 +184,11 @@ class Ledger:
             self._ended = (reason, message[:_MESSAGE_CHARACTERS] if message else None)
         self.sign()
 
+    def hands_on(self, staged: str) -> None:
+        """What this attempt trained is in a checkpoint that another is to commit: lost only if that does not happen."""
+        self._staged = staged
+        self.sign()
+
     def sign(self) -> None:
         """Write a sign of life now, if the ledger is open: before the ledger is read by this very process, say."""
         if self._home is not None:
@@ -207,6 +216,7 @@ class Ledger:
                     "seconds": {cause: round(amount, 3) for cause, amount in self._seconds.items() if amount > 0},
                     "uncommitted_seconds": round(self._work.uncommitted(train), 3),
                     "discarded_seconds": round(self._work.discarded, 3),
+                    "staged": self._staged,
                     "ended": reason,
                     "message": message,
                 }

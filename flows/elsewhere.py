@@ -1,0 +1,221 @@
+"""A stage that is asked of other processes, until there is an answer.
+
+Each try is a flow run of the stage's deployment. Whatever becomes of it (it fails, crashes, vanishes, is cancelled, is
+executed twice, goes on after this process died), the next step is the same: look at the log, and ask again for what is
+missing there.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect.client.schemas.objects import State, StateType
+
+from flows.answers import take_answer
+from flows.flow_runs import FlowRuns
+from flows.relay import StageStopped
+from flows.stages import stage_name, tags_of
+from tasks.foundation import errors
+from tasks.foundation.contracts.attempt import LAUNCH
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.call import StageCall
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import AcceleratorLost, BatonError, BlowUp, NoProgress, StageLost
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.stops import Stop, Stops
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Note, Phase, Sink
+
+A = TypeVar("A", bound=Contract)
+
+_LOOK_AGAIN_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+# Cancelled, a stage commits within its grace period; this is for the news of it.
+_NEWS_SECONDS = 30.0
+# The stage's machine or its devices went: nothing is wrong with the run.
+_MACHINES_FAULT = {AcceleratorLost.__name__, StageLost.__name__}
+
+
+class _Lost(Exception):
+    """A flow run ended without an answer, and not by an error of Baton's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a stage.
+
+    Attributes:
+        stage: its name, as train_segment.
+        deployment: FLOW/DEPLOYMENT.
+        call: what it is told.
+        aim: what it is to reach, for people.
+    """
+
+    stage: str
+    deployment: str
+    call: StageCall
+    aim: str = ""
+
+    def __str__(self) -> str:
+        return f"{stage_name(self.stage)} {self.aim}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Asks for the stages of one relay.
+
+    Attributes:
+        flow_runs: of Prefect's API.
+        attempt: a uuid4 made in this process.
+        telemetry: is told what is launched, and what became of it.
+    """
+
+    flow_runs: FlowRuns
+    attempt: str
+    telemetry: Sink
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _tries: list[UUID] = field(default_factory=list)
+
+    def ask(
+        self, question: Question, kind: type[A], home: Storage, *, instead: Callable[[], A | None] = lambda: None
+    ) -> A:
+        """Ask until there is an answer: what is lost is asked for again, as long as the run gets further.
+
+        Args:
+            question: the stage and what it is told.
+            kind: of the answer.
+            home: the run's.
+            instead: looked at before each try: the answer, if nothing is to be asked for any more.
+
+        Raises:
+            BatonError: what the stage raised.
+            StageStopped: it was told to go.
+            NoProgress: it is lost again and again.
+        """
+
+        def work(stops: Stops) -> A:
+            tries = 0
+            while True:
+                moved_on = instead()
+                if moved_on is not None:
+                    return moved_on
+                try:
+                    return self._ask_once(question, kind, home, stops)
+                except _Lost as lost:
+                    tries += 1
+                    _require_another_try(home, question.call.spec, tries, str(lost))
+                    self.telemetry.emit(Note(text=f"{lost}; looking at the log and trying again", warning=True))
+                self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
+
+        return hold(work, question.call.spec.stop, telemetry=self.telemetry)
+
+    def end_orphans(self, stage: str, spec: RunSpec, ours: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Have flow runs of a stage go that an earlier attempt left behind.
+
+        Cancelled, they commit what they have trained; left alone, they would hold an accelerator for a segment that
+        nobody takes from them any more.
+
+        Args:
+            stage: its name.
+            spec: the run file.
+            ours: whether a flow run with these parameters is of this very run.
+        """
+        for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), ours):
+            said = f"flow run {flow_run} of an earlier attempt is still there; it is told to commit and go"
+            self.telemetry.emit(Note(text=said, warning=True))
+            self.flow_runs.cancel(flow_run)
+            until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
+            while self.clock() < until and not _is_over(self.flow_runs.state(flow_run)):
+                self.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _ask_once(self, question: Question, kind: type[A], home: Storage, stops: Stops) -> A:
+        self.telemetry.emit(Phase(cause=LAUNCH))
+        flow_run = self.flow_runs.start(
+            question.deployment,
+            {"call": question.call.model_dump_json()},  # text: a metric may be NaN, which Prefect's JSON does not know
+            name=f"{question.call.spec.run} {question}",
+            tags=tags_of(question.call.spec.run, question.stage),
+            # Of this attempt and this try only: a flow run of another has another base, or is dead.
+            key=f"{self.attempt}/{len(self._tries)}",
+        )
+        self._tries.append(flow_run)
+        self.telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
+        state = self._wait(flow_run, stops, question)
+        answer = take_answer(home, str(flow_run), kind)
+        if answer is not None:
+            return answer
+        told = f"{question} (flow run {flow_run} of {question.deployment})"
+        if state is None:
+            raise _Lost(f"{told} is not known to Prefect any more")
+        if state.type is StateType.FAILED and state.name not in _MACHINES_FAULT:
+            raise _error(state, told)
+        if state.type is StateType.CANCELLED:
+            raise StageStopped("cancelled", f"{told} was cancelled; the same command goes on")
+        raise _Lost(f"{told} ended without an answer ({state.name}: {state.message or 'no message'})")
+
+    def _wait(self, flow_run: UUID, stops: Stops, question: Question) -> State | None:
+        """Until it has ended, or has been told to go because this process is.
+
+        Raises:
+            StageStopped: this process was told to go, and has told the stage.
+        """
+        grace_seconds = question.call.spec.stop.grace_seconds
+        cancelled_at: float | None = None
+        while True:
+            state = self.flow_runs.state(flow_run)
+            asked = stops.asked
+            if asked is not None and cancelled_at is not None:
+                longest = min(grace_seconds + _NEWS_SECONDS, stops.grace_left())
+                if _is_over(state) or self.clock() >= cancelled_at + longest:
+                    raise StageStopped(asked.reason, f"{question} was told to go ({asked.reason.replace('_', ' ')})")
+            elif _is_over(state):
+                return state
+            elif asked is not None and not _sees_to_it(asked, state, self.clock(), grace_seconds):
+                self.flow_runs.cancel(flow_run)
+                cancelled_at = self.clock()
+            self.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _pause(self, seconds: float, stops: Stops) -> None:
+        until = self.clock() + seconds
+        while stops.asked is None and self.clock() < until:
+            self.sleep(min(_LOOK_AGAIN_SECONDS, seconds))
+
+
+def _require_another_try(home: Storage, spec: RunSpec, tries: int, why: str) -> None:
+    """Refuse to rent for what is lost again and again.
+
+    Raises:
+        NoProgress: as many tries in a row as `stop.attempts_without_progress` brought nothing.
+    """
+    limit = spec.stop.attempts_without_progress
+    head = RunLog(home).head()
+    if head is not None:
+        require_progress(home, head, limit=limit, now=datetime.now(UTC))
+    if tries >= limit:
+        raise NoProgress(f"{why}; {tries} tries in a row brought nothing. See the log of its work pool's worker")
+
+
+def _is_over(state: State | None) -> bool:
+    return state is None or state.is_final()
+
+
+def _sees_to_it(asked: Stop, state: State | None, now: float, grace_seconds: float) -> bool:
+    """Whether the stage knows of this stop itself: of the time budget, which it was given, once it runs."""
+    running = state is not None and state.type is StateType.RUNNING
+    return asked.reason == "time_budget" and running and now < asked.at + grace_seconds
+
+
+def _error(state: State, told: str) -> BatonError:
+    """What the stage raised, as the same class here: its exit code and whether a retry can help are that one's."""
+    kind = getattr(errors, state.name or "", None)
+    if not (isinstance(kind, type) and issubclass(kind, BatonError)):
+        return BatonError(f"{told} failed: {state.message or state.name}")
+    message = f"{state.message} (in {told})"
+    # Where exactly is in the message.
+    return kind(message, step=0) if issubclass(kind, BlowUp) else kind(message)

@@ -1,0 +1,191 @@
+"""How a stage is run: in this process, or as a Prefect deployment on its own work pool.
+
+A stage elsewhere is a flow run of flows/stages.py. Contracts go in and come back as JSON; what is believed is the run's
+log.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flows.elsewhere import Elsewhere, Question
+from flows.flow_runs import FlowRuns
+from flows.relay import Stages
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.call import (
+    CheckpointToGcsCall,
+    EvaluateCall,
+    InitOrRestoreCall,
+    PrepareDataCall,
+    StageCall,
+    TrainSegmentCall,
+)
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.model.code_digest import module_digest
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Committed, Evaluated, Sink
+
+A = TypeVar("A", bound=Contract)
+
+_FILE_REFERENCE = re.compile(r".+\.py:\w+")
+
+
+def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, attempt: str, telemetry: Sink) -> Stages:
+    """The five stages as the run file wants them.
+
+    Args:
+        run: the run file; its `stages` say which run elsewhere.
+        inline: the stage of a name that runs in this process.
+        attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them.
+        telemetry: is told what is launched, and what became of it.
+
+    Raises:
+        InvalidInput: a deployment is not there, or the run file's content cannot travel.
+    """
+    elsewhere = run.spec.stages.elsewhere()
+    chosen = {name: inline(name) for name in Stages.names() if name not in elsewhere}
+    if elsewhere:
+        flow_runs = FlowRuns(telemetry=telemetry)
+        for name, stage in elsewhere.items():
+            flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
+        launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt, telemetry=telemetry))
+        launcher.require_that_it_travels()
+        chosen |= {name: getattr(launcher, name) for name in elsewhere}
+    return Stages(**chosen, elsewhere=frozenset(elsewhere))
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The stages of one relay that run elsewhere, each method as the stage of its name."""
+
+    run: RunFile
+    elsewhere: Elsewhere
+
+    def prepare_data(self, _spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink) -> DatasetRef:  # noqa: ARG002 - as the stage
+        """As the stage."""
+        call = PrepareDataCall(**self._told("prepare_data", storage))
+        return self._ask("prepare_data", call, DatasetRef, storage)
+
+    def init_or_restore(
+        self,
+        _spec: RunSpec,
+        dataset: DatasetRef,
+        *,
+        code_folder: Path,  # noqa: ARG002 - as the stage
+        storage: Storage,
+        telemetry: Sink,  # noqa: ARG002 - as the stage
+        accept: Sequence[str] = (),
+        suspicious: bool = False,
+    ) -> Head:
+        """As the stage."""
+        told = self._told("init_or_restore", storage)
+        call = InitOrRestoreCall(**told, dataset=dataset, accept=tuple(accept), suspicious=suspicious)
+        return self._ask("init_or_restore", call, Head, storage)
+
+    def train_segment(
+        self,
+        request: SegmentRequest,
+        *,
+        code_folder: Path,  # noqa: ARG002 - as the stage
+        storage: Storage,
+        recorded: Environment,
+        telemetry: Sink,  # noqa: ARG002 - as the stage
+    ) -> SegmentResult:
+        """As the stage; superseded, if an earlier try or somebody else has moved the tip before it is trained."""
+        log = RunLog(storage.at(request.spec.run))
+        if request.number == 1:
+
+            def ours(parameters: Mapping[str, Any]) -> bool:
+                told = TrainSegmentCall.from_json(str(parameters["call"]).encode(), where="call", error=InvalidInput)
+                return told.spec.run == request.spec.run and told.spec.storage == storage.uri
+
+            self.elsewhere.end_orphans("train_segment", request.spec, ours)
+
+        def superseded() -> SegmentResult | None:
+            return None if log.require_head().base == request.base else SegmentResult.superseded(request)
+
+        call = TrainSegmentCall(**self._told("train_segment", storage), request=request, recorded=recorded)
+        question = self._question("train_segment", call, aim=f"to step {request.until_step}")
+        return self.elsewhere.ask(question, SegmentResult, log.home, instead=superseded)
+
+    def checkpoint_to_gcs(
+        self, request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink
+    ) -> Entry:
+        """As the stage."""
+        # No code of the user's is needed there.
+        told = {**self._told("checkpoint_to_gcs", storage), "code": {}}
+        call = CheckpointToGcsCall(**told, request=request, result=result)
+        aim = "" if result.staged is None else f"step {result.staged.step}"
+        entry = self._ask("checkpoint_to_gcs", call, Entry, storage, aim=aim)
+        if isinstance(entry.body, Commit):
+            made = entry.body.checkpoint
+            metrics = entry.body.history[-1].metrics if entry.body.history else {}
+            telemetry.emit(Committed(step=made.step, path=made.path, size=made.size, metrics=metrics))
+        return entry
+
+    def evaluate(
+        self,
+        _spec: RunSpec,
+        dataset: DatasetRef,
+        checkpoint: CheckpointRef,
+        *,
+        code_folder: Path,  # noqa: ARG002 - as the stage
+        storage: Storage,
+        recorded: Environment,
+        telemetry: Sink,
+    ) -> Evaluation:
+        """As the stage, on devices of its own if the run file names some."""
+        told = self._told("evaluate", storage)
+        devices = self.run.spec.stages.evaluate.accelerator
+        if devices is not None:
+            told["spec"] = told["spec"].model_copy(update={"accelerator": devices})
+        call = EvaluateCall(**told, dataset=dataset, checkpoint=checkpoint, recorded=recorded)
+        done = self._ask("evaluate", call, Evaluation, storage, aim=f"step {checkpoint.step}")
+        telemetry.emit(Evaluated(step=checkpoint.step, metrics=done.metrics, examples=done.examples))
+        return done
+
+    def require_that_it_travels(self) -> None:
+        """Refuse a run file whose content JSON would change.
+
+        Raises:
+            InvalidInput: it holds a date, say.
+        """
+        spec = self.run.spec
+        if RunSpec.model_validate_json(spec.model_dump_json()) != spec:
+            raise InvalidInput(
+                f"{self.run.path}: data.options or model.options hold a value that JSON changes, such as a date; write "
+                "it as text, or leave out stages to run them in one process"
+            )
+
+    def _told(self, name: str, storage: Storage) -> dict[str, Any]:
+        """What every call says; the storage by an address that is the same wherever it is looked up from."""
+        spec, folder = self.run.spec, self.run.folder.resolve()
+        there: str | None = getattr(spec.stages, name).code_folder
+        return {
+            "spec": spec.model_copy(update={"storage": storage.uri}),
+            "code_folder": there or str(folder),
+            "code": code_digests(spec, folder),
+            "attempt": self.elsewhere.attempt,
+        }
+
+    def _question(self, name: str, call: StageCall, *, aim: str = "") -> Question:
+        return Question(stage=name, deployment=getattr(self.run.spec.stages, name).deployment, call=call, aim=aim)
+
+    def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, *, aim: str = "") -> A:
+        return self.elsewhere.ask(self._question(name, call, aim=aim), kind, storage.at(self.run.spec.run))
+
+
+def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:
+    """Digest of each function of the run file's folder that it names; layout and comments do not count."""
+    named = [spec.model.build, spec.data.source, spec.train.callbacks, *(each.source for each in spec.init.weights)]
+    files = [reference for reference in named if reference is not None and _FILE_REFERENCE.fullmatch(reference)]
+    return {reference: module_digest(reference, folder) for reference in files}
