@@ -6,6 +6,7 @@
 import signal
 import sys
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,7 @@ from flows.goal import Goal, RelayResult
 from flows.launch import stages_of
 from flows.relay import Stages, relay
 from flows.telling import PrefectLog
+from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
@@ -90,10 +92,10 @@ def train_run(
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
-    with tags(*tags_of(run.spec)):
+    with tags(*tags_of(run.spec)), uninterrupted():
         sinks = Several((WATCHER.get(), PrefectLog()))
         attempt = uuid.uuid4().hex
-        stages = stages_of(run, _inline, attempt=attempt, telemetry=sinks)
+        stages = stages_of(run, inline_stage, attempt=attempt, telemetry=sinks)
         result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
     if result.exit_reason in {"preempted", "maintenance"}:
         raise MachineIsGoing(result.exit_reason)
@@ -104,14 +106,22 @@ def import_stages(spec: RunSpec) -> None:
     """Import what runs in this process, which takes its time with TensorFlow."""
     for stage in Stages.names():
         if stage not in spec.stages.elsewhere():
-            _inline(stage)
+            _task_of(stage)
 
 
-def _inline(stage: str) -> Any:
-    """A stage as a task of this process, imported when it is known to run here.
+def inline_stage(stage: str) -> Callable[..., Any]:
+    """A stage as a task of this process, imported when it is called: a tick with nothing to do needs no TensorFlow.
 
     Called directly, never submitted: the main thread waits for it, where signals arrive.
     """
+
+    def call(*given: Any, **named: Any) -> Any:
+        return _task_of(stage)(*given, **named)
+
+    return call
+
+
+def _task_of(stage: str) -> Any:
     return getattr(import_module(f"tasks.{stage}.task"), f"{stage}_task")
 
 

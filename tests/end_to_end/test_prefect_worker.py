@@ -2,94 +2,20 @@
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from homes import entries_of, tip_of
-from prefect_server import ask, environment_with
-from processes import CHECKOUT, SHORT, run_file
+from prefect_at_work import ENDED, Prefect
+from processes import SHORT, run_file
 from watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
-POOL = "baton-tests"
-ENDED = {"CANCELLED", "COMPLETED", "CRASHED", "FAILED"}
 # Long enough that every flow run but the last is met while it trains.
 LONG = ["train.steps=9000", "train.segment_steps=4000", "evaluate.every_steps=null"]
-
-
-class Prefect:
-    """What a user does at the command line and in the UI, against one server."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
-        self.environment = environment_with(folder / "prefect", PREFECT_API_URL=url, PREFECT_WORKER_QUERY_SECONDS="1")
-        self.folder = folder
-        self._prefect("work-pool", "create", POOL, "--type", "process")
-        self._prefect("deploy", "flows/train_run.py:train_run", "--name", "tests", "--pool", POOL)
-        found = ask(url, "deployments/filter", {"deployments": {"name": {"any_": ["tests"]}}})
-        self.deployment = found[0]["id"]
-
-    def _prefect(self, *words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *words],
-            cwd=CHECKOUT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    @contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
-        with (self.folder / "worker.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=CHECKOUT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
-            )
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    try:
-                        process.wait(timeout=60)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
-
-    @contextmanager
-    def executing(self, flow_run: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`prefect flow-run execute`, told to reschedule on SIGTERM."""
-        command = [sys.executable, "-m", "prefect", "flow-run", "execute", flow_run]
-        environment = self.environment | {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}
-        with (self.folder / "execute.log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-
-    def start(self, **parameters: Any) -> str:
-        """A flow run of the deployment; its id."""
-        answer = ask(self.url, f"deployments/{self.deployment}/create_flow_run", {"parameters": parameters})
-        return str(answer["id"])
-
-    def cancel(self, flow_run: str) -> None:
-        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
-
-    def state(self, flow_run: str) -> str:
-        found = ask(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
-        return str(found[0]["state_type"])
 
 
 def assert_nothing_is_lost(home: Path) -> None:
@@ -117,6 +43,7 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
 ) -> None:
     straight = plainly("digits", tmp_path / "straight", extra=[*LONG, "train.segment_steps=9000"]).result
     prefect = Prefect(server, tmp_path)
+    deployment = prefect.deploy("flows/train_run.py:train_run", "tests")
     home = tmp_path / "worked" / "digits-cnn"
     overrides = [f"storage={tmp_path / 'worked'}", "accelerator.kind=cpu", *SHORT["digits"], *LONG]
 
@@ -127,11 +54,11 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
 
     def started(number: int) -> tuple[str, int]:
         """A flow run that trains: its id, and its process."""
-        flow_run = prefect.start(run_file=str(run_file("digits")), overrides=overrides)
+        flow_run = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
         return flow_run, trained_by(number)
 
     # As a container on a spot machine has it: SIGTERM schedules the same flow run again, and a worker takes it up.
-    cancelled = prefect.start(run_file=str(run_file("digits")), overrides=overrides)
+    cancelled = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
     with prefect.executing(cancelled) as execution:
         pid = trained_by(1)
         execution.terminate()
@@ -162,7 +89,7 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
         assert prefect.state(orphaned) != "COMPLETED"
 
     with prefect.worker():
-        last = prefect.start(run_file=str(run_file("digits")), overrides=overrides)
+        last = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
         wait_until(lambda: prefect.state(last) in ENDED)
         assert prefect.state(last) == "COMPLETED"
 

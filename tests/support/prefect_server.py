@@ -26,27 +26,61 @@ def environment_with(home: Path, **more: str) -> dict[str, str]:
     return kept | {"PREFECT_HOME": str(home)} | more
 
 
+class Server:
+    """A Prefect server on a free port of 127.0.0.1, that can be killed and started again on the same database."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        """Start it.
+
+        Args:
+            home: an existing folder, for its database and its log.
+            settings: environment variables of its own.
+        """
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self._home = home
+        self._environment = environment_with(
+            home, PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_UI_ENABLED="false", **settings
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        with (self._home / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_for(f"{self.url}/health", self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """As Ctrl-C does."""
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
 @contextmanager
 def running_server(home: Path) -> Iterator[str]:
-    """A Prefect server of its own on a free port of 127.0.0.1; its API's address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    environment = environment_with(home, PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_UI_ENABLED="false")
-    with (home / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _wait_for(f"{url}/health", process)
-            yield url
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    """A Prefect server of its own; its API's address."""
+    server = Server(home)
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

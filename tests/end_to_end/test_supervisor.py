@@ -1,0 +1,124 @@
+"""The schedule is the supervisor; and three ways to train ad hoc are one. A real server, real workers, real kills."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from homes import log_bytes, tip_of
+from prefect_at_work import ENDED, Prefect
+from prefect_server import Server
+from processes import SHORT, Finished, run_file
+from watching import attempts_of, commits_of, trains, wait_until
+
+pytestmark = pytest.mark.slow
+
+FILE = str(run_file("digits"))
+# Segments that last long enough to be met while they train.
+LONG = [*SHORT["digits"], "train.steps=9000", "evaluate.every_steps=null"]
+TICK_SECONDS = 15
+
+
+@pytest.fixture(scope="module")
+def straight(plainly: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same run in one piece, without Prefect."""
+    return plainly("digits", tmp_path_factory.mktemp("straight"), extra=[*LONG, "train.segment_steps=9000"]).result
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that keeps what it knows of held slots where a restart finds it, as deploy/README.md asks for."""
+    leases = "prefect.server.concurrency.lease_storage.filesystem"
+    server = Server(tmp_path_factory.mktemp("prefect-server"), PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=leases)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def prefect(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Prefect:
+    return Prefect(own_server.url, tmp_path_factory.mktemp("prefect"))
+
+
+def overrides_for(storage: Path, segment_steps: int) -> list[str]:
+    return [f"storage={storage}", "accelerator.kind=cpu", *LONG, f"train.segment_steps={segment_steps}"]
+
+
+def without_tensorflow(folder: Path) -> dict[str, str]:
+    """The environment of a machine where TensorFlow cannot be imported."""
+    for name in ("tensorflow", "keras"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise ImportError('{name} is not to be loaded')\n")
+    known = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{folder}:{known}" if known else str(folder)}
+
+
+@pytest.mark.timeout(1500)
+def test_the_schedule_supervises(
+    own_server: Server, prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
+) -> None:
+    home = tmp_path / "digits-cnn"
+    ticking = ["--interval", str(TICK_SECONDS), "--concurrency-limit", "1", "--collision-strategy", "CANCEL_NEW"]
+    parameters = {"run_file": FILE, "overrides": overrides_for(tmp_path, 3000), "max_segments": 1}
+    nightly = prefect.deploy("flows/train_run.py:train_run", "nightly", *ticking, **parameters)
+
+    def running() -> str:
+        """The tick that is at work."""
+        runs: list[dict[str, Any]] = []
+        wait_until(lambda: bool(runs) or bool(runs.extend(prefect.runs(nightly, "RUNNING"))))
+        return str(runs[0]["id"])
+
+    with prefect.worker() as worker:
+        # The first tick: its server dies and comes back while it trains.
+        wait_until(lambda: len(attempts_of(home)) == 1 and trains(home, 0))
+        own_server.kill()
+        own_server.start()
+        wait_until(lambda: (3000, "segment_end") in commits_of(home))
+
+        # The second: its machine dies, with its worker.
+        wait_until(lambda: len(attempts_of(home)) == 2 and trains(home, 1))
+        killed = running()
+        worker.kill()
+        os.kill(attempts_of(home)[-1].pid, signal.SIGKILL)
+        worker.wait()
+    assert [step for step, _ in commits_of(home)] == [0, 3000]
+
+    # Nobody has told the server, so the dead tick holds the one slot. Prefect lets go of it when its lease runs out,
+    # five minutes after its last renewal, or as soon as somebody says that it has crashed: deploy/automations does so
+    # by its missing heartbeats, and here the test, which has not that much time.
+    assert prefect.state(killed) == "RUNNING"
+    prefect.set_state(killed, type="CRASHED", name="Crashed")
+
+    with prefect.worker():
+        wait_until(lambda: tip_of(home).step == 9000 and bool(attempts_of(home)[-1].ended))
+        wait_until(lambda: not prefect.runs(nightly, "RUNNING", "PENDING"))
+
+    assert [step for step, _ in commits_of(home)] == [0, 3000, 6000, 9000]
+    attempts = attempts_of(home)
+    assert [(each.from_step, each.committed_step) for each in attempts] == [
+        (0, 3000),
+        (3000, 3000),
+        (3000, 6000),
+        (6000, 9000),
+    ]
+    assert [each.ended for each in attempts] == ["max_segments", None, "max_segments", "complete"]
+    assert tip_of(home).state_digest == straight["state_digest"]
+    assert told(str(home)) == told(straight["home"])
+
+    # Ticks after the end find nothing to do, on a machine that could not do anything.
+    before, done = log_bytes(home), {run["id"] for run in prefect.runs(nightly, *ENDED)}
+
+    def idle() -> list[dict[str, Any]]:
+        ended = [run for run in prefect.runs(nightly, *ENDED) if run["id"] not in done]
+        return [run for run in ended if run["state_type"] != "CANCELLED"]
+
+    with prefect.worker(**without_tensorflow(tmp_path / "poor")):
+        wait_until(lambda: len(idle()) > 0)
+    assert [(run["state_type"], run["state_name"]) for run in idle()[:1]] == [("COMPLETED", "Completed")]
+    print("a tick with nothing to do:", [run["total_run_time"] for run in idle()], "s")  # noqa: T201
+    assert log_bytes(home) == before
+    assert len(attempts_of(home)) == len(attempts)
+    prefect.command("deployment", "delete", "train-run/nightly")
