@@ -10,7 +10,7 @@ from rendering import container, job_manifest, template
 
 IMAGE = {"image": "registry/baton/train-tpu"}
 # What each makes of a spot TPU node pool; what differs between the two templates, and nothing else does.
-TPU_VARIABLES = {"tpu_accelerator", "tpu_topology", "tpu_chips", "spot"}
+TPU_VARIABLES = {"tpu_accelerator", "tpu_topology", "tpu_chips", "spot", "privileged"}
 
 
 def pod(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +112,7 @@ def test_the_two_kubernetes_templates_differ_by_the_tpu_only() -> None:
     for manifest in (plain, tpu):
         of_pod = pod(manifest["job_configuration"]["job_manifest"])
         del of_pod["nodeSelector"]
+        of_pod["containers"][0].pop("securityContext", None)
         for kind in ("requests", "limits"):
             of_pod["containers"][0]["resources"][kind].pop("google.com/tpu", None)
     assert plain["job_configuration"] == tpu["job_configuration"]
