@@ -84,7 +84,9 @@ def test_the_images_named_are_built() -> None:
     containers = CHECKOUT / "containers"
     if not containers.is_dir():
         pytest.skip("containers/ is not there")
-    text = "\n".join(file.read_text(encoding="utf-8") for file in [*containers.glob("*"), CHECKOUT / "Makefile"] if file.is_file())
+    text = "\n".join(
+        file.read_text(encoding="utf-8") for file in [*containers.glob("*"), CHECKOUT / "Makefile"] if file.is_file()
+    )
     for image in IMAGES:
         assert image.removeprefix("baton/") in text, image
 
