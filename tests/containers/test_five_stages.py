@@ -46,8 +46,8 @@ IMAGES = {
     "evaluate": "train-cpu",
 }
 SETTINGS = [
-    "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=1500", "train.log_every_steps=100",
-    "evaluate.every_steps=null",
+    "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=1500",
+    "train.log_every_steps=100", "evaluate.every_steps=null",
 ]  # fmt: skip
 
 
