@@ -43,7 +43,7 @@ chaos: install
 	$(BIN)/python tests/end_to_end/chaos.py
 	$(BIN)/python tests/end_to_end/cloud_chaos.py --plans 400
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
-	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py
+	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py tests/end_to_end/test_any_cut.py
 
 # With podman or docker; IMAGES="checkpoint train-cpu" builds only those, BASE_IMAGE=... on another base.
 images:
