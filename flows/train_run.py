@@ -11,13 +11,16 @@ from prefect.exceptions import MissingContextError, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.goal import Goal, RelayResult
+from flows.goal import Goal, RelayResult, storage_of
+from flows.prefect_away import prefect_answers, told
 from flows.relay import Stages, relay
+from flows.showing import Shown
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Several, Silent, Sink
+from tasks.foundation.telemetry.wording import metric_words
 
 announce_tpu()  # a worker of Prefect's imports this file first of all
 
@@ -38,6 +41,9 @@ STAGES = Stages(
 
 # Who watches besides Prefect; the command puts its console here.
 WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B039 - Silent has no state
+
+# What was reached, for who calls the flow in this process: Prefect may be gone when it is to be told.
+REACHED: ContextVar[list[RelayResult] | None] = ContextVar("reached", default=None)
 
 
 class PrefectLog:
@@ -118,16 +124,33 @@ def train_run(
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
     with tags(*tags_of(run.spec)):
-        sinks = Several((WATCHER.get(), PrefectLog()))
-        result = relay(run, goal, STAGES, telemetry=sinks, accept=accepted, try_again=try_again)
+        others = Several((WATCHER.get(), PrefectLog()))
+        with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
+            sinks = Several((others, shown))
+            result = relay(run, goal, told(STAGES), telemetry=sinks, accept=accepted, try_again=try_again)
+    if (reached := REACHED.get()) is not None:
+        reached.append(result)
+    if not prefect_answers():
+        # The engine tries the last state, and then a failure to tell it, each for a minute by Prefect's settings.
+        others.emit(Note(text="Prefect does not answer; for up to two minutes it is tried to tell it", warning=True))
     if result.exit_reason in {"preempted", "maintenance"}:
         raise MachineIsGoing(result.exit_reason)
-    return _stopped(result) if result.stopped else result
+    return _ended(result, run.spec)
 
 
-def _stopped(result: RelayResult) -> State[RelayResult]:
-    why = result.exit_reason.replace("_", " ")
-    return Completed(name="Stopped", message=f"{why}: step {result.step}, with work left to do", data=result)
+def _ended(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
+    """The flow run's last state, which says where the run stands."""
+    prefix = "validation_"
+    evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
+    words = metric_words(evaluated or result.metrics).replace("  ", ", ")
+    where = f"{spec.run} is at step {result.step} of {spec.train.steps}"
+    if words:
+        where += f", {'validation' if evaluated else 'training'} {words}"
+    if result.stopped:
+        why = result.exit_reason.replace("_", " ")
+        return Completed(name="Stopped", message=f"{why}: {where}, with work left to do", data=result)
+    why = {"nothing_to_do": "nothing to do: ", "finished_early": "ended early: "}.get(result.exit_reason, "")
+    return Completed(message=f"{why}{where}", data=result)
 
 
 def _text(metrics: object) -> str:

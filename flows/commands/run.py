@@ -93,6 +93,7 @@ def _train(
     """
     from flows.quiet import quiet, start_prefect_api
 
+    reached: list[RelayResult] = []
     try:
         quiet()
         home = storage_of(run_file).at(run_file.spec.run).uri
@@ -101,10 +102,11 @@ def _train(
         from prefect import tags
         from prefect.exceptions import TerminationSignal
 
-        from flows.train_run import WATCHER, tags_of, train_run
+        from flows.train_run import REACHED, WATCHER, tags_of, train_run
 
         api.join()
         token = WATCHER.set(console)
+        REACHED.set(reached)
         try:
             # Tags that are to stand on the flow run itself must be there before it begins.
             with tags(*tags_of(run_file.spec)):
@@ -120,11 +122,13 @@ def _train(
     except BatonError:
         raise
     except Exception as fault:
-        # Whoever ends this process may have ended Prefect's API before: what was trained is committed all the same.
+        # Prefect's API may be gone, or ended by whoever ends this process: what was trained is committed all the same.
         stop = last_stop()
-        if stop is None or stop.reason == "time_budget":
+        if not reached and (stop is None or stop.reason == "time_budget"):
             raise
         console.emit(Note(text=f"Prefect was not told: {type(fault).__name__}: {fault}", warning=True))
+        if stop is None or reached:
+            return reached[-1]
         reason = stop.reason
     return interrupted(run_file, goal, reason, since=since)
 
