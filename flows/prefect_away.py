@@ -36,6 +36,22 @@ def prefect_answers() -> bool:
 
 
 @dataclass(slots=True)
+class Prefect:
+    """Whether Prefect is there, and whether it has been said that it is not."""
+
+    answers: Callable[[], bool] = prefect_answers
+    said: bool = False
+
+    def is_there(self, telemetry: Sink) -> bool:
+        """Ask; an absence is said once."""
+        there = self.answers()
+        if not there and not self.said:
+            _say(telemetry, "Prefect does not answer and is not told of what is done; the run goes on")
+        self.said = not there
+        return there
+
+
+@dataclass(slots=True)
 class _Outcome:
     """What became of the stage itself, whatever Prefect made of it."""
 
@@ -48,12 +64,11 @@ class Told:
     """A stage of which Prefect is told, if it can be."""
 
     task: Task[..., Any]
-    answers: Callable[[], bool] = prefect_answers
+    prefect: Prefect
 
     def __call__(self, *arguments: Any, telemetry: Sink, **settings: Any) -> Any:
         """Run the stage, once; raises what it raises."""
-        if not self.answers():
-            _say(telemetry, f"Prefect does not answer, so it is not told of {self.task.name}; the run goes on")
+        if not self.prefect.is_there(telemetry):
             return self.task.fn(*arguments, telemetry=telemetry, **settings)
         outcome = _Outcome()
         try:
@@ -70,8 +85,11 @@ class Told:
 
 def told(stages: Stages) -> Stages:
     """The same stages; those that are Prefect tasks do without Prefect where they must."""
+    prefect = Prefect()
     by_name = {each.name: getattr(stages, each.name) for each in fields(stages)}
-    return Stages(**{name: Told(stage) if isinstance(stage, Task) else stage for name, stage in by_name.items()})
+    return Stages(
+        **{name: Told(stage, prefect) if isinstance(stage, Task) else stage for name, stage in by_name.items()}
+    )
 
 
 def _watched(task: Task[..., Any], outcome: _Outcome) -> Task[..., Any]:
