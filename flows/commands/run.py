@@ -12,6 +12,7 @@ import typer
 
 from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
+from flows.commands.leaving import nobody_listens
 from flows.commands.output import AsJson, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, stop_reason
 from flows.goal import (
@@ -127,6 +128,7 @@ def _train(
         if not reached and (stop is None or stop.reason == "time_budget"):
             raise
         console.emit(Note(text=f"Prefect was not told: {type(fault).__name__}: {fault}", warning=True))
+        nobody_listens()
         if stop is None or reached:
             return reached[-1]
         reason = stop.reason

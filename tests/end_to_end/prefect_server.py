@@ -29,17 +29,29 @@ def environment_with(home: Path, **more: str) -> dict[str, str]:
 @contextmanager
 def running_server(home: Path) -> Iterator[str]:
     """A Prefect server of its own on a free port of 127.0.0.1; its API's address."""
+    with server_process(home) as (url, _):
+        yield url
+
+
+@contextmanager
+def server_process(home: Path, *, ui: bool = False) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The same with its process, for who kills it; and with its pages, for who looks at them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    environment = environment_with(home, PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_UI_ENABLED="false")
+    environment = environment_with(
+        home,
+        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        PREFECT_UI_ENABLED="true" if ui else "false",
+        PREFECT_UI_API_URL=url,  # else the pages ask at port 4200
+    )
     with (home / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_for(f"{url}/health", process)
-            yield url
+            yield url, process
         finally:
             process.send_signal(signal.SIGINT)
             try:
