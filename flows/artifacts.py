@@ -132,7 +132,9 @@ def report_of(run: str, address: str) -> Artifact:
         text = f"[report of {run}]({link})\n\n`{address}`"
     else:
         text = f"The report of {run} is a file on the machine or disk that the run is kept on:\n\n`{address}`"
-    return Artifact(key=key_of(run, "report"), kind="markdown", data=text, description=f"report of {run}: {address}")
+    return Artifact(
+        key=key_of(run, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
+    )
 
 
 class PrefectBoard:
