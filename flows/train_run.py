@@ -24,21 +24,27 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.goal import Goal, RelayResult
+from flows.goal import Goal, RelayResult, storage_of
 from flows.launch import stages_of
+from flows.prefect_away import Prefect, Told, prefect_answers
 from flows.relay import Stages, relay
+from flows.showing import Shown
 from flows.telling import PrefectLog
 from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.telemetry.events import Several, Silent, Sink
+from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
+from tasks.foundation.telemetry.wording import metric_words
 
 announce_tpu()  # a worker of Prefect's imports this file first of all, and the stages import TensorFlow
 
 # Who watches besides Prefect; the command puts its console here.
 WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B039 - Silent has no state
+
+# What was reached, for who calls the flow in this process: Prefect may be gone when it is to be told.
+REACHED: ContextVar[list[RelayResult] | None] = ContextVar("reached", default=None)
 
 
 class MachineIsGoing(TerminationSignal):
@@ -92,14 +98,21 @@ def train_run(
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
+    attempt = uuid.uuid4().hex
     with tags(*tags_of(run.spec)), uninterrupted():
-        sinks = Several((WATCHER.get(), PrefectLog()))
-        attempt = uuid.uuid4().hex
-        stages = stages_of(run, inline_stage, attempt=attempt, telemetry=sinks)
-        result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
+        others = Several((WATCHER.get(), PrefectLog()))
+        with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
+            sinks = Several((others, shown))
+            stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks)
+            result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
+    if (reached := REACHED.get()) is not None:
+        reached.append(result)
+    if not prefect_answers():
+        # The engine tries the last state, and then a failure to tell it, each for a minute by Prefect's settings.
+        others.emit(Note(text="Prefect does not answer; for up to two minutes it is tried to tell it", warning=True))
     if result.exit_reason in {"preempted", "maintenance"}:
         raise MachineIsGoing(result.exit_reason)
-    return _stopped(result) if result.stopped else result
+    return _ended(result, run.spec)
 
 
 def import_stages(spec: RunSpec) -> None:
@@ -109,22 +122,37 @@ def import_stages(spec: RunSpec) -> None:
             _task_of(stage)
 
 
-def inline_stage(stage: str) -> Callable[..., Any]:
-    """A stage as a task of this process, imported when it is called: a tick with nothing to do needs no TensorFlow.
+def inline_stages() -> Callable[[str], Callable[..., Any]]:
+    """Stages by name, as tasks of this process of which Prefect is told, if it can be.
 
-    Called directly, never submitted: the main thread waits for it, where signals arrive.
+    Imported when they are called: a tick with nothing to do needs no TensorFlow. Called directly, never submitted: the
+    main thread waits for them, where signals arrive.
     """
+    prefect = Prefect()
 
-    def call(*given: Any, **named: Any) -> Any:
-        return _task_of(stage)(*given, **named)
+    def inline(stage: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            return Told(_task_of(stage), prefect)(*given, **named)
 
-    return call
+        return call
+
+    return inline
 
 
 def _task_of(stage: str) -> Any:
     return getattr(import_module(f"tasks.{stage}.task"), f"{stage}_task")
 
 
-def _stopped(result: RelayResult) -> State[RelayResult]:
-    why = result.exit_reason.replace("_", " ")
-    return Completed(name="Stopped", message=f"{why}: step {result.step}, with work left to do", data=result)
+def _ended(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
+    """The flow run's last state, which says where the run stands."""
+    prefix = "validation_"
+    evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
+    words = metric_words(evaluated or result.metrics).replace("  ", ", ")
+    where = f"{spec.run} is at step {result.step} of {spec.train.steps}"
+    if words:
+        where += f", {'validation' if evaluated else 'training'} {words}"
+    if result.stopped:
+        why = result.exit_reason.replace("_", " ")
+        return Completed(name="Stopped", message=f"{why}: {where}, with work left to do", data=result)
+    why = {"nothing_to_do": "nothing to do: ", "finished_early": "ended early: "}.get(result.exit_reason, "")
+    return Completed(message=f"{why}{where}", data=result)

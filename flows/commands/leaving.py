@@ -11,11 +11,20 @@ import os
 import sys
 
 _codes: list[int] = []
+_nobody_listens: list[bool] = []
+
+
+def nobody_listens() -> None:
+    """Prefect's API is gone: this process ends without the minutes in which Prefect would try to tell it the rest."""
+    _nobody_listens.append(True)
 
 
 def leaves_with(code: int) -> int:
     """This process is to end with `code`, which is handed back for `sys.exit`."""
     _codes.append(code)
+    if _nobody_listens:
+        # Before the interpreter waits for Prefect's threads, which it does before it calls these.
+        atexit._run_exitfuncs()
     return code
 
 

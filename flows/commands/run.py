@@ -12,6 +12,7 @@ import typer
 
 from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
+from flows.commands.leaving import nobody_listens
 from flows.commands.output import AsJson, say_json
 from flows.commands.stopping import RESUMABLE, Terminated, stop_reason
 from flows.goal import (
@@ -93,6 +94,7 @@ def _train(
     """
     from flows.quiet import quiet, start_prefect_api
 
+    reached: list[RelayResult] = []
     try:
         quiet()
         home = storage_of(run_file).at(run_file.spec.run).uri
@@ -101,11 +103,12 @@ def _train(
         from prefect import tags
         from prefect.exceptions import TerminationSignal
 
-        from flows.train_run import WATCHER, import_stages, tags_of, train_run
+        from flows.train_run import REACHED, WATCHER, import_stages, tags_of, train_run
 
         import_stages(run_file.spec)
         api.join()
         token = WATCHER.set(console)
+        REACHED.set(reached)
         try:
             # Tags that are to stand on the flow run itself must be there before it begins.
             with tags(*tags_of(run_file.spec)):
@@ -121,11 +124,14 @@ def _train(
     except BatonError:
         raise
     except Exception as fault:
-        # Whoever ends this process may have ended Prefect's API before: what was trained is committed all the same.
+        # Prefect's API may be gone, or ended by whoever ends this process: what was trained is committed all the same.
         stop = last_stop()
-        if stop is None or stop.reason == "time_budget":
+        if not reached and (stop is None or stop.reason == "time_budget"):
             raise
         console.emit(Note(text=f"Prefect was not told: {type(fault).__name__}: {fault}", warning=True))
+        nobody_listens()
+        if stop is None or reached:
+            return reached[-1]
         reason = stop.reason
     return interrupted(run_file, goal, reason, since=since)
 

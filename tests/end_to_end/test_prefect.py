@@ -66,7 +66,7 @@ def test_the_same_bytes_through_prefect_and_the_run_is_visible_there(
     assert all({"baton", "run:digits-cnn"} <= set(run["tags"]) for run in runs)
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
     tasks = ask(server, "task_runs/filter", {})
-    assert {task["name"].rsplit("-", 1)[0] for task in tasks} == {
+    assert {task["name"].split()[0] for task in tasks} == {
         "prepare-data",
         "init-or-restore",
         "train-segment",

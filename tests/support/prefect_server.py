@@ -42,7 +42,13 @@ class Server:
         self.url = f"http://127.0.0.1:{self._port}/api"
         self._home = home
         self._environment = environment_with(
-            home, PREFECT_SERVER_ANALYTICS_ENABLED="false", PREFECT_UI_ENABLED="false", **settings
+            home,
+            **{
+                "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                "PREFECT_UI_ENABLED": "false",
+                "PREFECT_UI_API_URL": self.url,  # else the pages ask at port 4200
+                **settings,
+            },
         )
         self.start()
 
@@ -76,7 +82,13 @@ class Server:
 @contextmanager
 def running_server(home: Path) -> Iterator[str]:
     """A Prefect server of its own; its API's address."""
-    server = Server(home)
+    with serving(Server(home)) as url:
+        yield url
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[str]:
+    """A server that is stopped in the end, if it still lives; its API's address."""
     try:
         yield server.url
     finally:

@@ -30,8 +30,9 @@ code, .code { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas
 .tile, figure, .table { background: #fff; border: 1px solid #e3e7ec; border-radius: 8px; }
 .tile { padding: 12px 16px; }
 .tile b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
-.tile span { color: #66727f; font-size: 13px; overflow-wrap: anywhere; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 16px; }
+.tile span { color: #66727f; font-size: 13px; overflow-wrap: anywhere; display: block; text-wrap: balance; }
+.pictures { display: grid; align-items: start; gap: 16px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 figure { margin: 0; padding: 12px 14px; }
 figcaption { font-weight: 600; font-size: 14px; margin-bottom: 6px; overflow-wrap: anywhere; }
 img { width: 100%; height: auto; display: block; }
