@@ -90,7 +90,7 @@ class Prefect:
         return str(answer["id"])
 
     def set_state(self, flow_run: str, **state: str) -> None:
-        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": state})
 
     def cancel(self, flow_run: str) -> None:
         ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
