@@ -95,6 +95,13 @@ class Prefect:
     def cancel(self, flow_run: str) -> None:
         ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
 
+    def pause(self, deployment: str) -> None:
+        """Its schedule starts nothing more."""
+        ask(self.url, f"deployments/{deployment}/pause_deployment", {})
+
+    def resume(self, deployment: str) -> None:
+        ask(self.url, f"deployments/{deployment}/resume_deployment", {})
+
     def run(self, flow_run: str) -> dict[str, Any]:
         """A flow run as the API has it."""
         found = ask(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})

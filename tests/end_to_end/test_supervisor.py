@@ -99,17 +99,13 @@ def test_the_schedule_supervises(
 
     with prefect.worker():
         wait_until(lambda: tip_of(home).step == 6000 and bool(attempts_of(home)[-1].ended))
+        prefect.pause(nightly)  # a tick that is stopped with its worker would hold the slot too
         wait_until(lambda: not prefect.runs(nightly, "RUNNING", "PENDING"))
 
     assert [step for step, _ in commits_of(home)] == [0, 3000, 6000]
     attempts = attempts_of(home)
-    assert [(each.from_step, each.committed_step) for each in attempts] == [
-        (0, 3000),
-        (3000, 3000),
-        (3000, 6000),
-        (6000, 9000),
-    ]
-    assert [each.ended for each in attempts] == ["max_segments", None, "max_segments", "complete"]
+    assert [(each.from_step, each.committed_step) for each in attempts] == [(0, 3000), (3000, 3000), (3000, 6000)]
+    assert [each.ended for each in attempts] == ["max_segments", None, "complete"]
     assert tip_of(home).state_digest == straight["state_digest"]
     assert told(str(home)) == told(straight["home"])
 
@@ -120,13 +116,14 @@ def test_the_schedule_supervises(
         ended = [run for run in prefect.runs(nightly, *ENDED) if run["id"] not in done]
         return [run for run in ended if run["state_type"] != "CANCELLED"]
 
+    prefect.resume(nightly)
     with prefect.worker(**without_tensorflow(tmp_path / "poor")):
         wait_until(lambda: len(idle()) > 0)
     assert [(run["state_type"], run["state_name"]) for run in idle()[:1]] == [("COMPLETED", "Completed")]
     print("a tick with nothing to do:", [run["total_run_time"] for run in idle()], "s")  # noqa: T201
     assert log_bytes(home) == before
     assert len(attempts_of(home)) == len(attempts)
-    prefect.command("deployment", "delete", "train-run/nightly")
+    prefect.pause(nightly)
 
 
 EVALUATIONS = """
