@@ -5,6 +5,7 @@ A server that is away for a while is waited for: the flow runs that it knows go 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -34,6 +35,7 @@ class FlowRuns:
     """Flow runs on the API that this process is told of by PREFECT_API_URL or a profile."""
 
     telemetry: Sink
+    connect: Callable[[], AbstractContextManager[SyncPrefectClient]] = lambda: get_client(sync_client=True)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -127,7 +129,7 @@ class FlowRuns:
         began, wait = self.clock(), _FIRST_WAIT_SECONDS
         while True:
             try:
-                with get_client(sync_client=True) as client:
+                with self.connect() as client:
                     return ask(client)
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
                 if not _may_pass(fault):

@@ -49,7 +49,7 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
         telemetry: is told what is launched, and what became of it.
 
     Raises:
-        InvalidInput: a deployment is not there, or the run file's content cannot travel.
+        InvalidInput: a deployment is not there.
     """
     elsewhere = run.spec.stages.elsewhere()
     chosen = {name: inline(name) for name in Stages.names() if name not in elsewhere}
@@ -58,7 +58,6 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
         for name, stage in elsewhere.items():
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
         launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt, telemetry=telemetry))
-        launcher.require_that_it_travels()
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
 
@@ -152,19 +151,6 @@ class Launcher:
         done = self._ask("evaluate", call, Evaluation, storage, aim=f"step {checkpoint.step}")
         telemetry.emit(Evaluated(step=checkpoint.step, metrics=done.metrics, examples=done.examples))
         return done
-
-    def require_that_it_travels(self) -> None:
-        """Refuse a run file whose content JSON would change.
-
-        Raises:
-            InvalidInput: it holds a date, say.
-        """
-        spec = self.run.spec
-        if RunSpec.model_validate_json(spec.model_dump_json()) != spec:
-            raise InvalidInput(
-                f"{self.run.path}: data.options or model.options hold a value that JSON changes, such as a date; write "
-                "it as text, or leave out stages to run them in one process"
-            )
 
     def _told(self, name: str, storage: Storage) -> dict[str, Any]:
         """What every call says; the storage by an address that is the same wherever it is looked up from."""

@@ -1,0 +1,37 @@
+"""What a worker makes of a work pool's template and a deployment's job variables, without a cluster or an engine."""
+
+import asyncio
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from prefect.client.schemas.objects import FlowRun
+from prefect_docker.worker import DockerWorkerJobConfiguration
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def template(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((DEPLOY / "work-pools" / f"{name}.json").read_text(encoding="utf-8"))
+    return read
+
+
+def job_manifest(base: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+    """The Kubernetes job of a flow run."""
+    made: dict[str, Any] = _prepared(KubernetesWorkerJobConfiguration, base, variables).job_manifest
+    return made
+
+
+def container(base: dict[str, Any], variables: dict[str, Any]) -> DockerWorkerJobConfiguration:
+    """The container of a flow run."""
+    made: DockerWorkerJobConfiguration = _prepared(DockerWorkerJobConfiguration, base, variables)
+    return made
+
+
+def _prepared(kind: Any, base: dict[str, Any], variables: dict[str, Any]) -> Any:
+    # The client is for references to blocks and variables of the server's, of which there are none.
+    configuration = asyncio.run(kind.from_template_and_values(base, variables, client=object()))
+    configuration.prepare_for_flow_run(FlowRun(id=uuid.uuid4(), name="digits-cnn", flow_id=uuid.uuid4()))
+    return configuration

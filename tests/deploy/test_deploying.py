@@ -1,0 +1,198 @@
+"""A real Prefect server: pools from the templates, every deployment, and the automation that finds dead flow runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from prefect_server import ask, environment_with, running_server
+from rendering import container, job_manifest
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+POOLS = {"process": "process", "docker": "docker", "kubernetes": "kubernetes", "tpu": "kubernetes"}
+
+# One that ends within its bounds, as train-run does, and one that goes on until it is killed.
+FLOWS = """
+import os, time
+from prefect import flow
+from prefect.states import Completed
+
+@flow
+def works(marker: str, *, ends: bool = True):
+    with open(marker, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(0 if ends else 600)
+    return Completed(name="Stopped", message="max segments: step 200, with work left to do")
+"""
+
+
+class Server:
+    """A Prefect server, and what a user types."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.environment = environment_with(
+            folder / "prefect",
+            PREFECT_API_URL=url,
+            PREFECT_WORKER_QUERY_SECONDS="1",
+            BATON_REGISTRY="registry.example/team/",
+            BATON_STORAGE="gs://bucket/runs",
+        )
+
+    def prefect(self, *words: str, cwd: Path = CHECKOUT) -> str:
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
+        done = subprocess.run(
+            command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def state(self, flow_run: str) -> tuple[str, str]:
+        found = ask(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})[0]["state"]
+        return found["type"], found["name"]
+
+    def wait(self, flow_run: str, wanted: tuple[str, str]) -> None:
+        deadline = time.monotonic() + 300
+        while (state := self.state(flow_run)) != wanted:
+            assert time.monotonic() < deadline, f"the flow run is {state}"
+            time.sleep(0.5)
+
+    @contextmanager
+    def worker(self, pool: str) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
+        with (self.folder / "worker.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("prefect-server")
+    with running_server(folder) as url:
+        yield Server(url, folder)
+
+
+def test_everything_is_deployed(server: Server) -> None:
+    for name, kind in POOLS.items():
+        template = f"deploy/work-pools/{name}.json"
+        server.prefect("work-pool", "create", f"baton-{name}", "--type", kind, "--base-job-template", template)
+    server.prefect("deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
+
+    flows = {flow["id"]: flow["name"] for flow in ask(server.url, "flows/filter", {})}
+    found = {f"{flows[each['flow_id']]}/{each['name']}": each for each in ask(server.url, "deployments/filter", {})}
+    written = yaml.safe_load((CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    assert len(found) == len(written)
+    pools = {pool["name"]: pool["base_job_template"] for pool in ask(server.url, "work_pools/filter", {})}
+
+    for name, deployment in found.items():
+        assert_form(name, deployment)
+        assert deployment["tags"] == ["baton"]
+        assert deployment["description"]
+        assert not deployment["paused"]
+        assert_renders(deployment, pools[deployment["work_pool_name"]])
+
+    scheduled = {name: each["schedules"] for name, each in found.items() if each["schedules"]}
+    assert set(scheduled) == {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+    for name, schedules in scheduled.items():
+        assert [each["active"] for each in schedules] == [False]
+        assert found[name]["global_concurrency_limit"]["limit"] == 1
+        assert found[name]["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    assert found["train-run/nightly-kubernetes"]["concurrency_options"]["grace_period_seconds"] == 3600
+    assert scheduled["train-run/nightly"][0]["schedule"]["cron"] == "*/15 0-5 * * *"
+    assert "storage=gs://bucket/runs" in found["train-run/kubernetes"]["parameters"]["overrides"]
+
+    # One by one, another schedule instead of the one in the file.
+    server.prefect(
+        *("deploy", "--prefect-file", "deploy/prefect.yaml", "--name", "train-run/nightly", "--cron", "0 3 * * *"),
+        *("--param", "max_segments=2"),
+    )
+    again = ask(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})[0]
+    assert again["id"] == found["train-run/nightly"]["id"]
+    assert [(each["schedule"]["cron"], each["active"]) for each in again["schedules"]] == [("0 3 * * *", True)]
+    assert again["parameters"]["max_segments"] == 2
+
+
+def assert_form(name: str, deployment: dict[str, Any]) -> None:
+    """The form of Prefect's UI: every parameter says what it is, and has a default or is required."""
+    schema = deployment["parameter_openapi_schema"]
+    assert schema["properties"], name
+    for parameter, shown in schema["properties"].items():
+        assert len(shown.get("description", "")) > 10, f"{name}: {parameter}"
+        assert ("default" in shown) != (parameter in schema.get("required", [])), f"{name}: {parameter}"
+    assert set(deployment["parameters"]) <= set(schema["properties"])
+    assert deployment["enforce_parameter_schema"]
+
+
+def assert_renders(deployment: dict[str, Any], template: dict[str, Any]) -> None:
+    """As the worker would, from what the server has."""
+    pool, variables = deployment["work_pool_name"], deployment["job_variables"]
+    directory = deployment["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]["directory"]
+    assert directory == (str(CHECKOUT) if pool == "baton-process" else "/opt/baton")
+    if pool == "baton-docker":
+        assert container(template, variables).image == variables["image"]
+    elif pool != "baton-process":
+        manifest = job_manifest(template, variables)
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+        spec = manifest["spec"]["template"]["spec"]
+        assert spec["containers"][0]["image"].startswith("registry.example/team/baton/")
+        assert ("google.com/tpu" in spec["containers"][0]["resources"]["limits"]) == (pool == "baton-tpu")
+        assert manifest["spec"]["backoffLimit"] == 0
+
+
+def test_a_flow_run_that_vanishes_is_found_and_one_that_stopped_is_left_alone(server: Server) -> None:
+    # The shipped automation, with less patience: two heartbeats at their fastest.
+    automation = yaml.safe_load((CHECKOUT / "deploy" / "automations" / "zombies.yaml").read_text(encoding="utf-8"))
+    automation["trigger"]["within"] = 60
+    (server.folder / "zombies.yaml").write_text(yaml.safe_dump(automation), encoding="utf-8")
+    server.prefect("automation", "create", "--from-file", "zombies.yaml", cwd=server.folder)
+    created = ask(server.url, "automations/filter", {})
+    assert [each["name"] for each in created] == ["baton-zombies"]
+
+    (server.folder / "flows.py").write_text(FLOWS, encoding="utf-8")
+    server.prefect("work-pool", "create", "short", "--type", "process")
+    server.prefect("deploy", "flows.py:works", "--name", "tests", "--pool", "short", cwd=server.folder)
+    deployment = ask(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["tests"]}}})[0]["id"]
+
+    def start(**parameters: Any) -> str:
+        body = {"parameters": parameters, "job_variables": {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}}
+        return str(ask(server.url, f"deployments/{deployment}/create_flow_run", body)["id"])
+
+    with server.worker("short") as worker:
+        stopped = start(marker=str(server.folder / "stopped"))
+        server.wait(stopped, ("COMPLETED", "Stopped"))
+        vanished = start(marker=str(server.folder / "vanished"), ends=False)
+        server.wait(vanished, ("RUNNING", "Running"))
+        while not heartbeats(server, vanished):
+            time.sleep(0.5)
+        # As a machine dies: the worker first, which would tell of the other. The flow run's process outlives it.
+        worker.kill()
+        worker.wait()
+        os.kill(int((server.folder / "vanished").read_text(encoding="utf-8")), signal.SIGKILL)
+    assert server.state(vanished) == ("RUNNING", "Running")
+    server.wait(vanished, ("CRASHED", "Crashed"))
+    assert server.state(stopped) == ("COMPLETED", "Stopped")
+
+
+def heartbeats(server: Server, flow_run: str) -> int:
+    wanted = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{flow_run}"]},
+    }
+    return int(ask(server.url, "events/filter", {"filter": wanted})["total"])

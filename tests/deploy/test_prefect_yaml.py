@@ -1,0 +1,136 @@
+"""deploy/prefect.yaml and the automations as they lie there: what they name exists."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.foundation.contracts.run_file import load_run_file
+
+CHECKOUT = Path(__file__).parents[2]
+DEPLOY = CHECKOUT / "deploy"
+# Images that containers/ builds, and the flows that they are for.
+IMAGES = {
+    "baton/orchestrator": {"train-run"},
+    "baton/prepare-data": {"prepare-data"},
+    "baton/train-cpu": {"init-or-restore", "train-segment"},
+    "baton/train-tpu": {"init-or-restore", "train-segment"},
+    "baton/checkpoint": {"checkpoint-to-gcs"},
+    "baton/evaluate": {"evaluate"},
+}
+FLOWS = {"train-run", "prepare-data", "init-or-restore", "train-segment", "checkpoint-to-gcs", "evaluate"}
+
+
+def deployments() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    return found
+
+
+def flow_of(entrypoint: str) -> str:
+    """The name of the flow that an entrypoint leads to, read from its decorator."""
+    file, _, function = entrypoint.partition(":")
+    for node in ast.parse((CHECKOUT / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            called = [each for each in node.decorator_list if isinstance(each, ast.Call)]
+            names = [word.value for each in called for word in each.keywords if word.arg == "name"]
+            return str(ast.literal_eval(names[0]))
+    raise AssertionError(f"{entrypoint} is not there")
+
+
+def name_of(deployment: dict[str, Any]) -> str:
+    return f"{flow_of(deployment['entrypoint'])}/{deployment['name']}"
+
+
+def test_every_flow_has_a_deployment_of_every_kind() -> None:
+    names = [name_of(deployment) for deployment in deployments()]
+    assert len(names) == len(set(names))
+    kinds = {f"{flow}/{kind}" for flow in FLOWS for kind in ("process", "docker", "kubernetes")}
+    assert set(names) == kinds | {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+
+
+def test_pools_are_those_of_the_templates() -> None:
+    pools = {name_of(deployment): deployment["work_pool"]["name"] for deployment in deployments()}
+    assert set(pools.values()) == {f"baton-{file.stem}" for file in (DEPLOY / "work-pools").glob("*.json")}
+    # What trains on TPU, and what starts from the same devices.
+    on_tpu = {"train-segment/kubernetes", "init-or-restore/kubernetes"}
+    assert {name for name, pool in pools.items() if pool == "baton-tpu"} == on_tpu
+    for deployment in deployments():
+        given = deployment["work_pool"].get("job_variables", {})
+        file = DEPLOY / "work-pools" / f"{deployment['work_pool']['name'].removeprefix('baton-')}.json"
+        template = json.loads(file.read_text(encoding="utf-8"))
+        assert set(given) <= set(template["variables"]["properties"])
+        assert set(template["variables"].get("required", [])) <= set(given)
+
+
+def test_images_are_those_of_containers_and_carry_the_code() -> None:
+    found = {}
+    for deployment in deployments():
+        image = deployment["work_pool"].get("job_variables", {}).get("image")
+        steps = deployment.get("pull", [])
+        assert (image is None) == (steps == []), name_of(deployment)
+        if image is not None:
+            found.setdefault(image.removeprefix("{{ $BATON_REGISTRY }}"), set()).add(flow_of(deployment["entrypoint"]))
+            assert [step["prefect.deployments.steps.set_working_directory"] for step in steps] == [
+                {"directory": "/opt/baton"}
+            ]
+    assert found == IMAGES
+
+
+def test_the_images_named_are_built() -> None:
+    containers = CHECKOUT / "containers"
+    if not containers.is_dir():
+        pytest.skip("containers/ is not there")
+    text = "\n".join(file.read_text(encoding="utf-8") for file in [*containers.glob("*"), CHECKOUT / "Makefile"] if file.is_file())
+    for image in IMAGES:
+        assert image.removeprefix("baton/") in text, image
+
+
+def test_supervisors_never_pile_up_and_wait_to_be_turned_on() -> None:
+    scheduled = {name_of(each): each for each in deployments() if "schedules" in each}
+    assert set(scheduled) == {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+    for deployment in scheduled.values():
+        assert deployment["concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_limit"]["collision_strategy"] == "CANCEL_NEW"
+        assert [each["active"] for each in deployment["schedules"]] == [False]
+    for name in ("train-run/nightly", "train-run/nightly-kubernetes"):
+        assert scheduled[name]["parameters"]["max_seconds"] > 0
+
+
+def test_run_files_and_overrides_can_be_used() -> None:
+    for deployment in deployments():
+        given = deployment.get("parameters")
+        if given is None:
+            continue
+        path = Path(re.sub("^/code/", "deploy/runs/", given["run_file"]))
+        overrides = [each.replace("{{ $BATON_STORAGE }}", "gs://bucket/runs") for each in given.get("overrides", [])]
+        spec = load_run_file(CHECKOUT / path, overrides).spec
+        kind = deployment["name"].removeprefix("nightly-")
+        elsewhere = {stage.deployment for stage in spec.stages.elsewhere().values()}
+        expected = {f"{flow}/{kind}" for flow in FLOWS - {"train-run"}} if overrides else set()
+        assert elsewhere == expected, name_of(deployment)
+
+
+def test_folders_that_are_mounted_are_there() -> None:
+    for deployment in deployments():
+        for volume in deployment["work_pool"].get("job_variables", {}).get("volumes", []):
+            here, there, mode = volume.split(":")
+            assert (CHECKOUT / here / "digits" / "run.yaml").is_file()
+            assert (there, mode) == ("/code", "ro")
+
+
+def test_a_zombie_is_what_shows_no_sign_of_life_for_several_heartbeats() -> None:
+    automation = yaml.safe_load((DEPLOY / "automations" / "zombies.yaml").read_text(encoding="utf-8"))
+    trigger = automation["trigger"]
+    assert trigger["posture"] == "Proactive"
+    # States of Baton's own names, such as Stopped or StaleWriter, are ends too.
+    assert trigger["expect"] == ["prefect.flow-run.*"]
+    for file in (DEPLOY / "work-pools").glob("*.json"):
+        template = json.loads(file.read_text(encoding="utf-8"))
+        frequency = int(template["variables"]["properties"]["env"]["default"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        assert frequency >= 30
+        assert trigger["within"] >= 3 * frequency
+    assert [action["state"] for action in automation["actions"]] == ["CRASHED"]
