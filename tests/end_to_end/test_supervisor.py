@@ -66,9 +66,11 @@ def test_the_schedule_supervises(
     own_server: Server, prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
 ) -> None:
     home = tmp_path / "digits-cnn"
-    ticking = ["--interval", str(TICK_SECONDS), "--concurrency-limit", "1", "--collision-strategy", "CANCEL_NEW"]
     parameters = {"run_file": FILE, "overrides": overrides_for(tmp_path, 3000), "max_segments": 1}
-    nightly = prefect.deploy("flows/train_run.py:train_run", "nightly", *ticking, **parameters)
+    nightly = prefect.deploy_shipped("train-run", "nightly", "--interval", str(TICK_SECONDS), **parameters)
+    deployed = prefect.deployment(nightly)
+    assert deployed["global_concurrency_limit"]["limit"] == 1
+    assert deployed["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
     def running() -> str:
         """The tick that is at work."""
