@@ -87,7 +87,7 @@ def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step 
     with tags(*tags_of(run.spec)):
         telemetry = PrefectLog()
         with warnings_as_notes(telemetry):
-            return _ended(evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry))
+            return ended(evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry))
 
 
 def evaluate_again(
@@ -200,7 +200,8 @@ def _number(value: float | None) -> str:
     return "absent" if value is None else f"{value:.8g}"
 
 
-def _ended(result: FreshEvaluation) -> State[FreshEvaluation]:
+def ended(result: FreshEvaluation) -> State[FreshEvaluation]:
+    """The state of a flow run that has evaluated; its message is what Prefect's pages show."""
     told = " ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
     how = {None: "not evaluated before", True: "as the log says", False: "NOT as the log says"}[result.agrees]
     name = "Differs" if result.agrees is False else "Completed"

@@ -12,7 +12,7 @@ from typing import Any
 from prefect_server import ask, environment_with
 from processes import CHECKOUT
 
-POOL = "baton-tests"
+POOL = "baton-process"  # as in deploy/prefect.yaml
 ENDED = {"CANCELLED", "COMPLETED", "CRASHED", "FAILED"}
 
 
@@ -45,10 +45,18 @@ class Prefect:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def deploy(self, entrypoint: str, name: str, *words: str, **parameters: Any) -> str:
-        """A deployment on the pool; its id."""
-        given = ["--params", json.dumps(parameters)] if parameters else []
-        self.command("deploy", entrypoint, "--name", name, "--pool", POOL, *given, *words)
+    def deploy(self, entrypoint: str, name: str) -> str:
+        """A deployment of a flow on the pool, with nothing set; its id."""
+        self.command("deploy", entrypoint, "--name", name, "--pool", POOL)
+        return self._id_of(name)
+
+    def deploy_shipped(self, flow: str, name: str, *words: str, **parameters: Any) -> str:
+        """A deployment of deploy/prefect.yaml, with other settings; its id."""
+        given = ["--prefect-file", "deploy/prefect.yaml", "--params", json.dumps(parameters)]
+        self.command("deploy", "--name", f"{flow}/{name}", *given, *words)
+        return self._id_of(name)
+
+    def _id_of(self, name: str) -> str:
         found = ask(self.url, "deployments/filter", {"deployments": {"name": {"any_": [name]}}})
         return str(found[0]["id"])
 
@@ -90,10 +98,22 @@ class Prefect:
         return str(answer["id"])
 
     def set_state(self, flow_run: str, **state: str) -> None:
-        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": state, "force": True})
+        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": state})
 
     def cancel(self, flow_run: str) -> None:
         ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    def deployment(self, deployment: str) -> dict[str, Any]:
+        """A deployment as the API has it."""
+        found = ask(self.url, "deployments/filter", {"deployments": {"id": {"any_": [deployment]}}})
+        return dict(found[0])
+
+    def pause(self, deployment: str) -> None:
+        """Its schedule starts nothing more."""
+        ask(self.url, f"deployments/{deployment}/pause_deployment", {})
+
+    def resume(self, deployment: str) -> None:
+        ask(self.url, f"deployments/{deployment}/resume_deployment", {})
 
     def run(self, flow_run: str) -> dict[str, Any]:
         """A flow run as the API has it."""

@@ -1,30 +1,35 @@
 """The schedule is the supervisor; and three ways to train ad hoc are one. A real server, real workers, real kills."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import log_bytes, tip_of
+from homes import commits_in, entries_of, log_bytes, tip_of
 from prefect_at_work import ENDED, Prefect
-from prefect_server import Server
+from prefect_server import Server, ask, baton
 from processes import SHORT, Finished, run_file
 from watching import attempts_of, commits_of, trains, wait_until
+
+from tasks.foundation.contracts.log_entry import Evaluation
 
 pytestmark = pytest.mark.slow
 
 FILE = str(run_file("digits"))
 # Segments that last long enough to be met while they train.
-LONG = [*SHORT["digits"], "train.steps=9000", "evaluate.every_steps=null"]
+LONG = [*SHORT["digits"], "train.steps=6000", "evaluate.every_steps=null"]
 TICK_SECONDS = 15
 
 
 @pytest.fixture(scope="module")
 def straight(plainly: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The same run in one piece, without Prefect."""
-    return plainly("digits", tmp_path_factory.mktemp("straight"), extra=[*LONG, "train.segment_steps=9000"]).result
+    return plainly("digits", tmp_path_factory.mktemp("straight"), extra=[*LONG, "train.segment_steps=6000"]).result
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +66,11 @@ def test_the_schedule_supervises(
     own_server: Server, prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
 ) -> None:
     home = tmp_path / "digits-cnn"
-    ticking = ["--interval", str(TICK_SECONDS), "--concurrency-limit", "1", "--collision-strategy", "CANCEL_NEW"]
     parameters = {"run_file": FILE, "overrides": overrides_for(tmp_path, 3000), "max_segments": 1}
-    nightly = prefect.deploy("flows/train_run.py:train_run", "nightly", *ticking, **parameters)
+    nightly = prefect.deploy_shipped("train-run", "nightly", "--interval", str(TICK_SECONDS), **parameters)
+    deployed = prefect.deployment(nightly)
+    assert deployed["global_concurrency_limit"]["limit"] == 1
+    assert deployed["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
     def running() -> str:
         """The tick that is at work."""
@@ -93,18 +100,14 @@ def test_the_schedule_supervises(
     prefect.set_state(killed, type="CRASHED", name="Crashed")
 
     with prefect.worker():
-        wait_until(lambda: tip_of(home).step == 9000 and bool(attempts_of(home)[-1].ended))
+        wait_until(lambda: tip_of(home).step == 6000 and bool(attempts_of(home)[-1].ended))
+        prefect.pause(nightly)  # a tick that is stopped with its worker would hold the slot too
         wait_until(lambda: not prefect.runs(nightly, "RUNNING", "PENDING"))
 
-    assert [step for step, _ in commits_of(home)] == [0, 3000, 6000, 9000]
+    assert [step for step, _ in commits_of(home)] == [0, 3000, 6000]
     attempts = attempts_of(home)
-    assert [(each.from_step, each.committed_step) for each in attempts] == [
-        (0, 3000),
-        (3000, 3000),
-        (3000, 6000),
-        (6000, 9000),
-    ]
-    assert [each.ended for each in attempts] == ["max_segments", None, "max_segments", "complete"]
+    assert [(each.from_step, each.committed_step) for each in attempts] == [(0, 3000), (3000, 3000), (3000, 6000)]
+    assert [each.ended for each in attempts] == ["max_segments", None, "complete"]
     assert tip_of(home).state_digest == straight["state_digest"]
     assert told(str(home)) == told(straight["home"])
 
@@ -115,10 +118,85 @@ def test_the_schedule_supervises(
         ended = [run for run in prefect.runs(nightly, *ENDED) if run["id"] not in done]
         return [run for run in ended if run["state_type"] != "CANCELLED"]
 
+    prefect.resume(nightly)
     with prefect.worker(**without_tensorflow(tmp_path / "poor")):
         wait_until(lambda: len(idle()) > 0)
     assert [(run["state_type"], run["state_name"]) for run in idle()[:1]] == [("COMPLETED", "Completed")]
     print("a tick with nothing to do:", [run["total_run_time"] for run in idle()], "s")  # noqa: T201
     assert log_bytes(home) == before
     assert len(attempts_of(home)) == len(attempts)
-    prefect.command("deployment", "delete", "train-run/nightly")
+    prefect.pause(nightly)
+
+
+EVALUATIONS = """
+import sys
+from flows.evaluate_best import evaluate_best
+
+for step in ("best", 4500):
+    print(evaluate_best(run_file=sys.argv[1], overrides=sys.argv[2:], step=step).model_dump_json())
+"""
+
+
+@pytest.mark.timeout(1500)
+def test_three_ways_are_one_and_what_they_made_is_evaluated_again(
+    prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
+) -> None:
+    home = tmp_path / "digits-cnn"
+    overrides = overrides_for(tmp_path, 1500)
+    words = [FILE, *(word for setting in overrides for word in ("--set", setting))]
+
+    def module(*more: str) -> int:
+        """`python -m flows.train_run`: its exit code."""
+        command = [sys.executable, "-m", "flows.train_run", *words, *more]
+        done = subprocess.run(command, env=prefect.environment, capture_output=True, timeout=600, check=False)
+        return done.returncode
+
+    def command(*more: str) -> int:
+        """`baton run`: its exit code."""
+        return baton(prefect.environment, "run", *words, *more).returncode
+
+    # Refused alike, and nothing is there yet.
+    assert (module("--set", "train.steps=0"), command("--set", "train.steps=0")) == (2, 2)
+    assert not home.exists()
+
+    # Each goes on where the one before has stopped.
+    adhoc = prefect.deploy("flows/train_run.py:train_run", "adhoc")
+    given = {"run_file": FILE, "overrides": json.dumps(overrides), "until_step": 1500}
+    with prefect.worker():
+        parameters = [word for key, value in given.items() for word in ("--param", f"{key}={value}")]
+        prefect.command("deployment", "run", "train-run/adhoc", *parameters, "--watch", "--watch-interval", "1")
+    assert [run["state_name"] for run in prefect.runs(adhoc, *ENDED)] == ["Completed"]
+    assert tip_of(home).step == 1500
+    assert module("--max-segments", "1") == 3
+    assert command("--max-segments", "1") == 3
+    assert tip_of(home).step == 4500
+    assert module() == 0
+    entries = log_bytes(home)
+    assert command() == 0
+    assert log_bytes(home) == entries
+    assert [ref.step for ref in commits_in(entries_of(home))] == [0, 1500, 3000, 4500, 6000]
+    assert tip_of(home).state_digest == straight["state_digest"]
+    assert told(str(home)) == told(straight["home"])
+
+    # The best was evaluated when it was made, the one before the last was not.
+    done = subprocess.run(
+        [sys.executable, "-c", EVALUATIONS, FILE, *overrides],
+        env=prefect.environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    best, before = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    assert (best["step"], best["agrees"], best["metrics"]) == (6000, True, best["logged"])
+    assert (before["step"], before["agrees"], before["logged"]) == (4500, None, None)
+    entry = entries_of(home)[-1]
+    assert isinstance(entry.body, Evaluation)
+    assert (entry.body.checkpoint.step, entry.body.metrics) == (4500, before["metrics"])
+    assert len(log_bytes(home)) == len(entries) + 1
+    runs = ask(prefect.url, "flow_runs/filter", {"flows": {"name": {"any_": ["evaluate-best"]}}})
+    assert {run["name"] for run in runs} == {"digits-cnn"}
+    said = sorted(run["state"]["message"] for run in runs)
+    assert [text.partition(":")[0] for text in said] == ["step 4500", "step 6000"]
+    assert [text.rpartition("; ")[2] for text in said] == ["not evaluated before", "as the log says"]

@@ -7,7 +7,7 @@ import pytest
 from fake_run import FakeRun
 from lab import Heard
 
-from flows.evaluate_best import Chosen, Step, chosen_of, differences, evaluate_again
+from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import (
@@ -107,6 +107,22 @@ def test_it_is_said_whether_the_log_is_right(tmp_path: Path, accuracy: float, *,
     assert [("step 100" in text, "the log says 0.9" in text) for text in heard.warnings] == [(True, True)] * (
         not agrees
     )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "name", "message"),
+    [
+        (0.9, "Completed", "step 100: accuracy 0.9; as the log says"),
+        (0.8, "Differs", "step 100: accuracy 0.8; NOT as the log says"),
+    ],
+)
+def test_the_state_of_the_flow_run_tells_the_step_and_the_metrics(
+    tmp_path: Path, accuracy: float, name: str, message: str
+) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    state = ended(evaluate_again(file_of(run), "best", giving(accuracy), Heard()))
+    assert (state.type.value, state.name, state.message) == ("COMPLETED", name, message)
 
 
 def test_without_an_evaluation_in_the_log_there_is_nothing_to_agree_with(tmp_path: Path) -> None:
