@@ -1,4 +1,4 @@
-"""The quick start of deploy/README.md, typed as it stands there, in a clone: a schedule that trains a run to its end."""
+"""The quick start of deploy/README.md, typed in a clone as it stands there: a schedule that trains a run to its end."""
 
 import json
 import os
@@ -67,14 +67,16 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
     )
     if copied.returncode != 0:
         pytest.skip(f"this checkout is no git repository: {copied.stderr}")
-    # What `make install` would make, of what is installed already; flows and tasks come from the clone.
+    # What `make install` would make, from what is installed already; flows and tasks come from the clone.
     (clone / ".venv" / "bin").mkdir(parents=True)
     for name, module in (("prefect", "prefect"), ("baton", "flows.commands.main")):
         script = clone / ".venv" / "bin" / name
         script.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     run = clone / "deploy" / "runs" / "digits" / "run.yaml"
-    shortened = run.read_text(encoding="utf-8").replace("steps: 2000", "steps: 400").replace("_steps: 400", "_steps: 200")
+    shortened = (
+        run.read_text(encoding="utf-8").replace("steps: 2000", "steps: 400").replace("_steps: 400", "_steps: 200")
+    )
     run.write_text(shortened, encoding="utf-8")
     environment = environment_with(home / ".prefect", HOME=str(home), COLUMNS="200") | {
         # Only the port is another: 4200 may be taken.
@@ -94,10 +96,10 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
             if own_terminal:
                 process = terminals.enter_context(terminal(typed, clone, environment))
                 if number == 0:
-                    wait_until(lambda: answers(url), process)  # noqa: B023 - waited for at once
+                    wait_until(lambda: answers(url), process)
                 continue
             if ".venv/bin/prefect flow-run ls" in typed:
-                wait_until(lambda: states(url) & ENDED, process)  # noqa: B023
+                wait_until(lambda: states(url) & ENDED, process)
             done = subprocess.run(
                 ["/bin/sh", "-ec", typed.replace("4200", port)],
                 cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False,

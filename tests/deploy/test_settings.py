@@ -51,7 +51,7 @@ def test_every_variable_that_the_code_asks_for_by_name_is_in_the_table() -> None
 def test_every_variable_in_the_table_is_read_by_somebody(name: str) -> None:
     if name.startswith("PREFECT_"):
         assert name in settings_of_prefect()
-    elif name == "BATON_REGISTRY" or name == "BATON_STORAGE":
+    elif name in {"BATON_REGISTRY", "BATON_STORAGE"}:
         assert f"{{{{ ${name} }}}}" in (CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8")
     elif name not in OF_OTHERS:
         assert re.search(rf"\b{name}\b", sources())
