@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Seconds that a fresh Prefect home may take to start beside a busy TensorFlow.
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-.PHONY: install run test test-fast lint bench chaos lock clean
+.PHONY: install run test test-fast lint bench chaos images lock clean
 .DEFAULT_GOAL := run
 
 install: $(VENV)/installed
@@ -45,10 +45,18 @@ chaos: install
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
 	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py
 
-# Needs uv. Plain pins, without the addresses of any index.
+# With podman or docker; IMAGES="checkpoint train-cpu" builds only those, BASE_IMAGE=... on another base.
+images:
+	$(PYTHON) containers/build.py $(IMAGES)
+
+# Needs uv. Plain pins, without the addresses of any index; the images' are those of requirements.lock.
+COMPILE := uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url
 lock:
-	uv pip compile --quiet --python-version 3.11 --extra cpu --extra digits --extra dev \
-		--no-header --no-annotate --no-emit-index-url --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra cpu --extra digits --extra dev --output-file requirements.lock pyproject.toml
+	for lock in containers/locks/*.lock; do \
+		$(COMPILE) --python-platform x86_64-manylinux_2_28 --constraint requirements.lock \
+			--output-file $$lock $${lock%.lock}.in || exit; \
+	done
 
 clean:
 	rm -rf $(VENV) *.egg-info

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flows.answers import find_segment
 from flows.elsewhere import Elsewhere, Question
 from flows.flow_runs import FlowRuns
 from flows.relay import Stages
@@ -32,7 +33,7 @@ from tasks.foundation.errors import InvalidInput
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Evaluated, Sink
+from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Sink
 
 A = TypeVar("A", bound=Contract)
 
@@ -97,9 +98,12 @@ class Launcher:
         code_folder: Path,  # noqa: ARG002 - as the stage
         storage: Storage,
         recorded: Environment,
-        telemetry: Sink,  # noqa: ARG002 - as the stage
+        telemetry: Sink,
     ) -> SegmentResult:
-        """As the stage; superseded, if an earlier try or somebody else has moved the tip before it is trained."""
+        """As the stage; superseded, if an earlier try or somebody else has moved the tip before it is trained.
+
+        A segment that an attempt before has left behind, staged on the tip, is taken as it is.
+        """
         log = RunLog(storage.at(request.spec.run))
         if request.number == 1:
 
@@ -109,12 +113,19 @@ class Launcher:
 
             self.elsewhere.end_orphans("train_segment", request.spec, ours)
 
-        def superseded() -> SegmentResult | None:
-            return None if log.require_head().base == request.base else SegmentResult.superseded(request)
+        def is_there() -> SegmentResult | None:
+            if log.require_head().base != request.base:
+                return SegmentResult.superseded(request)
+            found = find_segment(log.home, request)
+            if found is not None and found.staged is not None:
+                telemetry.emit(
+                    Note(text=f"step {found.staged.step} was staged for an earlier attempt; it is taken now")
+                )
+            return found
 
         call = TrainSegmentCall(**self._told("train_segment", storage), request=request, recorded=recorded)
         question = self._question("train_segment", call, aim=f"to step {request.until_step}")
-        return self.elsewhere.ask(question, SegmentResult, log.home, instead=superseded)
+        return self.elsewhere.ask(question, SegmentResult, log.home, instead=is_there)
 
     def checkpoint_to_gcs(
         self, request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink

@@ -314,6 +314,27 @@ def test_a_stage_that_does_not_go_is_not_waited_for_for_ever(run: FakeRun) -> No
         Asked(run, is_told, stop={"grace_seconds": 2}).train()
 
 
+def test_a_segment_that_was_left_behind_is_taken(run: FakeRun) -> None:
+    asked = Asked(run)
+    request = asked.request
+    on_the_tip = staged(run).model_copy(update={"staged": staged(run).staged.model_copy(update={"base": request.base})})  # type: ignore[union-attr]
+    tip = on_the_tip.staged
+    assert tip is not None
+    beside = [
+        on_the_tip.model_copy(update={"parent": "checkpoints/another"}),
+        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"base": request.base - 1})}),
+        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"step": request.until_step + 1})}),
+        on_the_tip.model_copy(update={"staged": None}),
+        DATASET,
+    ]
+    for number, other in enumerate(beside):
+        write_answer(run.home, f"{number}", other)
+    write_answer(run.home, "left", on_the_tip)
+    assert asked.train() == on_the_tip
+    assert asked.api.started == []
+    assert len(list(run.home.files("answers"))) == len(beside)
+
+
 def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> None:
     asked = Asked(run)
     ours, others, elsewheres = uuid.uuid4(), uuid.uuid4(), uuid.uuid4()

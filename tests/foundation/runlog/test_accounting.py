@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from ledger_making import NOON, record_of
 from log_making import begin, head_of, stage
 
-from tasks.foundation.contracts.attempt import CAUSES, AttemptRecord
+from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.accounting import GOOD, LOST, Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import Attempts
@@ -56,6 +56,29 @@ def test_the_dead_lose_what_they_had_not_committed_and_the_living_do_not() -> No
     ]  # fmt: skip
     assert GOOD not in told.bad_seconds
     assert told.good_seconds + sum(told.bad_seconds.values()) == pytest.approx(told.total_seconds)
+
+
+def test_a_wait_for_stages_elsewhere_is_what_they_do_not_tell_of_themselves() -> None:
+    waits = record_of("a", ended="complete", uncommitted_seconds=0.0, seconds={LAUNCH: 100.0, "evaluate": 20.0})
+    stages = [
+        record_of(name, within="a", ended="complete", uncommitted_seconds=0.0, seconds={"start-up": 10.0, GOOD: 20.0})
+        for name in "bc"
+    ]
+    told = account(None, waits, *stages)
+    assert told.seconds[LAUNCH] == 40.0
+    assert told.total_seconds == 120.0
+    longer = record_of("d", within="a", ended="complete", uncommitted_seconds=0.0, seconds={GOOD: 90.0})
+    assert account(None, waits, *stages, longer).seconds[LAUNCH] == 0.0
+
+
+def test_what_was_handed_on_is_lost_only_if_nobody_commits_it(store: Storage) -> None:
+    log = begin(store)
+    trained(log, 10, 30.0)
+    tip = head_of(log).tip
+    assert tip is not None
+    for path, lost in ((tip.path, 0.0), ("checkpoints/00000010-00000001-other", 30.0)):
+        handed_on = record_of("a", ended="complete", staged=path)
+        assert account(log, handed_on).seconds[LOST] == lost
 
 
 def test_what_was_given_up_is_lost_even_to_the_living() -> None:

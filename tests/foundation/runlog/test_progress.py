@@ -86,6 +86,14 @@ def test_table(store: Storage, changes: list[dict[str, Any]], stops: bool) -> No
     assert (refused(store) is not None) == stops
 
 
+def test_a_stage_elsewhere_and_who_waits_for_it_are_one_attempt(store: Storage) -> None:
+    waiting = {"attempt": "a" * 32}
+    stage = {"within": "a" * 32}
+    keep(store, DEAD, waiting, stage)
+    assert refused(store) is None
+    assert refused(store, limit=2) is not None
+
+
 def test_an_evaluation_of_the_tip_is_progress(store: Storage) -> None:
     keep(store, DEAD, DEAD, DEAD)
     assert refused(store, head=head_at(100, evaluated=True)) is None

@@ -1,0 +1,9 @@
+"""The engine, found or made once."""
+
+import pytest
+from engine import Engine, engine_or_skip
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    return engine_or_skip()

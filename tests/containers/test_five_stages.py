@@ -1,0 +1,201 @@
+"""The digits through all five stages, each in a container of its own: a real server, a docker worker, a Cloud Storage.
+
+The containers share nothing but the bucket. One that trains is killed, one is told to go; the bits are those of a run
+in one process.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine import CHECKOUT, Engine
+
+sys.path.insert(0, str(CHECKOUT / "tests" / "end_to_end"))
+
+from prefect_server import ask, environment_with, running_server
+from processes import DRIVER, SHORT, run_file
+from watching import wait_until
+
+from tasks.foundation.contracts.attempt import AttemptRecord
+from tasks.foundation.contracts.log_entry import Commit
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from fake_gcs import FakeGcs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+POOLS = {"baton-process": "process", "baton-docker": "docker", "baton-kubernetes": "kubernetes", "baton-tpu": "tpu"}
+# Which image a stage has here. Evaluating takes that of training, which holds what it needs, to build one less;
+# test_images.py looks at its own.
+IMAGES = {
+    "prepare-data": "prepare-data",
+    "init-or-restore": "train-cpu",
+    "train-segment": "train-cpu",
+    "checkpoint-to-gcs": "checkpoint",
+    "evaluate": "train-cpu",
+}
+SETTINGS = [
+    "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=1500",
+    "train.log_every_steps=100", "evaluate.every_steps=null",
+]  # fmt: skip
+
+
+class Cluster:
+    """A Prefect server with Baton's deployments, and a docker worker on the engine."""
+
+    def __init__(self, url: str, folder: Path, *, engine: Engine, docker_host: str) -> None:
+        self.url, self.folder, self.engine = url, folder, engine
+        self.environment = environment_with(
+            folder / "prefect",
+            PREFECT_API_URL=url,
+            PREFECT_WORKER_QUERY_SECONDS="1",
+            DOCKER_HOST=docker_host,
+            BATON_REGISTRY="registry.invalid/",
+            BATON_STORAGE="gs://bucket/runs",
+        )
+
+    def prefect(self, *words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *words],
+            cwd=CHECKOUT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def deploy(self, images: dict[str, str], env: dict[str, str]) -> None:
+        """As deploy/README.md has it; then with the images, the network and the Cloud Storage of this test."""
+        for pool, template in POOLS.items():
+            kind = "kubernetes" if template == "tpu" else template
+            file = f"deploy/work-pools/{template}.json"
+            self.prefect("work-pool", "create", pool, "--type", kind, "--base-job-template", file)
+        self.prefect("deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
+        for flow, image in images.items():
+            (found,) = ask(
+                self.url,
+                "deployments/filter",
+                {"flows": {"name": {"any_": [flow]}}, "deployments": {"name": {"any_": ["docker"]}}},
+            )
+            variables = {
+                **found["job_variables"],
+                "image": image,
+                "image_pull_policy": "Never",
+                "network_mode": "host",
+                "volumes": [f"{CHECKOUT / 'deploy' / 'runs'}:/code:ro"],
+                "env": {**found["job_variables"].get("env", {}), **env},
+            }
+            _patch(f"{self.url}/deployments/{found['id']}", {"job_variables": variables})
+
+    @contextmanager
+    def process(self, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", *words]
+            process = subprocess.Popen(
+                command, cwd=CHECKOUT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    try:
+                        process.wait(timeout=60)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+                        process.wait()
+
+    def flow_runs(self, stage: str) -> list[dict[str, Any]]:
+        tags = {"all_": ["baton", "run:digits-cnn", f"stage:{stage}"]}
+        wanted = {"flow_runs": {"tags": tags}, "sort": "EXPECTED_START_TIME_ASC"}
+        return list(ask(self.url, "flow_runs/filter", wanted))
+
+    def containers(self, flow_run: str) -> list[str]:
+        found = self.engine.podman("ps", "--quiet", "--filter", f"label=io.prefect.flow-run-id={flow_run}")
+        return found.stdout.split()
+
+
+def _patch(url: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(  # noqa: S310 - our own server on 127.0.0.1
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, method="PATCH"
+    )
+    with urllib.request.urlopen(request, timeout=60):  # noqa: S310
+        pass
+
+
+def segments_of(home: Storage) -> list[AttemptRecord]:
+    """Attempts of stages that train or have trained."""
+    return [record for record in read_attempts(home).records if record.within and record.step > record.from_step]
+
+
+def straight_digest(folder: Path) -> str:
+    """Of the same run in one process, on a local folder."""
+    words = [word for setting in [*SETTINGS, f"storage={folder}"] for word in ("--set", setting)]
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(run_file("digits")), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout.splitlines()[-1])["state_digest"])
+
+
+@pytest.fixture
+def images(engine: Engine) -> Callable[[], dict[str, str]]:
+    def build() -> dict[str, str]:
+        built = {image: engine.build(image) for image in dict.fromkeys(IMAGES.values())}
+        return {stage: built[image] for stage, image in IMAGES.items()}
+
+    return build
+
+
+def test_five_stages_in_five_containers_make_the_same_bits(
+    engine: Engine, images: Callable[[], dict[str, str]], cloud: "FakeGcs", tmp_path: Path
+) -> None:
+    built = images()
+    digest = straight_digest(tmp_path / "straight")
+    home = open_storage("gs://bucket/runs", relative_to=tmp_path).at("digits-cnn")
+    with running_server(tmp_path) as url, engine.serving() as docker_host:
+        cluster = Cluster(url, tmp_path, engine=engine, docker_host=docker_host)
+        cluster.deploy(built, {"STORAGE_EMULATOR_HOST": cloud.url, "PREFECT_API_URL": url, "NO_GCE_CHECK": "true"})
+        places = [
+            f"stages.{stage.replace('-', '_')}={{deployment: {stage}/docker, code_folder: /code/digits}}"
+            for stage in IMAGES
+        ]
+        words = [word for setting in [*SETTINGS, "storage=gs://bucket/runs", *places] for word in ("--set", setting)]
+        worker = ("prefect", "worker", "start", "--pool", "baton-docker", "--type", "docker")
+        with (
+            cluster.process("worker", *worker),
+            cluster.process("baton", "flows.commands.main", "run", str(run_file("digits")), *words) as command,
+        ):
+            for count, name in enumerate(("SIGKILL", "SIGTERM")):
+                wait_until(lambda count=count: len(segments_of(home)) > count, command)  # type: ignore[misc]
+                (container,) = cluster.containers(str(cluster.flow_runs("train-segment")[-1]["id"]))
+                engine.podman("kill", "--signal", name, container)
+            assert command.wait(timeout=1200) == 0, (tmp_path / "baton.log").read_text(encoding="utf-8")
+        states = {stage: [run["state_type"] for run in cluster.flow_runs(stage)] for stage in IMAGES}
+
+    log = RunLog(home)
+    tip = log.require_head().tip
+    assert tip is not None
+    assert (tip.step, tip.state_digest) == (3000, digest)
+    entries = list(log.entries())
+    assert [entry.number for entry in entries] == list(range(len(entries)))
+    reasons = [entry.body.exit_reason for entry in entries if isinstance(entry.body, Commit)]
+    assert "sigterm" in reasons
+    assert reasons.count("segment_end") == 2
+    # Every stage ran in containers, and one that trained died there.
+    assert all(found and found[-1] == "COMPLETED" for found in states.values()), states
+    assert "CRASHED" in states["train-segment"]
+    assert len({record.process for record in read_attempts(home).records}) >= 8

@@ -1,0 +1,251 @@
+"""Images, built for real: what they hold, what they must not hold, signals, rebuilding, and where user code comes in.
+
+`checkpoint` and `train-cpu` always; with BATON_TEST_IMAGES=all what all of them hold is looked at, the GPU's too,
+which takes some 10 GB of disk.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import CHECKOUT, Engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+PROBE = Path(__file__).with_name("probe.py")
+ROOMS = [f"tasks.{room}.stage" for room in ("init_or_restore", "train_segment", "evaluate")]
+TENSORFLOW = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly"}
+NOBODY = 10001
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holds:
+    """What is expected of an image.
+
+    Attributes:
+        imports: work in it.
+        lacks: distributions that it must not carry.
+        tensorflow: the one that it carries.
+        uid: who runs in it.
+    """
+
+    imports: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    tensorflow: str | None = None
+    uid: int = NOBODY
+
+
+EXPECTED = {
+    "checkpoint": Holds(
+        imports=("tasks.checkpoint_to_gcs.stage", "tasks.checkpoint_to_gcs.task", "gcsfs", "flows.commands.main"),
+        lacks=("keras", "matplotlib", "numpy", "h5py", "scikit-learn", "tensorboard"),
+    ),
+    "train-cpu": Holds(
+        imports=(*ROOMS, "flows.train_run", "matplotlib"), lacks=("scikit-learn",), tensorflow="tensorflow-cpu"
+    ),
+    "train-gpu": Holds(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow"),
+    "train-tpu": Holds(
+        imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0
+    ),
+    "prepare-data": Holds(
+        imports=("tasks.prepare_data.task", "sklearn.datasets", "tensorflow"),
+        lacks=("matplotlib",),
+        tensorflow="tensorflow-cpu",
+    ),
+    "evaluate": Holds(
+        imports=("tasks.evaluate.task", "tasks.evaluate.report.report", "matplotlib.figure"),
+        lacks=("scikit-learn",),
+        tensorflow="tensorflow-cpu",
+    ),
+    "orchestrator": Holds(
+        imports=("tasks.evaluate.report.report", "matplotlib.figure", "prefect.deployments", "flows.relay", "gcsfs"),
+        lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
+    ),
+}
+OTHERS = pytest.mark.skipif(os.environ.get("BATON_TEST_IMAGES") != "all", reason="BATON_TEST_IMAGES is not all")
+
+
+@pytest.mark.parametrize(
+    "image", [name if name in {"checkpoint", "train-cpu"} else pytest.param(name, marks=OTHERS) for name in EXPECTED]
+)
+def test_an_image_holds_what_its_stage_needs_and_no_more(engine: Engine, image: str) -> None:
+    expected = EXPECTED[image]
+    built = engine.build(image)
+    # Nobody's chip is here, and the plug-in for it would wait for one.
+    apart = ["--env", "PJRT_DEVICE=CPU"] if image == "train-tpu" else []
+    mounted = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none", *apart]
+    done = engine.run(built, "python", "/probe.py", *expected.imports, options=mounted)
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["imports"] == dict.fromkeys(expected.imports, "")
+    held = set(found["distributions"])
+    assert {"baton", "prefect", "gcsfs"} <= held
+    assert held & TENSORFLOW == ({expected.tensorflow} if expected.tensorflow else set())
+    assert not held & {"pip", "wheel" if not expected.tensorflow else "pip", *expected.lacks}
+    assert found["programs"]["baton"] == "/opt/baton/bin/baton"
+    assert found["programs"]["prefect"] == "/opt/venv/bin/prefect"
+    assert not any(found["programs"][name] for name in ("gcc", "cc", "make", "git"))
+    assert found["leftovers"] == []
+    assert found["bytecode"]
+    assert found["prefix"] == "/opt/venv"
+    assert found["folder"] == "/opt/baton"
+    assert found["uid"] == expected.uid
+    if expected.uid:
+        assert found["writable"] == ["/code", "/home/baton"]
+
+
+@OTHERS
+def test_the_tpu_image_names_the_library_that_it_carries(engine: Engine) -> None:
+    built = engine.build("train-tpu")
+    options = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none"]
+    found = json.loads(engine.run(built, "python", "/probe.py", options=options).stdout.splitlines()[-1])
+    assert found["libtpu"] == found["environment"]["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"]
+    assert found["environment"]["PJRT_DEVICE"] == "TPU"
+    assert found["environment"]["NEXT_PLUGGABLE_DEVICE_USE_C_API"] == "true"
+    engine.run(built, "test", "-s", found["libtpu"])
+
+
+def test_a_change_of_the_code_makes_one_layer_and_the_label_names_the_revision(engine: Engine, tmp_path: Path) -> None:
+    before = engine.inspect(engine.build("checkpoint"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".dockerignore"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    for name in ("containers", "flows", "tasks"):
+        shutil.copytree(CHECKOUT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "flows" / "goal.py").open("a", encoding="utf-8") as code:
+        code.write("\nCHANGED = True\n")
+
+    changed = engine.build("checkpoint", context=tmp_path, revision="0123abc")
+    after = engine.inspect(changed)
+    assert after["RootFS"]["Layers"][:-1] == before["RootFS"]["Layers"][:-1]
+    assert after["RootFS"]["Layers"][-1] != before["RootFS"]["Layers"][-1]
+    labels = after["Config"]["Labels"]
+    assert labels["org.opencontainers.image.revision"] == "0123abc"
+    assert labels["org.opencontainers.image.version"] == "0.1.0"
+    assert labels["org.opencontainers.image.title"] == "baton/checkpoint"
+    done = engine.run(changed, "grep", "-c", "CHANGED", "/opt/baton/flows/goal.py", options=["--network", "none"])
+    assert done.stdout.strip() == "1"
+
+
+def test_the_command_works(engine: Engine) -> None:
+    image = engine.build("checkpoint")
+    options = ["--network", "none"]
+    assert "Commands:" in engine.run(image, options=options).stdout  # what an image does if nothing is said
+    assert engine.run(image, "baton", "--version", options=options).stdout == "baton 0.1.0\n"
+    refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
+    assert refused.returncode == 2, refused.stderr
+
+
+HANDLES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), sys.exit(7)))
+print("ready", flush=True)
+time.sleep(3600)
+"""
+HANDLES_NOTHING = "import time; print('ready', flush=True); time.sleep(3600)"
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "last_words"),
+    [
+        pytest.param(HANDLES, 7, "told to stop", id="its own handler answers"),
+        # As number 1 it would ignore the signal: so stops whatever is still importing.
+        pytest.param(HANDLES_NOTHING, 128 + 15, "ready", id="no handler yet"),
+    ],
+)
+def test_a_sigterm_arrives(engine: Engine, program: str, code: int, last_words: str) -> None:
+    image = engine.build("checkpoint")
+    with engine.started(image, "python", "-c", program, options=["--network", "none"]) as container:
+        wait_for(engine, container, "ready")
+        engine.podman("kill", "--signal", "TERM", container)
+        assert int(engine.podman("wait", container, timeout=300).stdout) == code
+        assert engine.podman("logs", container).stdout.splitlines()[-1] == last_words
+
+
+def wait_for(engine: Engine, container: str, word: str) -> None:
+    deadline = time.monotonic() + 300
+    while word not in engine.podman("logs", container).stdout:
+        assert time.monotonic() < deadline, f"{word} was never said"
+        time.sleep(0.2)
+
+
+MODEL = """
+import keras
+
+
+def build_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+DATA = """
+def load():
+    for number in range(60):
+        yield [number / 60] * 4, number % 3
+"""
+RUN = """
+run: own
+storage: /home/baton/runs
+data: {source: data.py:load}
+model: model.py:build_model
+train: {steps: 400, global_batch_size: 10, log_every_steps: 1}
+accelerator: {kind: cpu}
+"""
+BUILDS = """
+from pathlib import Path
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.user_code import load_function
+run = load_run_file(Path("/code/run.yaml"), [])
+print(run.spec.run, load_function("model.py:build_model", Path("/code"))().count_params())
+"""
+
+
+@pytest.fixture
+def user_code(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in (("model.py", MODEL), ("data.py", DATA), ("run.yaml", RUN)):
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def mounted(engine: Engine, image: str, folder: Path, *command: str) -> Any:
+    return engine.run(image, *command, options=["--network", "none", "--volume", f"{folder}:/code:ro"])
+
+
+def copied(engine: Engine, image: str, folder: Path, *command: str) -> Any:
+    container = engine.podman("create", "--pull=never", "--network", "none", image, *command).stdout.strip()
+    try:
+        engine.podman("cp", f"{folder}/.", f"{container}:/code")
+        return engine.podman("start", "--attach", container)
+    finally:
+        engine.podman("rm", "--force", container)
+
+
+def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
+    (folder / "Dockerfile").write_text(f"FROM {image}\nCOPY . /code\n", encoding="utf-8")
+    mine = engine.derive("baton-tests/mine:latest", folder)
+    try:
+        return engine.run(mine, *command, options=["--network", "none"])
+    finally:
+        engine.podman("rmi", mine)
+
+
+def test_user_code_that_is_mounted_trains(engine: Engine, user_code: Path) -> None:
+    image = engine.build("train-cpu")
+    train = ["python", "-m", "flows.plain", "/code/run.yaml", "--set", "train.steps=2"]
+    result = json.loads(mounted(engine, image, user_code, *train).stdout.splitlines()[-1])
+    assert result["run"] == "own"
+    assert result["step"] == 2
+    assert len(result["state_digest"]) > 10
+
+
+@pytest.mark.parametrize("brought", [copied, built_in])
+def test_user_code_that_is_copied_is_found(engine: Engine, user_code: Path, brought: Callable[..., Any]) -> None:
+    image = engine.build("train-cpu")
+    assert brought(engine, image, user_code, "python", "-c", BUILDS).stdout.splitlines()[-1] == "own 15"

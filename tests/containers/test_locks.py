@@ -1,0 +1,146 @@
+"""What images are built from, without building them: locks, the Dockerfile, the command that builds."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LOCKS = CHECKOUT / "containers" / "locks"
+TENSORFLOW = {
+    "prepare-data": {"tensorflow-cpu"},
+    "train-cpu": {"tensorflow-cpu"},
+    "train-gpu": {"tensorflow"},
+    "train-tpu": {"tensorflow-tpu"},
+    "checkpoint": set(),
+    "evaluate": {"tensorflow-cpu"},
+    "orchestrator": set(),
+}
+PIN = re.compile(r"([a-z0-9-]+)==([0-9a-z.+!]+)")
+BUILD: dict[str, Any] = runpy.run_path(str(CHECKOUT / "containers" / "build.py"))
+
+
+def pins(lock: Path) -> dict[str, str]:
+    found = [PIN.fullmatch(line) for line in lock.read_text().splitlines()]
+    # No options, no addresses, no hashes.
+    assert all(found), lock
+    return dict(match.groups() for match in found if match)  # type: ignore[misc]
+
+
+def wanted(image: str) -> list[Requirement]:
+    """The requirements of an image's own file and of those that it names."""
+    result = []
+    for line in (LOCKS / f"{image}.in").read_text().splitlines():
+        text = line.partition("#")[0].strip()
+        if text.startswith("-r "):
+            result += wanted(text.removeprefix("-r ").removesuffix(".in"))
+        elif text:
+            result.append(Requirement(text))
+    return result
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, continued lines joined, comments left out."""
+    lines = [line for line in (CHECKOUT / "containers/Dockerfile").read_text().splitlines() if "#" not in line[:5]]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
+
+
+def test_every_image_has_its_lock_and_every_lock_its_image() -> None:
+    assert {file.stem for file in LOCKS.glob("*.lock")} == set(TENSORFLOW) == set(BUILD["TARGETS"])
+
+
+@pytest.mark.parametrize("image", TENSORFLOW)
+def test_an_image_has_the_versions_that_the_tests_ran_with(image: str) -> None:
+    tested = pins(CHECKOUT / "requirements.lock")
+    locked = pins(LOCKS / f"{image}.lock")
+    assert {
+        name: (version, tested[name]) for name, version in locked.items() if tested.get(name, version) != version
+    } == {}
+    assert len(locked.keys() & tested.keys()) > 50
+
+
+@pytest.mark.parametrize("image", TENSORFLOW)
+def test_a_lock_is_what_its_requirements_were_compiled_to(image: str) -> None:
+    locked = pins(LOCKS / f"{image}.lock")
+    asked = wanted(image)
+    assert {"prefect", "gcsfs"} <= {requirement.name for requirement in asked}
+    for requirement in asked:
+        assert requirement.specifier.contains(locked[requirement.name]), requirement
+
+
+@pytest.mark.parametrize(("image", "distributions"), TENSORFLOW.items())
+def test_never_two_tensorflows(image: str, distributions: set[str]) -> None:
+    locked = pins(LOCKS / f"{image}.lock")
+    known = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly", "tensorflow-intel"}
+    assert locked.keys() & known == distributions
+    assert "tf-keras" not in locked
+    if not distributions:
+        assert not locked.keys() & {"keras", "tensorboard", "h5py"}
+    # What pyproject.toml gives those who install without an image.
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    kind = image.removeprefix("train-") if image.startswith("train-") else "cpu"
+    for requirement in map(Requirement, extras[kind] if distributions else []):
+        assert requirement.specifier.contains(locked[requirement.name])
+
+
+def test_what_only_moves_files_stays_small() -> None:
+    assert not pins(LOCKS / "checkpoint.lock").keys() & {"numpy", "matplotlib", "scikit-learn", "scipy", "pillow"}
+    with_learning = {image for image in TENSORFLOW if "scikit-learn" in pins(LOCKS / f"{image}.lock")}
+    assert with_learning == {"prepare-data"}
+
+
+def test_the_dockerfile_starts_from_any_base_and_ends_without_tools() -> None:
+    found = instructions()
+    assert found[0] == ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm")
+    stages = [rest.partition(" AS ")[::2] for word, rest in found if word == "FROM"]
+    names = [name for _, name in stages]
+    assert {name: base for base, name in stages}["image"] == "${BASE_IMAGE}"
+    assert {base for base, _ in stages} <= {"${BASE_IMAGE}", *names}
+    assert set(BUILD["TARGETS"].values()) <= set(names)
+    final = found[found.index(("FROM", "${BASE_IMAGE} AS image")) :]
+    # What runs in the stage that is kept makes the user and installs wheels; nothing is compiled there.
+    made, installed = [rest for word, rest in final if word == "RUN"]
+    assert made.startswith("useradd --uid 10001 ")
+    assert {"--no-cache-dir", "--no-deps", "--without-pip", "--only-binary"} <= set(installed.split())
+    assert json.loads(next(rest for word, rest in final if word == "ENTRYPOINT"))[0] == "/usr/bin/tini"
+    assert [rest for word, rest in final if word == "COPY"][-1] == "--from=code /opt/baton /opt/baton"
+    assert [rest for word, rest in final if word == "USER"] == ["baton", "root"]
+
+
+def test_the_tool_that_packs_is_the_one_that_tests_ran_with() -> None:
+    found = re.search(r"setuptools==(\S+)", (CHECKOUT / "containers/Dockerfile").read_text())
+    assert found is not None
+    assert found[1] == pins(CHECKOUT / "requirements.lock")["setuptools"]
+
+
+def test_the_build_command_is_a_list_of_words() -> None:
+    command = BUILD["build_command"](["podman"], "train-tpu", base="a b; c", tag="t", revision="r", options=["--quiet"])
+    assert command[:2] == ["podman", "build"]
+    assert command[command.index("--target") + 1] == "image-tpu"
+    assert command[command.index("--tag") + 1] == "baton/train-tpu:t"
+    assert {"BASE_IMAGE=a b; c", "IMAGE=train-tpu", "REVISION=r", "VERSION=0.1.0"} <= set(command)
+    assert command[-2:] == ["--quiet", str(CHECKOUT)]
+    assert not any(word.startswith("BASE_IMAGE") for word in BUILD["build_command"](["docker"], "checkpoint"))
+
+
+def test_without_an_engine_the_build_says_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, str(CHECKOUT / "containers/build.py"), "checkpoint"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "apt-get install podman" in done.stderr
+
+
+def test_an_unknown_image_is_refused() -> None:
+    command = [sys.executable, str(CHECKOUT / "containers/build.py"), "train-gpus"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "train-gpus" in done.stderr
+    assert "train-gpu," in done.stderr
