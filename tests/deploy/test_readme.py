@@ -53,6 +53,7 @@ def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
