@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from engine import CHECKOUT, Engine
 
@@ -139,6 +140,17 @@ def test_the_command_works(engine: Engine) -> None:
     assert engine.run(image, "baton", "--version", options=options).stdout == "baton 0.1.0\n"
     refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
     assert refused.returncode == 2, refused.stderr
+
+
+def test_the_docker_api_runs_an_image(engine: Engine) -> None:
+    image = engine.build("checkpoint")
+    with engine.serving() as address:
+        client = docker.DockerClient(base_url=address)
+        try:
+            said = client.containers.run(image, ["baton", "--version"], network_mode="host", remove=True)
+        finally:
+            client.close()
+    assert said == b"baton 0.1.0\n"
 
 
 HANDLES = """
