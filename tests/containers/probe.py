@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -19,11 +20,16 @@ def imported(name: str) -> str:
     return ""
 
 
+def normalized(name: str) -> str:
+    """A package's name as locks write it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def main() -> None:
     site = Path(sys.prefix) / "lib"
     answer = {
         "imports": {name: imported(name) for name in sys.argv[1:]},
-        "distributions": sorted((found.metadata["Name"] or "").lower() for found in distributions()),
+        "distributions": sorted(normalized(found.metadata["Name"] or "") for found in distributions()),
         "programs": {name: shutil.which(name) for name in ("baton", "prefect", "python", "gcc", "cc", "make", "git")},
         "prefix": sys.prefix,
         "uid": os.getuid(),

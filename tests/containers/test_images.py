@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from engine import CHECKOUT, Engine
 
@@ -71,27 +72,33 @@ EXPECTED = {
 OTHERS = pytest.mark.skipif(os.environ.get("BATON_TEST_IMAGES") != "all", reason="BATON_TEST_IMAGES is not all")
 
 
+def probed(engine: Engine, image: str, *imports: str, options: Sequence[str] = ()) -> dict[str, Any]:
+    """What an image holds, and what comes of imports there."""
+    mounted = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none", *options]
+    done = engine.run(image, "python", "/probe.py", *imports, options=mounted)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
 @pytest.mark.parametrize(
     "image", [name if name in {"checkpoint", "train-cpu"} else pytest.param(name, marks=OTHERS) for name in EXPECTED]
 )
 def test_an_image_holds_what_its_stage_needs_and_no_more(engine: Engine, image: str) -> None:
     expected = EXPECTED[image]
     built = engine.build(image)
-    # Nobody's chip is here, and the plug-in for it would wait for one.
-    apart = ["--env", "PJRT_DEVICE=CPU"] if image == "train-tpu" else []
-    mounted = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none", *apart]
-    done = engine.run(built, "python", "/probe.py", *expected.imports, options=mounted)
-    found = json.loads(done.stdout.splitlines()[-1])
+    # No chip is here, and libtpu would wait for the metadata server of a machine that has one.
+    apart = ["--env", "PJRT_DEVICE=CPU", "--env", "TPU_SKIP_MDS_QUERY=1"] if image == "train-tpu" else []
+    found = probed(engine, built, *expected.imports, options=apart)
 
     assert found["imports"] == dict.fromkeys(expected.imports, "")
     held = set(found["distributions"])
     assert {"baton", "prefect", "gcsfs"} <= held
     assert held & TENSORFLOW == ({expected.tensorflow} if expected.tensorflow else set())
-    assert not held & {"pip", "wheel" if not expected.tensorflow else "pip", *expected.lacks}
+    assert not held & {"pip", "pytest", *expected.lacks}
     assert found["programs"]["baton"] == "/opt/baton/bin/baton"
     assert found["programs"]["prefect"] == "/opt/venv/bin/prefect"
     assert not any(found["programs"][name] for name in ("gcc", "cc", "make", "git"))
-    assert found["leftovers"] == []
+    assert probed(engine, built, options=["--user", "root"])["leftovers"] == []
     assert found["bytecode"]
     assert found["prefix"] == "/opt/venv"
     assert found["folder"] == "/opt/baton"
@@ -103,8 +110,7 @@ def test_an_image_holds_what_its_stage_needs_and_no_more(engine: Engine, image: 
 @OTHERS
 def test_the_tpu_image_names_the_library_that_it_carries(engine: Engine) -> None:
     built = engine.build("train-tpu")
-    options = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none"]
-    found = json.loads(engine.run(built, "python", "/probe.py", options=options).stdout.splitlines()[-1])
+    found = probed(engine, built)
     assert found["libtpu"] == found["environment"]["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"]
     assert found["environment"]["PJRT_DEVICE"] == "TPU"
     assert found["environment"]["NEXT_PLUGGABLE_DEVICE_USE_C_API"] == "true"
@@ -139,6 +145,17 @@ def test_the_command_works(engine: Engine) -> None:
     assert engine.run(image, "baton", "--version", options=options).stdout == "baton 0.1.0\n"
     refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
     assert refused.returncode == 2, refused.stderr
+
+
+def test_the_docker_api_runs_an_image(engine: Engine) -> None:
+    image = engine.build("checkpoint")
+    with engine.serving() as address:
+        client = docker.DockerClient(base_url=address)
+        try:
+            said = client.containers.run(image, ["baton", "--version"], network_mode="host", remove=True)
+        finally:
+            client.close()
+    assert said == b"baton 0.1.0\n"
 
 
 HANDLES = """
