@@ -72,18 +72,22 @@ class Elsewhere:
     Attributes:
         flow_runs: of Prefect's API.
         attempt: a uuid4 made in this process.
-        telemetry: is told what is launched, and what became of it.
     """
 
     flow_runs: FlowRuns
     attempt: str
-    telemetry: Sink
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _tries: list[UUID] = field(default_factory=list)
 
     def ask(
-        self, question: Question, kind: type[A], home: Storage, *, instead: Callable[[], A | None] = lambda: None
+        self,
+        question: Question,
+        kind: type[A],
+        home: Storage,
+        *,
+        telemetry: Sink,
+        instead: Callable[[], A | None] = lambda: None,
     ) -> A:
         """Ask until there is an answer: what is lost is asked for again, as long as the run gets further.
 
@@ -91,6 +95,7 @@ class Elsewhere:
             question: the stage and what it is told.
             kind: of the answer.
             home: the run's.
+            telemetry: is told what is launched, and what became of it.
             instead: looked at before each try: the answer, if nothing is to be asked for any more.
 
         Raises:
@@ -106,16 +111,18 @@ class Elsewhere:
                 if moved_on is not None:
                     return moved_on
                 try:
-                    return self._ask_once(question, kind, home, stops)
+                    return self._ask_once(question, kind, home, stops, telemetry)
                 except _Lost as lost:
                     tries += 1
                     _require_another_try(home, question.call.spec, tries, str(lost))
-                    self.telemetry.emit(Note(text=f"{lost}; looking at the log and trying again", warning=True))
+                    telemetry.emit(Note(text=f"{lost}; looking at the log and trying again", warning=True))
                 self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
 
-        return hold(work, question.call.spec.stop, telemetry=self.telemetry)
+        return hold(work, question.call.spec.stop, telemetry=telemetry)
 
-    def end_orphans(self, stage: str, spec: RunSpec, ours: Callable[[Mapping[str, Any]], bool]) -> None:
+    def end_orphans(
+        self, stage: str, spec: RunSpec, ours: Callable[[Mapping[str, Any]], bool], *, telemetry: Sink
+    ) -> None:
         """Have flow runs of a stage go that an earlier attempt left behind.
 
         Cancelled, they commit what they have trained; left alone, they would hold an accelerator for a segment that
@@ -125,17 +132,18 @@ class Elsewhere:
             stage: its name.
             spec: the run file.
             ours: whether a flow run with these parameters is of this very run.
+            telemetry: is told of each.
         """
         for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), ours):
             said = f"flow run {flow_run} of an earlier attempt is still there; it is told to commit and go"
-            self.telemetry.emit(Note(text=said, warning=True))
+            telemetry.emit(Note(text=said, warning=True))
             self.flow_runs.cancel(flow_run)
             until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
             while self.clock() < until and not _is_over(self.flow_runs.state(flow_run)):
                 self.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _ask_once(self, question: Question, kind: type[A], home: Storage, stops: Stops) -> A:
-        self.telemetry.emit(Phase(cause=LAUNCH))
+    def _ask_once(self, question: Question, kind: type[A], home: Storage, stops: Stops, telemetry: Sink) -> A:
+        telemetry.emit(Phase(cause=LAUNCH))
         flow_run = self.flow_runs.start(
             question.deployment,
             {"call": question.call.model_dump_json()},  # text: a metric may be NaN, which Prefect's JSON does not know
@@ -145,7 +153,7 @@ class Elsewhere:
             key=f"{self.attempt}/{len(self._tries)}",
         )
         self._tries.append(flow_run)
-        self.telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
+        telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
         state = self._wait(flow_run, stops, question)
         answer = take_answer(home, str(flow_run), kind)
         if answer is not None:

@@ -20,7 +20,7 @@ from flows.commands.address import OpenedRun, holds_a_log
 from flows.goal import preflight, storage_of
 from flows.launch import stages_of
 from flows.telling import PrefectLog
-from flows.train_run import inline_stage, tags_of
+from flows.train_run import inline_stages, tags_of
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
@@ -168,7 +168,7 @@ def chosen_of(run: RunFile, step: Step) -> Chosen:
 
 def _evaluate(run: RunFile, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Through the stages, here or elsewhere as the run file says."""
-    stages = stages_of(run, inline_stage, attempt=uuid.uuid4().hex, telemetry=telemetry)
+    stages = stages_of(run, inline_stages(), attempt=uuid.uuid4().hex, telemetry=telemetry)
     place = {"code_folder": run.folder, "storage": storage_of(run), "telemetry": telemetry}
     if "evaluate" not in stages.elsewhere:
         from tasks.foundation.accelerator.strategy import acquire  # brings TensorFlow

@@ -58,7 +58,7 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
         flow_runs = FlowRuns(telemetry=telemetry)
         for name, stage in elsewhere.items():
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
-        launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt, telemetry=telemetry))
+        launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt))
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
 
@@ -73,7 +73,7 @@ class Launcher:
     def prepare_data(self, _spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink) -> DatasetRef:  # noqa: ARG002 - as the stage
         """As the stage."""
         call = PrepareDataCall(**self._told("prepare_data", storage))
-        return self._ask("prepare_data", call, DatasetRef, storage)
+        return self._ask("prepare_data", call, DatasetRef, storage, telemetry)
 
     def init_or_restore(
         self,
@@ -82,14 +82,14 @@ class Launcher:
         *,
         code_folder: Path,  # noqa: ARG002 - as the stage
         storage: Storage,
-        telemetry: Sink,  # noqa: ARG002 - as the stage
+        telemetry: Sink,
         accept: Sequence[str] = (),
         suspicious: bool = False,
     ) -> Head:
         """As the stage."""
         told = self._told("init_or_restore", storage)
         call = InitOrRestoreCall(**told, dataset=dataset, accept=tuple(accept), suspicious=suspicious)
-        return self._ask("init_or_restore", call, Head, storage)
+        return self._ask("init_or_restore", call, Head, storage, telemetry)
 
     def train_segment(
         self,
@@ -111,7 +111,7 @@ class Launcher:
                 told = TrainSegmentCall.from_json(str(parameters["call"]).encode(), where="call", error=InvalidInput)
                 return told.spec.run == request.spec.run and told.spec.storage == storage.uri
 
-            self.elsewhere.end_orphans("train_segment", request.spec, ours)
+            self.elsewhere.end_orphans("train_segment", request.spec, ours, telemetry=telemetry)
 
         def is_there() -> SegmentResult | None:
             if log.require_head().base != request.base:
@@ -125,7 +125,7 @@ class Launcher:
 
         call = TrainSegmentCall(**self._told("train_segment", storage), request=request, recorded=recorded)
         question = self._question("train_segment", call, aim=f"to step {request.until_step}")
-        return self.elsewhere.ask(question, SegmentResult, log.home, instead=is_there)
+        return self.elsewhere.ask(question, SegmentResult, log.home, telemetry=telemetry, instead=is_there)
 
     def checkpoint_to_gcs(
         self, request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink
@@ -135,7 +135,7 @@ class Launcher:
         told = {**self._told("checkpoint_to_gcs", storage), "code": {}}
         call = CheckpointToGcsCall(**told, request=request, result=result)
         aim = "" if result.staged is None else f"step {result.staged.step}"
-        entry = self._ask("checkpoint_to_gcs", call, Entry, storage, aim=aim)
+        entry = self._ask("checkpoint_to_gcs", call, Entry, storage, telemetry, aim=aim)
         if isinstance(entry.body, Commit):
             made = entry.body.checkpoint
             metrics = entry.body.history[-1].metrics if entry.body.history else {}
@@ -159,7 +159,7 @@ class Launcher:
         if devices is not None:
             told["spec"] = told["spec"].model_copy(update={"accelerator": devices})
         call = EvaluateCall(**told, dataset=dataset, checkpoint=checkpoint, recorded=recorded)
-        done = self._ask("evaluate", call, Evaluation, storage, aim=f"step {checkpoint.step}")
+        done = self._ask("evaluate", call, Evaluation, storage, telemetry, aim=f"step {checkpoint.step}")
         telemetry.emit(Evaluated(step=checkpoint.step, metrics=done.metrics, examples=done.examples))
         return done
 
@@ -177,8 +177,9 @@ class Launcher:
     def _question(self, name: str, call: StageCall, *, aim: str = "") -> Question:
         return Question(stage=name, deployment=getattr(self.run.spec.stages, name).deployment, call=call, aim=aim)
 
-    def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, *, aim: str = "") -> A:
-        return self.elsewhere.ask(self._question(name, call, aim=aim), kind, storage.at(self.run.spec.run))
+    def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, telemetry: Sink, *, aim: str = "") -> A:
+        home = storage.at(self.run.spec.run)
+        return self.elsewhere.ask(self._question(name, call, aim=aim), kind, home, telemetry=telemetry)
 
 
 def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:

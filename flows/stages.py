@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect import flow, tags
+from prefect import Task, flow, tags
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from flows.answers import write_answer
+from flows.prefect_away import Prefect, Told
+from flows.showing import Shown
 from flows.telling import PrefectLog
+from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.base import Contract
@@ -64,11 +67,11 @@ def prepare_data(call: str) -> Any:
         call: what train-run asks for, a PrepareDataCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: PrepareDataCall, place: "_Place") -> Contract:
-        from tasks.prepare_data.task import prepare_data_task as stage
+    def work(told: PrepareDataCall, place: "_Place") -> Any:
+        from tasks.prepare_data.task import prepare_data_task
 
         place.telemetry.emit(Phase(cause="prepare-data"))
-        return stage(told.spec, code_folder=place.code_folder, storage=place.storage, telemetry=place.telemetry)
+        return place.do(prepare_data_task, told.spec, code_folder=place.code_folder)
 
     return _answered(PrepareDataCall, call, work)
 
@@ -81,16 +84,15 @@ def init_or_restore(call: str) -> Any:
         call: what train-run asks for, an InitOrRestoreCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: InitOrRestoreCall, place: "_Place") -> Contract:
-        from tasks.init_or_restore.task import init_or_restore_task as stage
+    def work(told: InitOrRestoreCall, place: "_Place") -> Any:
+        from tasks.init_or_restore.task import init_or_restore_task
 
         place.telemetry.emit(Phase(cause="build"))
-        head = stage(
+        head = place.do(
+            init_or_restore_task,
             told.spec,
             told.dataset,
             code_folder=place.code_folder,
-            storage=place.storage,
-            telemetry=place.telemetry,
             accept=told.accept,
             suspicious=told.suspicious,
         )
@@ -108,19 +110,18 @@ def train_segment(call: str) -> Any:
         call: what train-run asks for, a TrainSegmentCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: TrainSegmentCall, place: "_Place") -> Contract:
+    def work(told: TrainSegmentCall, place: "_Place") -> Any:
         request = told.request
         if RunLog(place.home).require_head().base != request.base:
             # Executed again after it had committed, or too late: known before an accelerator is touched.
             return SegmentResult.superseded(request)
-        from tasks.train_segment.task import train_segment_task as stage
+        from tasks.train_segment.task import train_segment_task
 
-        result = stage(
+        result = place.do(
+            train_segment_task,
             request,
             code_folder=place.code_folder,
-            storage=place.storage,
             recorded=told.recorded,
-            telemetry=place.telemetry,
         )
         if result.staged is not None:
             place.ledger.hands_on(result.staged.path)
@@ -137,10 +138,10 @@ def checkpoint_to_gcs(call: str) -> Any:
         call: what train-run asks for, a CheckpointToGcsCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: CheckpointToGcsCall, place: "_Place") -> Contract:
-        from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task as stage
+    def work(told: CheckpointToGcsCall, place: "_Place") -> Any:
+        from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
 
-        return stage(told.request, told.result, storage=place.storage, telemetry=place.telemetry)
+        return place.do(checkpoint_to_gcs_task, told.request, told.result)
 
     return _answered(CheckpointToGcsCall, call, work)
 
@@ -153,18 +154,17 @@ def evaluate(call: str) -> Any:
         call: what train-run asks for, an EvaluateCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: EvaluateCall, place: "_Place") -> Contract:
-        from tasks.evaluate.task import evaluate_task as stage
+    def work(told: EvaluateCall, place: "_Place") -> Any:
+        from tasks.evaluate.task import evaluate_task
 
         place.telemetry.emit(Phase(cause="evaluate"))
-        return stage(
+        return place.do(
+            evaluate_task,
             told.spec,
             told.dataset,
             told.checkpoint,
             code_folder=place.code_folder,
-            storage=place.storage,
             recorded=told.recorded,
-            telemetry=place.telemetry,
         )
 
     return _answered(EvaluateCall, call, work)
@@ -180,8 +180,12 @@ class _Place:
     ledger: Ledger
     telemetry: Sink
 
+    def do(self, stage: Task[..., Any], *given: Any, **named: Any) -> Any:
+        """Run a stage here; Prefect is told of it, if it can be."""
+        return Told(stage, Prefect())(*given, storage=self.storage, telemetry=self.telemetry, **named)
 
-def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -> State[Any]:
+
+def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Any]) -> State[Any]:
     """Do the work and leave its answer; an error of Baton's is the name of the state, so that it is the same there."""
     try:
         told = kind.from_json(call.encode(), where="call", error=InvalidInput)
@@ -191,14 +195,17 @@ def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -
         home = storage.at(told.spec.run)
         with ExitStack() as stack:
             stack.enter_context(tags(*TAGS, f"run:{told.spec.run}"))
+            stack.enter_context(uninterrupted())
             ledger = stack.enter_context(Ledger())
-            telemetry = Several((PrefectLog(), ledger))
+            others = Several((PrefectLog(), ledger))
+            shown = stack.enter_context(Shown(told.spec, home, said=others))
+            telemetry = Several((others, shown))
             stack.enter_context(warnings_as_notes(telemetry))
             head = RunLog(home).head()
             if head is not None:
                 ledger.open(home, head, within=told.attempt)
             place = _Place(code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry)
-            answer = work(told, place)
+            answer: Contract = work(told, place)
             ledger.end("complete")
         write_answer(home, str(flow_run.id), answer)
     except BatonError as fault:

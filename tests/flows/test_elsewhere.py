@@ -133,7 +133,6 @@ class Asked:
         elsewhere = Elsewhere(
             flow_runs=self.api,  # type: ignore[arg-type]
             attempt="a" * 32,
-            telemetry=self.heard,
             clock=lambda: self.slept,
             sleep=self.sleep,
         )

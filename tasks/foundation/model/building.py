@@ -1,6 +1,7 @@
 """From the user's function to a built, compiled model whose every variable exists."""
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src.random import seed_generator  # nothing public says where seeds come from
 
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -35,6 +37,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     keras.utils.clear_session(free_memory=False)
     keras.config.set_dtype_policy(policy_to_build_with(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
+    _draw_seeds_from(random.Random(spec.train.seed))  # noqa: S311 - to be drawn again
     with accelerator.strategy.scope():
         try:
             model = function(**spec.model.options)
@@ -49,6 +52,16 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     require_precision(model, spec.train, reference=reference)
     _refuse_what_keras_cannot_do(model, reference, accelerator.replicas)
     return model
+
+
+def _draw_seeds_from(source: random.Random) -> None:
+    """Have Keras draw the seeds that nobody gave from `source`, until the next build.
+
+    Keras takes them from Python's one generator of the process, and so do other threads (Prefect's client draws its
+    pauses there): one draw during a build and every layer from there on begins with other weights. Seeded alike, this
+    source gives the numbers that the process's would give.
+    """
+    seed_generator.python_random = source
 
 
 def make_variables(

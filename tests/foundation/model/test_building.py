@@ -161,6 +161,29 @@ def test_initial_weights_are_those_of_the_seed(tmp_path: Path) -> None:
     assert one != other
 
 
+def test_other_threads_may_draw_from_pythons_generator_meanwhile(tmp_path: Path) -> None:
+    text = """
+        import random
+        import threading
+
+
+        def build(draws):
+            model = keras.Sequential([keras.Input((6,))])
+            for _ in range(2):
+                for _ in range(draws):
+                    other = threading.Thread(target=random.random)
+                    other.start()
+                    other.join()
+                model.add(keras.layers.Dense(3))
+                model.add(keras.layers.Dropout(0.1))
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """
+    lab = lab_of(tmp_path, text)
+    digests = {built(lab, spec_of("build", model__options={"draws": draws})).digest() for draws in (0, 3)}
+    assert len(digests) == 1
+
+
 def test_a_call_without_training_is_taken_as_it_is(tmp_path: Path) -> None:
     lab = lab_of(
         tmp_path,
