@@ -6,6 +6,7 @@ from typing import Any
 import docker
 import kubernetes_validate
 import pytest
+from docker.models import containers
 from rendering import container, job_manifest, template
 
 IMAGE = {"image": "registry/baton/train-tpu"}
@@ -125,7 +126,10 @@ def test_containers_are_what_docker_takes() -> None:
     assert made.env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
     assert made.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
     assert made.command == "prefect flow-run execute"
-    assert made.container_create_kwargs == {"stop_timeout": 120, "shm_size": "1g"}
+    assert made.container_create_kwargs == {"shm_size": "1g"}
+    # Another word, and no container is made.
+    known = {*containers.RUN_CREATE_KWARGS, *containers.RUN_HOST_CONFIG_KWARGS}
+    assert set(template("docker")["job_configuration"]["container_create_kwargs"]) <= known
 
 
 def test_gpus_are_asked_for_as_docker_does() -> None:
