@@ -4,13 +4,14 @@ The containers share nothing but the bucket. One that trains is killed, one is t
 in one process.
 """
 
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +124,15 @@ class Cluster:
         wanted = {"flow_runs": {"tags": tags}, "sort": "EXPECTED_START_TIME_ASC"}
         return list(ask(self.url, "flow_runs/filter", wanted))
 
-    def containers(self, flow_run: str) -> list[str]:
-        found = self.engine.podman("ps", "--quiet", "--filter", f"label=io.prefect.flow-run-id={flow_run}")
+    def containers(self, flow_run: str, *more: str) -> list[str]:
+        found = self.engine.podman("ps", "--quiet", *more, "--filter", f"label=io.prefect.flow-run-id={flow_run}")
         return found.stdout.split()
+
+    def remove_containers(self) -> None:
+        """All that the worker made, whatever became of the test."""
+        made = [self.containers(str(run["id"]), "--all") for stage in IMAGES for run in self.flow_runs(stage)]
+        for container in itertools.chain.from_iterable(made):
+            self.engine.podman("rm", "--force", "--time", "0", container)
 
 
 def _patch(url: str, body: dict[str, Any]) -> None:
@@ -166,8 +173,9 @@ def test_five_stages_in_five_containers_make_the_same_bits(
     built = images()
     digest = straight_digest(tmp_path / "straight")
     home = open_storage("gs://bucket/runs", relative_to=tmp_path).at("digits-cnn")
-    with running_server(tmp_path) as url, engine.serving() as docker_host:
+    with running_server(tmp_path) as url, engine.serving() as docker_host, ExitStack() as stack:
         cluster = Cluster(url, tmp_path, engine=engine, docker_host=docker_host)
+        stack.callback(cluster.remove_containers)
         cluster.deploy(built, {"STORAGE_EMULATOR_HOST": cloud.url, "PREFECT_API_URL": url, "NO_GCE_CHECK": "true"})
         places = [
             f"stages.{stage.replace('-', '_')}={{deployment: {stage}/docker, code_folder: /code/digits}}"

@@ -1,6 +1,7 @@
 """Work-pool templates: what the workers render from them is what Kubernetes and Docker take."""
 
 import json
+import re
 from typing import Any
 
 import docker
@@ -127,6 +128,7 @@ def test_containers_are_what_docker_takes() -> None:
     assert made.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
     assert made.command == "prefect flow-run execute"
     assert made.container_create_kwargs == {"shm_size": "1g"}
+    assert re.fullmatch(r"digits-cnn-[0-9a-f-]{36}-0", made.name or "")
     # Another word, and no container is made.
     known = {*containers.RUN_CREATE_KWARGS, *containers.RUN_HOST_CONFIG_KWARGS}
     assert set(template("docker")["job_configuration"]["container_create_kwargs"]) <= known
