@@ -37,6 +37,8 @@ _LOOK_AGAIN_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 # Cancelled, a stage commits within its grace period; this is for the news of it.
 _NEWS_SECONDS = 30.0
+# Of this process's own grace period, to say where the run stands.
+_TO_LEAVE_SECONDS = 2.0
 # The stage's machine or its devices went: nothing is wrong with the run.
 _MACHINES_FAULT = {AcceleratorLost.__name__, StageLost.__name__}
 
@@ -54,12 +56,14 @@ class Question:
         deployment: FLOW/DEPLOYMENT.
         call: what it is told.
         aim: what it is to reach, for people.
+        keeps: it keeps what is trained already, and is not told to go: that would lose it.
     """
 
     stage: str
     deployment: str
     call: StageCall
     aim: str = ""
+    keeps: bool = False
 
     def __str__(self) -> str:
         return f"{stage_name(self.stage)} {self.aim}".strip()
@@ -110,6 +114,9 @@ class Elsewhere:
                 moved_on = instead()
                 if moved_on is not None:
                     return moved_on
+                if stops.asked is not None and not question.keeps:
+                    reason = stops.asked.reason
+                    raise StageStopped(reason, f"{question} was not begun ({reason.replace('_', ' ')})")
                 try:
                     return self._ask_once(question, kind, home, stops, telemetry)
                 except _Lost as lost:
@@ -165,6 +172,8 @@ class Elsewhere:
             raise _error(state, told)
         if state.type is StateType.CANCELLED:
             raise StageStopped("cancelled", f"{told} was cancelled; the same command goes on")
+        if state.type is StateType.COMPLETED:
+            raise _Lost(f"{told} has completed, and its answer is not in {home.uri}: that is another place there")
         raise _Lost(f"{told} ended without an answer ({state.name}: {state.message or 'no message'})")
 
     def _wait(self, flow_run: UUID, stops: Stops, question: Question) -> State | None:
@@ -174,19 +183,21 @@ class Elsewhere:
             StageStopped: this process was told to go, and has told the stage.
         """
         grace_seconds = question.call.spec.stop.grace_seconds
-        cancelled_at: float | None = None
+        told_at: float | None = None
         while True:
             state = self.flow_runs.state(flow_run)
             asked = stops.asked
-            if asked is not None and cancelled_at is not None:
-                longest = min(grace_seconds + _NEWS_SECONDS, stops.grace_left())
-                if _is_over(state) or self.clock() >= cancelled_at + longest:
-                    raise StageStopped(asked.reason, f"{question} was told to go ({asked.reason.replace('_', ' ')})")
-            elif _is_over(state):
+            if _is_over(state) and (told_at is None or question.keeps):
                 return state
+            if asked is not None and told_at is not None:
+                long = self.clock() >= told_at + grace_seconds + _NEWS_SECONDS
+                if _is_over(state) or long or stops.grace_left() <= _TO_LEAVE_SECONDS:
+                    how = "goes on by itself" if question.keeps else "was told to go"
+                    raise StageStopped(asked.reason, f"{question} {how} ({asked.reason.replace('_', ' ')})")
             elif asked is not None and not _sees_to_it(asked, state, self.clock(), grace_seconds):
-                self.flow_runs.cancel(flow_run)
-                cancelled_at = self.clock()
+                if not question.keeps:
+                    self.flow_runs.cancel(flow_run)
+                told_at = self.clock()
             self.sleep(_LOOK_AGAIN_SECONDS)
 
     def _pause(self, seconds: float, stops: Stops) -> None:

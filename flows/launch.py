@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.answers import find_segment
+from flows.answers import drop_segment, find_segment
 from flows.elsewhere import Elsewhere, Question
 from flows.flow_runs import FlowRuns
 from flows.relay import Stages
@@ -29,7 +29,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Eva
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.errors import InvalidInput
+from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -60,6 +60,8 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
         launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt))
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
+    if "train_segment" in elsewhere:
+        chosen["checkpoint_to_gcs"] = forgetting(chosen["checkpoint_to_gcs"])
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
 
 
@@ -135,7 +137,8 @@ class Launcher:
         told = {**self._told("checkpoint_to_gcs", storage), "code": {}}
         call = CheckpointToGcsCall(**told, request=request, result=result)
         aim = "" if result.staged is None else f"step {result.staged.step}"
-        entry = self._ask("checkpoint_to_gcs", call, Entry, storage, telemetry, aim=aim)
+        question = self._question("checkpoint_to_gcs", call, aim=aim, keeps=True)
+        entry = self.elsewhere.ask(question, Entry, storage.at(self.run.spec.run), telemetry=telemetry)
         if isinstance(entry.body, Commit):
             made = entry.body.checkpoint
             metrics = entry.body.history[-1].metrics if entry.body.history else {}
@@ -174,12 +177,32 @@ class Launcher:
             "attempt": self.elsewhere.attempt,
         }
 
-    def _question(self, name: str, call: StageCall, *, aim: str = "") -> Question:
-        return Question(stage=name, deployment=getattr(self.run.spec.stages, name).deployment, call=call, aim=aim)
+    def _question(self, name: str, call: StageCall, *, aim: str = "", keeps: bool = False) -> Question:
+        deployment = getattr(self.run.spec.stages, name).deployment
+        return Question(stage=name, deployment=deployment, call=call, aim=aim, keeps=keeps)
 
     def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, telemetry: Sink, *, aim: str = "") -> A:
         home = storage.at(self.run.spec.run)
         return self.elsewhere.ask(self._question(name, call, aim=aim), kind, home, telemetry=telemetry)
+
+
+def forgetting(commit: Callable[..., Entry]) -> Callable[..., Entry]:
+    """The stage checkpoint-to-GCS; what was trained elsewhere is forgotten once it is committed, or proves damaged.
+
+    Not before: whoever goes in between leaves it to the next attempt.
+    """
+
+    def work(request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink) -> Entry:
+        home = storage.at(request.spec.run)
+        try:
+            entry = commit(request, result, storage=storage, telemetry=telemetry)
+        except DamagedCheckpoint:
+            drop_segment(home, result)
+            raise
+        drop_segment(home, result)
+        return entry
+
+    return work
 
 
 def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:

@@ -26,11 +26,12 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Runni
 from flows.answers import write_answer
 from flows.elsewhere import Elsewhere
 from flows.flow_runs import FlowRuns
-from flows.launch import Launcher, code_digests
+from flows.launch import Launcher, code_digests, forgetting
 from flows.relay import StageStopped
 from flows.stages import require_same_code
-from tasks.foundation.contracts.call import PrepareDataCall, StageCall, TrainSegmentCall
+from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall, StageCall, TrainSegmentCall
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.errors import (
@@ -44,6 +45,8 @@ from tasks.foundation.errors import (
     StageLost,
     StaleWriter,
 )
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.holding import hold
 from tasks.foundation.telemetry.events import Event, Note
 
 DATASET = DatasetRef(
@@ -72,7 +75,8 @@ class Api:
         json.dumps(parameters, allow_nan=False)  # as Prefect's client will
         found = uuid.uuid4()
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
-        call = TrainSegmentCall if "request" in self.started[-1]["call"] else PrepareDataCall
+        keys = self.started[-1]["call"]
+        call = CheckpointToGcsCall if "result" in keys else TrainSegmentCall if "request" in keys else PrepareDataCall
         told = call.from_json(parameters["call"].encode(), where="call", error=InvalidInput)
         self.states[found] = self.plays.pop(0)(self, found, told)
         return found
@@ -124,7 +128,8 @@ class Asked:
     """A launcher on a played API."""
 
     def __init__(self, run: FakeRun, *plays: Play, stop: Mapping[str, Any] | None = None) -> None:
-        settings = [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "train_segment")]
+        names = ("prepare_data", "train_segment", "checkpoint_to_gcs")
+        settings = [f"stages.{name}={name.replace('_', '-')}/docker" for name in names]
         self.file = load_run_file(
             run.run_file(), [*settings, *(f"stop.{key}={value}" for key, value in (stop or {}).items())]
         )
@@ -163,6 +168,17 @@ class Asked:
             recorded=self.run.head.environment,
             telemetry=self.heard,
         )
+
+    def commit(self, result: SegmentResult) -> Entry:
+        commit = forgetting(self.launcher.checkpoint_to_gcs)
+        return commit(self.request, result, storage=self.run.root, telemetry=self.heard)
+
+
+def on_the_tip(asked: Asked) -> SegmentResult:
+    """What a segment stages that starts from the tip as it is now."""
+    result = staged(asked.run)
+    assert result.staged is not None
+    return result.model_copy(update={"staged": result.staged.model_copy(update={"base": asked.request.base})})
 
 
 def staged(run: FakeRun, loss: float = 0.5) -> SegmentResult:
@@ -209,6 +225,7 @@ def test_an_answer_counts_whatever_became_of_its_flow_run(run: FakeRun) -> None:
 def test_completed_without_an_answer_is_asked_for_again(run: FakeRun) -> None:
     asked = Asked(run, ends(Completed()), answers(DATASET))
     assert asked.prepare() == DATASET
+    assert f"not in {run.home.uri}" in asked.heard.text
 
 
 @pytest.mark.parametrize("kind", [StaleWriter, ModelError, SourceError, DamagedCheckpoint])
@@ -315,23 +332,73 @@ def test_a_stage_that_does_not_go_is_not_waited_for_for_ever(run: FakeRun) -> No
 
 def test_a_segment_that_was_left_behind_is_taken(run: FakeRun) -> None:
     asked = Asked(run)
-    request = asked.request
-    on_the_tip = staged(run).model_copy(update={"staged": staged(run).staged.model_copy(update={"base": request.base})})  # type: ignore[union-attr]
-    tip = on_the_tip.staged
+    request, left = asked.request, on_the_tip(asked)
+    tip = left.staged
     assert tip is not None
     beside = [
-        on_the_tip.model_copy(update={"parent": "checkpoints/another"}),
-        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"base": request.base - 1})}),
-        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"step": request.until_step + 1})}),
-        on_the_tip.model_copy(update={"staged": None}),
+        left.model_copy(update={"parent": "checkpoints/another"}),
+        left.model_copy(update={"staged": tip.model_copy(update={"base": request.base - 1})}),
+        left.model_copy(update={"staged": tip.model_copy(update={"step": request.until_step + 1})}),
+        left.model_copy(update={"staged": None}),
         DATASET,
     ]
     for number, other in enumerate(beside):
         write_answer(run.home, f"{number}", other)
-    write_answer(run.home, "left", on_the_tip)
-    assert asked.train() == on_the_tip
+    write_answer(run.home, "left", left)
+    assert asked.train() == left
     assert asked.api.started == []
-    assert len(list(run.home.files("answers"))) == len(beside)
+    # What nobody can use any more is cleared away; this one stays until it is committed.
+    assert [path.rpartition("/")[2] for path in sorted(run.home.files("answers"))] == [
+        "0.json", "2.json", "3.json", "4.json", "left.json",
+    ]  # fmt: skip
+
+
+def test_what_is_trained_is_handed_on_until_it_is_committed(run: FakeRun) -> None:
+    asked = Asked(run)
+    result, entry = on_the_tip(asked), RunLog(run.home).entry(run.head.number)
+    asked.api.plays = [answers(result), answers(entry)]
+    assert asked.train() == result
+    # This process dies here: the next one trains nothing, and commits.
+    again = Asked(run, answers(entry))
+    assert again.train() == result
+    assert again.api.started == []
+    assert again.commit(result) == entry
+    assert not list(run.home.files("answers"))
+
+
+def test_what_proves_damaged_is_not_handed_on(run: FakeRun) -> None:
+    asked = Asked(run)
+    result = on_the_tip(asked)
+    asked.api.plays = [answers(result), ends(Failed(name="DamagedCheckpoint", message="other bytes")), answers(result)]
+    with pytest.raises(DamagedCheckpoint):
+        asked.commit(asked.train())
+    asked.train()
+    assert len(asked.api.started) == 3
+
+
+@pytest.mark.parametrize("state", [Pending(), Running()])
+def test_a_commit_is_not_told_to_go(run: FakeRun, state: State) -> None:
+    asked = Asked(run)
+    result, entry = on_the_tip(asked), RunLog(run.home).entry(run.head.number)
+    asked.api.plays = [answers(entry, *[state] * 5, Completed())]
+    stop = asked.file.spec.stop
+    assert hold(lambda _: asked.commit(result), stop, within_seconds=1e-9) == entry
+    assert asked.api.cancelled == []
+
+
+def test_a_commit_that_nobody_begins_is_left_to_itself(run: FakeRun) -> None:
+    asked = Asked(run, ends(Scheduled()))
+    with pytest.raises(StageStopped, match="goes on by itself") as caught:
+        hold(lambda _: asked.commit(on_the_tip(asked)), asked.file.spec.stop, within_seconds=1e-9)
+    assert caught.value.reason == "time_budget"
+    assert asked.api.cancelled == []
+
+
+def test_what_is_not_begun_yet_is_not_begun_any_more(run: FakeRun) -> None:
+    asked = Asked(run)
+    with pytest.raises(StageStopped, match="was not begun"):
+        hold(lambda _: asked.train(), asked.file.spec.stop, within_seconds=1e-9)
+    assert asked.api.started == []
 
 
 def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> None:
