@@ -123,9 +123,20 @@ class Cluster:
         wanted = {"flow_runs": {"tags": tags}, "sort": "EXPECTED_START_TIME_ASC"}
         return list(ask(self.url, "flow_runs/filter", wanted))
 
-    def containers(self, flow_run: str) -> list[str]:
-        found = self.engine.podman("ps", "--quiet", "--filter", f"label=io.prefect.flow-run-id={flow_run}")
-        return found.stdout.split()
+    def containers(self, flow_run: str, *which: str) -> list[str]:
+        """Ids of those that run; with "--all" also of those that have ended."""
+        label = f"label=io.prefect.flow-run-id={flow_run}"
+        return self.engine.podman("ps", "--quiet", *which, "--filter", label).stdout.split()
+
+    @contextmanager
+    def clearing_away(self) -> Iterator[None]:
+        """The worker's containers are gone afterwards, however the test ended."""
+        try:
+            yield
+        finally:
+            for flow_run in ask(self.url, "flow_runs/filter", {}):
+                for container in self.containers(flow_run["id"], "--all"):
+                    self.engine.podman("rm", "--force", "--time", "0", container, check=False)
 
 
 def _patch(url: str, body: dict[str, Any]) -> None:
@@ -176,6 +187,7 @@ def test_five_stages_in_five_containers_make_the_same_bits(
         words = [word for setting in [*SETTINGS, "storage=gs://bucket/runs", *places] for word in ("--set", setting)]
         worker = ("prefect", "worker", "start", "--pool", "baton-docker", "--type", "docker")
         with (
+            cluster.clearing_away(),
             cluster.process("worker", *worker),
             cluster.process("baton", "flows.commands.main", "run", str(run_file("digits")), *words) as command,
         ):
