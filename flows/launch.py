@@ -14,6 +14,7 @@ from flows.answers import drop_segment, find_segment
 from flows.elsewhere import Elsewhere, Question
 from flows.flow_runs import FlowRuns
 from flows.relay import Stages
+from flows.stages import stage_name
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.call import (
     CheckpointToGcsCall,
@@ -57,12 +58,27 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
     if elsewhere:
         flow_runs = FlowRuns(telemetry=telemetry)
         for name, stage in elsewhere.items():
+            require_flow_of(name, stage.deployment or "")
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
         launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt))
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
     if "train_segment" in elsewhere:
         chosen["checkpoint_to_gcs"] = forgetting(chosen["checkpoint_to_gcs"])
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
+
+
+def require_flow_of(stage: str, deployment: str) -> None:
+    """Refuse a deployment of another flow, which would make nothing of what it is told.
+
+    Raises:
+        InvalidInput: the flow is not the stage's.
+    """
+    flow, _, name = deployment.partition("/")
+    if flow != stage_name(stage):
+        raise InvalidInput(
+            f"stages.{stage}.deployment = {deployment} is of the flow {flow}, and the stage's is {stage_name(stage)}, "
+            f"of flows/stages.py; name {stage_name(stage)}/{name}, if there is one"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Runni
 from flows.answers import write_answer
 from flows.elsewhere import Elsewhere
 from flows.flow_runs import FlowRuns
-from flows.launch import Launcher, code_digests, forgetting
+from flows.goal import preflight
+from flows.launch import Launcher, code_digests, forgetting, stages_of
 from flows.relay import StageStopped
 from flows.stages import require_same_code
 from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall, StageCall, TrainSegmentCall
@@ -35,6 +36,7 @@ from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.errors import (
+    AcceleratorError,
     BatonError,
     BlowUp,
     DamagedCheckpoint,
@@ -457,6 +459,18 @@ def test_another_folder_of_the_code_may_be_named(run: FakeRun) -> None:
         file.spec, code_folder=file.folder, storage=run.root, telemetry=asked.heard
     )
     assert asked.api.started[0]["call"]["code_folder"] == "/code"
+
+
+def test_a_deployment_of_another_flow_is_refused_before_anybody_is_asked(run: FakeRun) -> None:
+    file = load_run_file(run.run_file(), ["stages.train_segment=train-run/docker"])
+    with pytest.raises(InvalidInput, match=r"of the flow train-run.*name train-segment/docker"):
+        stages_of(file, lambda _: print, attempt="a" * 32, telemetry=Heard())
+
+
+def test_devices_to_evaluate_on_must_share_the_batch(run: FakeRun) -> None:
+    there = "stages.evaluate={deployment: evaluate/docker, accelerator: {kind: cpu, replicas: 3}}"
+    with pytest.raises(AcceleratorError, match="not divisible by 3 replicas"):
+        preflight(load_run_file(run.run_file(), [there]))
 
 
 def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
