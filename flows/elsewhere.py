@@ -37,6 +37,8 @@ _LOOK_AGAIN_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 # Cancelled, a stage commits within its grace period; this is for the news of it.
 _NEWS_SECONDS = 30.0
+# Longer than a container takes to start; a machine may take longer, so it is said and no more.
+_QUEUE_SECONDS = 120.0
 # Of this process's own grace period, to say where the run stands.
 _TO_LEAVE_SECONDS = 2.0
 # The stage's machine or its devices went: nothing is wrong with the run.
@@ -161,7 +163,7 @@ class Elsewhere:
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
-        state = self._wait(flow_run, stops, question)
+        state = self._wait(flow_run, stops, question, telemetry)
         answer = take_answer(home, str(flow_run), kind)
         if answer is not None:
             return answer
@@ -176,7 +178,7 @@ class Elsewhere:
             raise _Lost(f"{told} has completed, and its answer is not in {home.uri}: that is another place there")
         raise _Lost(f"{told} ended without an answer ({state.name}: {state.message or 'no message'})")
 
-    def _wait(self, flow_run: UUID, stops: Stops, question: Question) -> State | None:
+    def _wait(self, flow_run: UUID, stops: Stops, question: Question, telemetry: Sink) -> State | None:
         """Until it has ended, or has been told to go because this process is.
 
         Raises:
@@ -184,8 +186,13 @@ class Elsewhere:
         """
         grace_seconds = question.call.spec.stop.grace_seconds
         told_at: float | None = None
+        began, said = self.clock(), False
         while True:
             state = self.flow_runs.state(flow_run)
+            if not said and _has_not_begun(state) and self.clock() >= began + _QUEUE_SECONDS:
+                said = True
+                why = "is a worker of its work pool there, and is neither paused nor full?"
+                telemetry.emit(Note(text=f"{question} has not begun after {_QUEUE_SECONDS:.0f} s; {why}", warning=True))
             asked = stops.asked
             if _is_over(state) and (told_at is None or question.keeps):
                 return state
@@ -218,6 +225,10 @@ def _require_another_try(home: Storage, spec: RunSpec, tries: int, why: str) -> 
         require_progress(home, head, limit=limit, now=datetime.now(UTC))
     if tries >= limit:
         raise NoProgress(f"{why}; {tries} tries in a row brought nothing. See the log of its work pool's worker")
+
+
+def _has_not_begun(state: State | None) -> bool:
+    return state is not None and state.type in {StateType.SCHEDULED, StateType.PENDING}
 
 
 def _is_over(state: State | None) -> bool:

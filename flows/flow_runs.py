@@ -19,12 +19,15 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from tasks.foundation.errors import InvalidInput, StageLost
+from tasks.foundation.stops.holding import last_stop
 from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
 # A server that is restarted is back by then; one that is gone for good must not hold the command for ever.
 _PATIENCE_SECONDS = 600.0
+# Of a process that has been told to go.
+_LAST_PATIENCE_SECONDS = 5.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _SERVER_FAULT, _TOO_MANY = 500, 429
 _UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
@@ -136,7 +139,7 @@ class FlowRuns:
                     raise
                 away = self.clock() - began
                 said = f"Prefect's API does not answer ({type(fault).__name__}: {fault})"
-                if away >= _PATIENCE_SECONDS:
+                if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
                     raise StageLost(
                         f"{said}, for {away:.0f} seconds now; what is committed stays. Run the same command again when "
                         "it is back"

@@ -34,6 +34,7 @@ from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.errors import (
     AcceleratorError,
@@ -265,6 +266,12 @@ def test_what_a_killed_stage_had_committed_is_gone_on_from(run: FakeRun) -> None
     assert (result.staged, result.exit_reason) == (None, "superseded")
 
 
+def test_a_stage_that_nobody_begins_is_waited_for_and_it_is_said_once(run: FakeRun) -> None:
+    asked = Asked(run, answers(DATASET, *[Scheduled()] * 300, Running(), Completed()))
+    assert asked.prepare() == DATASET
+    assert asked.heard.text.count("prepare-data has not begun after 120 s") == 1
+
+
 def test_tries_that_bring_nothing_come_to_an_end(run: FakeRun) -> None:
     asked = Asked(run, *[ends(Crashed())] * 9, stop={"attempts_without_progress": 3})
     with pytest.raises(NoProgress, match="3 tries in a row"):
@@ -488,13 +495,21 @@ def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
             raise httpx.ConnectError("refused")
         return "here"
 
-    assert runs._patiently(comes_back) == "here"
+    assert hold(lambda _: runs._patiently(comes_back), StopSpec()) == "here"
     assert times == sorted(set(times))
     assert heard.text.count("does not answer") == 1
 
     def stays_away(_client: object) -> str:
         raise httpx.ConnectError("refused")
 
+    began = slept[0]
     with pytest.raises(StageLost) as caught:
-        runs._patiently(stays_away)
+        hold(lambda _: runs._patiently(stays_away), StopSpec())
     assert caught.value.exit_code == 3
+    assert slept[0] - began >= 600
+
+    # Whoever has been told to go has not that much time.
+    began = slept[0]
+    with pytest.raises(StageLost):
+        hold(lambda _: runs._patiently(stays_away), StopSpec(), within_seconds=1e-9)
+    assert slept[0] - began < 30
