@@ -144,9 +144,13 @@ class Elsewhere:
             telemetry: is told of each.
         """
         for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), ours):
-            said = f"flow run {flow_run} of an earlier attempt is still there; it is told to commit and go"
+            state = self.flow_runs.state(flow_run)
+            told = state is not None and state.type is StateType.CANCELLING
+            what = "is waited for, as it was told to go" if told else "is told to commit and go"
+            said = f"flow run {flow_run} of an earlier attempt is still there; it {what}"
             telemetry.emit(Note(text=said, warning=True))
-            self.flow_runs.cancel(flow_run)
+            if not told:
+                self.flow_runs.cancel(flow_run)
             until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
             while self.clock() < until and not _is_over(self.flow_runs.state(flow_run)):
                 self.sleep(_LOOK_AGAIN_SECONDS)

@@ -4,6 +4,7 @@ A stage elsewhere is a flow run of flows/stages.py. Contracts go in and come bac
 log.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,8 +127,7 @@ class Launcher:
         if request.number == 1:
 
             def ours(parameters: Mapping[str, Any]) -> bool:
-                told = TrainSegmentCall.from_json(str(parameters["call"]).encode(), where="call", error=InvalidInput)
-                return told.spec.run == request.spec.run and told.spec.storage == storage.uri
+                return _is_of(parameters, request.spec.run, storage)
 
             self.elsewhere.end_orphans("train_segment", request.spec, ours, telemetry=telemetry)
 
@@ -200,6 +200,15 @@ class Launcher:
     def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, telemetry: Sink, *, aim: str = "") -> A:
         home = storage.at(self.run.spec.run)
         return self.elsewhere.ask(self._question(name, call, aim=aim), kind, home, telemetry=telemetry)
+
+
+def _is_of(parameters: Mapping[str, Any], run: str, storage: Storage) -> bool:
+    """Whether a flow run is a stage of this very run; another version of Baton may have started it."""
+    try:
+        spec = json.loads(parameters["call"])["spec"]
+        return bool(spec["run"] == run and spec["storage"] == storage.uri)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def forgetting(commit: Callable[..., Entry]) -> Callable[..., Entry]:

@@ -12,7 +12,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +23,7 @@ import pytest
 from fake_run import FakeRun
 from ledger_making import record_of
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from flows.answers import write_answer
 from flows.elsewhere import Elsewhere
@@ -418,7 +420,10 @@ def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> N
     other = call.model_copy(update={"spec": call.spec.model_copy(update={"run": "another"})})
     moved = call.model_copy(update={"spec": call.spec.model_copy(update={"storage": "gs://elsewhere"})})
     for flow_run, each in ((ours, call), (others, other), (elsewheres, moved)):
-        asked.api.left[flow_run] = {"call": each.model_dump_json()}
+        # Of another version, it may say what this one does not know.
+        asked.api.left[flow_run] = {"call": json.dumps({**json.loads(each.model_dump_json()), "mood": "good"})}
+    asked.api.left[uuid.uuid4()] = {"call": "by hand"}
+    asked.api.states[ours] = [Running()]
 
     def goes_with_a_commit(api: Api, *_: Any) -> None:
         api.run.commit(170)
@@ -429,6 +434,27 @@ def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> N
     assert asked.api.cancelled == [ours]
     assert result.exit_reason == "superseded"
     assert asked.api.started == []
+
+
+def test_an_orphan_that_was_told_to_go_is_waited_for(run: FakeRun) -> None:
+    asked = Asked(run, answers(staged(run)))
+    told = asked.launcher._told("train_segment", run.root)
+    call = TrainSegmentCall(**told, request=asked.request, recorded=run.head.environment)
+    flow_run = uuid.uuid4()
+    asked.api.left[flow_run] = {"call": call.model_dump_json()}
+    asked.api.states[flow_run] = [Cancelling(), Cancelling(), Cancelled()]
+    asked.train()
+    assert asked.api.cancelled == []
+    assert len(asked.api.states[flow_run]) == 1
+
+
+def test_flow_runs_that_were_cancelled_long_ago_are_not_waited_for() -> None:
+    now = datetime.now(UTC)
+    states = [Running(), Cancelling(timestamp=now), Cancelling(timestamp=now - timedelta(hours=1))]
+    found = [SimpleNamespace(id=number, state=state, parameters={}) for number, state in enumerate(states)]
+    client = SimpleNamespace(read_flow_runs=lambda **_: found)
+    runs = FlowRuns(telemetry=Heard(), connect=lambda: nullcontext(client))  # type: ignore[arg-type]
+    assert runs.unfinished(["baton"], lambda _: True) == [0, 1]
 
 
 def test_other_code_is_refused_where_the_stage_runs(run: FakeRun, tmp_path: Path) -> None:
