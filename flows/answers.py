@@ -3,6 +3,7 @@
 Whoever trains can write there, so no second place has to be shared, and nothing of it depends on Prefect's server.
 """
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 from tasks.foundation.contracts.base import Contract
@@ -21,7 +22,9 @@ def write_answer(home: Storage, flow_run: str, answer: Contract) -> None:
 
 
 def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
-    """The answer of a flow run, which is then gone; None if there is none.
+    """The answer of a flow run; None if there is none.
+
+    It is gone then, unless it hands on what is trained: that stays until it is committed, see `drop_segment`.
 
     Raises:
         RunLogError: it cannot be read.
@@ -32,29 +35,50 @@ def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
     except FileMissing:
         return None
     answer = kind.from_json(data, where=f"{home.uri}/{path}", error=RunLogError)
-    home.delete(path)
+    if not (isinstance(answer, SegmentResult) and answer.staged is not None):
+        home.delete(path)
     return answer
 
 
 def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None:
-    """A segment that is staged on the tip, and that nobody has taken: who asked for it died before it was done.
+    """A segment that is staged on the tip and was never committed: who asked for it died before that.
+
+    What is staged on an earlier tip is of no use any more, and cleared away.
 
     Args:
-        home: the run's.
+        home: the run's home.
         request: what is about to be asked for.
     """
-    for path in sorted(home.files(_FOLDER)):
-        try:
-            found = SegmentResult.from_json(home.read(path), where=path, error=RunLogError)
-        except (FileMissing, RunLogError):  # taken meanwhile, or of another stage
-            continue
+    for path, found in _segments(home):
         staged = found.staged
-        if staged is None or staged.base != request.base or staged.step > request.until_step:
+        if staged is None or staged.base > request.base or staged.step > request.until_step:
             continue
-        if found.parent == request.start.path:
+        if staged.base < request.base:
             home.delete(path)
+        elif found.parent == request.start.path:
             return found
     return None
+
+
+def drop_segment(home: Storage, result: SegmentResult) -> None:
+    """Forget the answer that handed this on: it is committed, or cannot be."""
+    for path, found in _segments(home):
+        if found.staged is not None and found.staged == result.staged:
+            home.delete(path)
+
+
+def forget_segments(home: Storage) -> None:
+    """Forget all that is staged and not committed."""
+    for path, _ in list(_segments(home)):
+        home.delete(path)
+
+
+def _segments(home: Storage) -> Iterator[tuple[str, SegmentResult]]:
+    for path in sorted(home.files(_FOLDER)):
+        try:
+            yield path, SegmentResult.from_json(home.read(path), where=path, error=RunLogError)
+        except (FileMissing, RunLogError):  # taken meanwhile, or of another stage
+            continue
 
 
 def _path(flow_run: str) -> str:

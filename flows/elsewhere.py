@@ -37,6 +37,10 @@ _LOOK_AGAIN_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 # Cancelled, a stage commits within its grace period; this is for the news of it.
 _NEWS_SECONDS = 30.0
+# Longer than a container takes to start; a machine may take longer, so it is said and no more.
+_QUEUE_SECONDS = 120.0
+# Of this process's own grace period, to say where the run stands.
+_TO_LEAVE_SECONDS = 2.0
 # The stage's machine or its devices went: nothing is wrong with the run.
 _MACHINES_FAULT = {AcceleratorLost.__name__, StageLost.__name__}
 
@@ -54,12 +58,14 @@ class Question:
         deployment: FLOW/DEPLOYMENT.
         call: what it is told.
         aim: what it is to reach, for people.
+        keeps: it keeps what is trained already, and is not told to go: that would lose it.
     """
 
     stage: str
     deployment: str
     call: StageCall
     aim: str = ""
+    keeps: bool = False
 
     def __str__(self) -> str:
         return f"{stage_name(self.stage)} {self.aim}".strip()
@@ -110,6 +116,9 @@ class Elsewhere:
                 moved_on = instead()
                 if moved_on is not None:
                     return moved_on
+                if stops.asked is not None and not question.keeps:
+                    reason = stops.asked.reason
+                    raise StageStopped(reason, f"{question} was not begun ({reason.replace('_', ' ')})")
                 try:
                     return self._ask_once(question, kind, home, stops, telemetry)
                 except _Lost as lost:
@@ -135,9 +144,13 @@ class Elsewhere:
             telemetry: is told of each.
         """
         for flow_run in self.flow_runs.unfinished(tags_of(spec.run, stage), ours):
-            said = f"flow run {flow_run} of an earlier attempt is still there; it is told to commit and go"
+            state = self.flow_runs.state(flow_run)
+            told = state is not None and state.type is StateType.CANCELLING
+            what = "is waited for, as it was told to go" if told else "is told to commit and go"
+            said = f"flow run {flow_run} of an earlier attempt is still there; it {what}"
             telemetry.emit(Note(text=said, warning=True))
-            self.flow_runs.cancel(flow_run)
+            if not told:
+                self.flow_runs.cancel(flow_run)
             until = self.clock() + spec.stop.grace_seconds + _NEWS_SECONDS
             while self.clock() < until and not _is_over(self.flow_runs.state(flow_run)):
                 self.sleep(_LOOK_AGAIN_SECONDS)
@@ -154,7 +167,7 @@ class Elsewhere:
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
-        state = self._wait(flow_run, stops, question)
+        state = self._wait(flow_run, stops, question, telemetry)
         answer = take_answer(home, str(flow_run), kind)
         if answer is not None:
             return answer
@@ -165,28 +178,41 @@ class Elsewhere:
             raise _error(state, told)
         if state.type is StateType.CANCELLED:
             raise StageStopped("cancelled", f"{told} was cancelled; the same command goes on")
+        if state.type is StateType.COMPLETED:
+            raise _Lost(f"{told} has completed, and its answer is not in {home.uri}: that is another place there")
         raise _Lost(f"{told} ended without an answer ({state.name}: {state.message or 'no message'})")
 
-    def _wait(self, flow_run: UUID, stops: Stops, question: Question) -> State | None:
+    def _wait(self, flow_run: UUID, stops: Stops, question: Question, telemetry: Sink) -> State | None:
         """Until it has ended, or has been told to go because this process is.
 
         Raises:
             StageStopped: this process was told to go, and has told the stage.
         """
         grace_seconds = question.call.spec.stop.grace_seconds
-        cancelled_at: float | None = None
+        told_at: float | None = None
+        began, said = self.clock(), False
+        leaving_since: float | None = None
         while True:
             state = self.flow_runs.state(flow_run)
+            if not said and _has_not_begun(state) and self.clock() >= began + _QUEUE_SECONDS:
+                said = True
+                why = "is a worker of its work pool there, and is neither paused nor full?"
+                telemetry.emit(Note(text=f"{question} has not begun after {_QUEUE_SECONDS:.0f} s; {why}", warning=True))
+            leaving_since = _since(StateType.CANCELLING, state, leaving_since, self.clock())
+            if leaving_since is not None and self.clock() >= leaving_since + grace_seconds + _NEWS_SECONDS:
+                raise StageStopped("cancelled", f"{question} was cancelled, and its end was not heard of")
             asked = stops.asked
-            if asked is not None and cancelled_at is not None:
-                longest = min(grace_seconds + _NEWS_SECONDS, stops.grace_left())
-                if _is_over(state) or self.clock() >= cancelled_at + longest:
-                    raise StageStopped(asked.reason, f"{question} was told to go ({asked.reason.replace('_', ' ')})")
-            elif _is_over(state):
+            if _is_over(state) and (told_at is None or question.keeps):
                 return state
+            if asked is not None and told_at is not None:
+                long = self.clock() >= told_at + grace_seconds + _NEWS_SECONDS
+                if _is_over(state) or long or stops.grace_left() <= _TO_LEAVE_SECONDS:
+                    how = "goes on by itself" if question.keeps else "was told to go"
+                    raise StageStopped(asked.reason, f"{question} {how} ({asked.reason.replace('_', ' ')})")
             elif asked is not None and not _sees_to_it(asked, state, self.clock(), grace_seconds):
-                self.flow_runs.cancel(flow_run)
-                cancelled_at = self.clock()
+                if not question.keeps:
+                    self.flow_runs.cancel(flow_run)
+                told_at = self.clock()
             self.sleep(_LOOK_AGAIN_SECONDS)
 
     def _pause(self, seconds: float, stops: Stops) -> None:
@@ -207,6 +233,17 @@ def _require_another_try(home: Storage, spec: RunSpec, tries: int, why: str) -> 
         require_progress(home, head, limit=limit, now=datetime.now(UTC))
     if tries >= limit:
         raise NoProgress(f"{why}; {tries} tries in a row brought nothing. See the log of its work pool's worker")
+
+
+def _since(kind: StateType, state: State | None, before: float | None, now: float) -> float | None:
+    """Since when it has been in a state of that kind, as far as was seen here."""
+    if state is None or state.type is not kind:
+        return None
+    return now if before is None else before
+
+
+def _has_not_begun(state: State | None) -> bool:
+    return state is not None and state.type in {StateType.SCHEDULED, StateType.PENDING}
 
 
 def _is_over(state: State | None) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -19,15 +20,20 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling
 
 from tasks.foundation.errors import InvalidInput, StageLost
+from tasks.foundation.stops.holding import last_stop
 from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
 # A server that is restarted is back by then; one that is gone for good must not hold the command for ever.
 _PATIENCE_SECONDS = 600.0
+# Of a process that has been told to go.
+_LAST_PATIENCE_SECONDS = 5.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _SERVER_FAULT, _TOO_MANY = 500, 429
-_UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED)
+_UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
+# What was cancelled longer ago has nobody left to tell of its end.
+_LONGEST_GOODBYE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +111,7 @@ class FlowRuns:
         self._patiently(cancel)
 
     def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> list[UUID]:
-        """Flow runs with all of these tags, and parameters as wanted, that have not ended.
+        """Flow runs with all of these tags, and parameters as wanted, that have not ended; some may be about to.
 
         Args:
             tags: all of them.
@@ -118,7 +124,7 @@ class FlowRuns:
         def look(client: SyncPrefectClient) -> list[FlowRun]:
             return client.read_flow_runs(flow_run_filter=criteria)
 
-        return [each.id for each in self._patiently(look) if wanted(each.parameters)]
+        return [each.id for each in self._patiently(look) if wanted(each.parameters) and not _is_forgotten(each.state)]
 
     def _patiently(self, ask: Callable[[SyncPrefectClient], T]) -> T:
         """Ask until there is an answer.
@@ -136,7 +142,7 @@ class FlowRuns:
                     raise
                 away = self.clock() - began
                 said = f"Prefect's API does not answer ({type(fault).__name__}: {fault})"
-                if away >= _PATIENCE_SECONDS:
+                if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
                     raise StageLost(
                         f"{said}, for {away:.0f} seconds now; what is committed stays. Run the same command again when "
                         "it is back"
@@ -145,6 +151,12 @@ class FlowRuns:
                 self.telemetry.emit(Note(text=f"{said}; asking again", warning=True))
             self.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+def _is_forgotten(state: State | None) -> bool:
+    if state is None or state.type is not StateType.CANCELLING:
+        return False
+    return datetime.now(UTC) - state.timestamp > _LONGEST_GOODBYE
 
 
 def _may_pass(fault: Exception) -> bool:

@@ -128,6 +128,9 @@ def preflight(run: RunFile) -> None:
     accelerator = run.spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
     per_replica_batch_size(run.spec.train.global_batch_size, known, run.spec.train.accumulate)
+    evaluating = run.spec.stages.evaluate.accelerator
+    if evaluating is not None:
+        per_replica_batch_size(run.spec.train.global_batch_size, evaluating.replicas)
     require_function(run.spec.model.build, run.folder)
     if ":" in run.spec.data.source:
         require_function(run.spec.data.source, run.folder)

@@ -4,16 +4,18 @@ A stage elsewhere is a flow run of flows/stages.py. Contracts go in and come bac
 log.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.answers import find_segment
+from flows.answers import drop_segment, find_segment
 from flows.elsewhere import Elsewhere, Question
 from flows.flow_runs import FlowRuns
 from flows.relay import Stages
+from flows.stages import stage_name
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.call import (
     CheckpointToGcsCall,
@@ -29,7 +31,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Eva
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.errors import InvalidInput
+from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -57,10 +59,27 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
     if elsewhere:
         flow_runs = FlowRuns(telemetry=telemetry)
         for name, stage in elsewhere.items():
+            require_flow_of(name, stage.deployment or "")
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
         launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt))
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
+    if "train_segment" in elsewhere:
+        chosen["checkpoint_to_gcs"] = forgetting(chosen["checkpoint_to_gcs"])
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
+
+
+def require_flow_of(stage: str, deployment: str) -> None:
+    """Refuse a deployment of another flow, which would make nothing of what it is told.
+
+    Raises:
+        InvalidInput: the flow is not the stage's.
+    """
+    flow, _, name = deployment.partition("/")
+    if flow != stage_name(stage):
+        raise InvalidInput(
+            f"stages.{stage}.deployment = {deployment} is of the flow {flow}, and the stage's is {stage_name(stage)}, "
+            f"of flows/stages.py; name {stage_name(stage)}/{name}, if there is one"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +127,7 @@ class Launcher:
         if request.number == 1:
 
             def ours(parameters: Mapping[str, Any]) -> bool:
-                told = TrainSegmentCall.from_json(str(parameters["call"]).encode(), where="call", error=InvalidInput)
-                return told.spec.run == request.spec.run and told.spec.storage == storage.uri
+                return _is_of(parameters, request.spec.run, storage)
 
             self.elsewhere.end_orphans("train_segment", request.spec, ours, telemetry=telemetry)
 
@@ -135,7 +153,8 @@ class Launcher:
         told = {**self._told("checkpoint_to_gcs", storage), "code": {}}
         call = CheckpointToGcsCall(**told, request=request, result=result)
         aim = "" if result.staged is None else f"step {result.staged.step}"
-        entry = self._ask("checkpoint_to_gcs", call, Entry, storage, telemetry, aim=aim)
+        question = self._question("checkpoint_to_gcs", call, aim=aim, keeps=True)
+        entry = self.elsewhere.ask(question, Entry, storage.at(self.run.spec.run), telemetry=telemetry)
         if isinstance(entry.body, Commit):
             made = entry.body.checkpoint
             metrics = entry.body.history[-1].metrics if entry.body.history else {}
@@ -174,12 +193,41 @@ class Launcher:
             "attempt": self.elsewhere.attempt,
         }
 
-    def _question(self, name: str, call: StageCall, *, aim: str = "") -> Question:
-        return Question(stage=name, deployment=getattr(self.run.spec.stages, name).deployment, call=call, aim=aim)
+    def _question(self, name: str, call: StageCall, *, aim: str = "", keeps: bool = False) -> Question:
+        deployment = getattr(self.run.spec.stages, name).deployment
+        return Question(stage=name, deployment=deployment, call=call, aim=aim, keeps=keeps)
 
     def _ask(self, name: str, call: StageCall, kind: type[A], storage: Storage, telemetry: Sink, *, aim: str = "") -> A:
         home = storage.at(self.run.spec.run)
         return self.elsewhere.ask(self._question(name, call, aim=aim), kind, home, telemetry=telemetry)
+
+
+def _is_of(parameters: Mapping[str, Any], run: str, storage: Storage) -> bool:
+    """Whether a flow run is a stage of this very run; another version of Baton may have started it."""
+    try:
+        spec = json.loads(parameters["call"])["spec"]
+        return bool(spec["run"] == run and spec["storage"] == storage.uri)
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def forgetting(commit: Callable[..., Entry]) -> Callable[..., Entry]:
+    """The stage checkpoint-to-GCS; what was trained elsewhere is forgotten once it is committed, or proves damaged.
+
+    Not before: whoever goes in between leaves it to the next attempt.
+    """
+
+    def work(request: SegmentRequest, result: SegmentResult, *, storage: Storage, telemetry: Sink) -> Entry:
+        home = storage.at(request.spec.run)
+        try:
+            entry = commit(request, result, storage=storage, telemetry=telemetry)
+        except DamagedCheckpoint:
+            drop_segment(home, result)
+            raise
+        drop_segment(home, result)
+        return entry
+
+    return work
 
 
 def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:

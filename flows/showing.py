@@ -8,7 +8,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -45,13 +45,13 @@ class _Part:
 class Pace:
     """Which artifacts are due: those that are behind, each not more often than it should be. Knows no clock."""
 
-    def __init__(self) -> None:
-        """Nothing is behind."""
-        self._parts = {name: _Part(name) for name in _EVERY_SECONDS}
+    def __init__(self, names: Iterable[str] = _EVERY_SECONDS) -> None:
+        """Nothing is behind; artifacts that are not named never are."""
+        self._parts = {name: _Part(name) for name in names}
 
     def mark(self, names: Iterable[str]) -> None:
         """These are behind."""
-        for name in names:
+        for name in self._parts.keys() & set(names):
             self._parts[name].behind = True
 
     def take(self, now: float, *, last: bool = False) -> list[str]:
@@ -85,6 +85,7 @@ class Shown:
         spec: RunSpec,
         home: Storage,
         *,
+        parts: Collection[str] = _EVERY_SECONDS.keys(),
         said: Sink = Silent(),  # noqa: B008 - Silent has no state
         board: Board | None = None,
         patience_seconds: float = _PATIENCE_SECONDS,
@@ -95,6 +96,7 @@ class Shown:
         Args:
             spec: the run file.
             home: the run's home, whose log is read.
+            parts: names of the artifacts; only "progress" in the flow run of a stage, whose parent shows the rest.
             said: is told once, as a warning, if Prefect's API does not take it.
             board: where to put artifacts; left out: the flow run in whose context it is entered.
             patience_seconds: how long one request, and the end, may take.
@@ -107,7 +109,8 @@ class Shown:
         self._patience_seconds = patience_seconds
         self._clock = clock
         self._changed = threading.Condition()
-        self._pace = Pace()
+        self._pace = Pace(parts)
+        self._all = len(parts) == len(_EVERY_SECONDS)
         self._training: Training | None = None
         self._step: int | None = None
         self._closing = False
@@ -191,7 +194,9 @@ class Shown:
         if name == "report":
             page = f"{self._log.home.uri}/{_PAGE}"
             return report_of(run, page) if self._log.home.exists(_PAGE) else None
-        if name == "progress" and self._step is not None and not self._closing:
+        if name == "progress" and not self._all and self._step is None:
+            return None  # what the log says is shown by others
+        if name == "progress" and self._step is not None and not (self._closing and self._all):
             return progress_of(run, step=self._step, target=self._spec.train.steps, now=self._training)
         history = self._history()
         if name == "progress":

@@ -30,6 +30,8 @@ from tasks.foundation.contracts.call import (
     StageCall,
     TrainSegmentCall,
 )
+from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.model.code_digest import module_digest
@@ -88,7 +90,9 @@ def init_or_restore(call: str) -> Any:
         from tasks.init_or_restore.task import init_or_restore_task
 
         place.telemetry.emit(Phase(cause="build"))
-        head = place.do(
+        head = RunLog(place.home).head()
+        head = place.do_on_devices(
+            None if head is None else head.environment,
             init_or_restore_task,
             told.spec,
             told.dataset,
@@ -117,7 +121,8 @@ def train_segment(call: str) -> Any:
             return SegmentResult.superseded(request)
         from tasks.train_segment.task import train_segment_task
 
-        result = place.do(
+        result = place.do_on_devices(
+            told.recorded,
             train_segment_task,
             request,
             code_folder=place.code_folder,
@@ -158,7 +163,8 @@ def evaluate(call: str) -> Any:
         from tasks.evaluate.task import evaluate_task
 
         place.telemetry.emit(Phase(cause="evaluate"))
-        return place.do(
+        return place.do_on_devices(
+            told.recorded,
             evaluate_task,
             told.spec,
             told.dataset,
@@ -174,6 +180,7 @@ def evaluate(call: str) -> Any:
 class _Place:
     """Where a stage runs, and who is told."""
 
+    spec: RunSpec
     code_folder: Path
     storage: Storage
     home: Storage
@@ -183,6 +190,13 @@ class _Place:
     def do(self, stage: Task[..., Any], *given: Any, **named: Any) -> Any:
         """Run a stage here; Prefect is told of it, if it can be."""
         return Told(stage, Prefect())(*given, storage=self.storage, telemetry=self.telemetry, **named)
+
+    def do_on_devices(self, as_in: Environment | None, stage: Task[..., Any], /, *given: Any, **named: Any) -> Any:
+        """The same with the accelerator; devices that go are `AcceleratorLost`, for which another try helps."""
+        from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
+
+        with may_be_lost(acquire(self.spec.accelerator, as_in)):
+            return self.do(stage, *given, **named)
 
 
 def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Any]) -> State[Any]:
@@ -198,13 +212,15 @@ def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Any]) -> Sta
             stack.enter_context(uninterrupted())
             ledger = stack.enter_context(Ledger())
             others = Several((PrefectLog(), ledger))
-            shown = stack.enter_context(Shown(told.spec, home, said=others))
+            shown = stack.enter_context(Shown(told.spec, home, parts=("progress",), said=others))
             telemetry = Several((others, shown))
             stack.enter_context(warnings_as_notes(telemetry))
             head = RunLog(home).head()
             if head is not None:
                 ledger.open(home, head, within=told.attempt)
-            place = _Place(code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry)
+            place = _Place(
+                spec=told.spec, code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry
+            )
             answer: Contract = work(told, place)
             ledger.end("complete")
         write_answer(home, str(flow_run.id), answer)

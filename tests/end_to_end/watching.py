@@ -12,7 +12,8 @@ from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.storage.local import LocalStorage
 
-_PATIENCE_SECONDS = 240
+# Several processes may have to start one after another first, each with TensorFlow, beside others that do the same.
+_PATIENCE_SECONDS = 600
 
 
 def commits_of(home: Path) -> list[tuple[int, str]]:

@@ -12,7 +12,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -21,19 +23,23 @@ import pytest
 from fake_run import FakeRun
 from ledger_making import record_of
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from flows.answers import write_answer
+from flows.answers import forget_segments, write_answer
 from flows.elsewhere import Elsewhere
 from flows.flow_runs import FlowRuns
-from flows.launch import Launcher, code_digests
+from flows.goal import preflight
+from flows.launch import Launcher, code_digests, forgetting, stages_of
 from flows.relay import StageStopped
 from flows.stages import require_same_code
-from tasks.foundation.contracts.call import PrepareDataCall, StageCall, TrainSegmentCall
+from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall, StageCall, TrainSegmentCall
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.errors import (
+    AcceleratorError,
     BatonError,
     BlowUp,
     DamagedCheckpoint,
@@ -44,6 +50,8 @@ from tasks.foundation.errors import (
     StageLost,
     StaleWriter,
 )
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.holding import hold
 from tasks.foundation.telemetry.events import Event, Note
 
 DATASET = DatasetRef(
@@ -72,7 +80,8 @@ class Api:
         json.dumps(parameters, allow_nan=False)  # as Prefect's client will
         found = uuid.uuid4()
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
-        call = TrainSegmentCall if "request" in self.started[-1]["call"] else PrepareDataCall
+        keys = self.started[-1]["call"]
+        call = CheckpointToGcsCall if "result" in keys else TrainSegmentCall if "request" in keys else PrepareDataCall
         told = call.from_json(parameters["call"].encode(), where="call", error=InvalidInput)
         self.states[found] = self.plays.pop(0)(self, found, told)
         return found
@@ -124,7 +133,8 @@ class Asked:
     """A launcher on a played API."""
 
     def __init__(self, run: FakeRun, *plays: Play, stop: Mapping[str, Any] | None = None) -> None:
-        settings = [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "train_segment")]
+        names = ("prepare_data", "train_segment", "checkpoint_to_gcs")
+        settings = [f"stages.{name}={name.replace('_', '-')}/docker" for name in names]
         self.file = load_run_file(
             run.run_file(), [*settings, *(f"stop.{key}={value}" for key, value in (stop or {}).items())]
         )
@@ -163,6 +173,17 @@ class Asked:
             recorded=self.run.head.environment,
             telemetry=self.heard,
         )
+
+    def commit(self, result: SegmentResult) -> Entry:
+        commit = forgetting(self.launcher.checkpoint_to_gcs)
+        return commit(self.request, result, storage=self.run.root, telemetry=self.heard)
+
+
+def on_the_tip(asked: Asked) -> SegmentResult:
+    """What a segment stages that starts from the tip as it is now."""
+    result = staged(asked.run)
+    assert result.staged is not None
+    return result.model_copy(update={"staged": result.staged.model_copy(update={"base": asked.request.base})})
 
 
 def staged(run: FakeRun, loss: float = 0.5) -> SegmentResult:
@@ -209,6 +230,7 @@ def test_an_answer_counts_whatever_became_of_its_flow_run(run: FakeRun) -> None:
 def test_completed_without_an_answer_is_asked_for_again(run: FakeRun) -> None:
     asked = Asked(run, ends(Completed()), answers(DATASET))
     assert asked.prepare() == DATASET
+    assert f"not in {run.home.uri}" in asked.heard.text
 
 
 @pytest.mark.parametrize("kind", [StaleWriter, ModelError, SourceError, DamagedCheckpoint])
@@ -246,6 +268,12 @@ def test_what_a_killed_stage_had_committed_is_gone_on_from(run: FakeRun) -> None
     assert (result.staged, result.exit_reason) == (None, "superseded")
 
 
+def test_a_stage_that_nobody_begins_is_waited_for_and_it_is_said_once(run: FakeRun) -> None:
+    asked = Asked(run, answers(DATASET, *[Scheduled()] * 300, Running(), Completed()))
+    assert asked.prepare() == DATASET
+    assert asked.heard.text.count("prepare-data has not begun after 120 s") == 1
+
+
 def test_tries_that_bring_nothing_come_to_an_end(run: FakeRun) -> None:
     asked = Asked(run, *[ends(Crashed())] * 9, stop={"attempts_without_progress": 3})
     with pytest.raises(NoProgress, match="3 tries in a row"):
@@ -270,6 +298,21 @@ def test_a_cancelled_stage_stops_the_command(run: FakeRun) -> None:
     with pytest.raises(StageStopped) as caught:
         asked.train()
     assert caught.value.reason == "cancelled"
+    assert len(asked.api.started) == 1
+
+
+def test_a_cancelled_stage_whose_worker_is_dead_stops_the_command_too(run: FakeRun) -> None:
+    asked = Asked(run, ends(Running(), Cancelling()))
+    with pytest.raises(StageStopped, match="not heard of") as caught:
+        asked.train()
+    assert caught.value.reason == "cancelled"
+
+
+def test_what_was_staged_before_a_change_is_forgotten(run: FakeRun) -> None:
+    asked = Asked(run, answers(staged(run)))
+    write_answer(run.home, "left", on_the_tip(asked))
+    forget_segments(run.home)
+    asked.train()
     assert len(asked.api.started) == 1
 
 
@@ -315,23 +358,73 @@ def test_a_stage_that_does_not_go_is_not_waited_for_for_ever(run: FakeRun) -> No
 
 def test_a_segment_that_was_left_behind_is_taken(run: FakeRun) -> None:
     asked = Asked(run)
-    request = asked.request
-    on_the_tip = staged(run).model_copy(update={"staged": staged(run).staged.model_copy(update={"base": request.base})})  # type: ignore[union-attr]
-    tip = on_the_tip.staged
+    request, left = asked.request, on_the_tip(asked)
+    tip = left.staged
     assert tip is not None
     beside = [
-        on_the_tip.model_copy(update={"parent": "checkpoints/another"}),
-        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"base": request.base - 1})}),
-        on_the_tip.model_copy(update={"staged": tip.model_copy(update={"step": request.until_step + 1})}),
-        on_the_tip.model_copy(update={"staged": None}),
+        left.model_copy(update={"parent": "checkpoints/another"}),
+        left.model_copy(update={"staged": tip.model_copy(update={"base": request.base - 1})}),
+        left.model_copy(update={"staged": tip.model_copy(update={"step": request.until_step + 1})}),
+        left.model_copy(update={"staged": None}),
         DATASET,
     ]
     for number, other in enumerate(beside):
         write_answer(run.home, f"{number}", other)
-    write_answer(run.home, "left", on_the_tip)
-    assert asked.train() == on_the_tip
+    write_answer(run.home, "left", left)
+    assert asked.train() == left
     assert asked.api.started == []
-    assert len(list(run.home.files("answers"))) == len(beside)
+    # What nobody can use any more is cleared away; this one stays until it is committed.
+    assert [path.rpartition("/")[2] for path in sorted(run.home.files("answers"))] == [
+        "0.json", "2.json", "3.json", "4.json", "left.json",
+    ]  # fmt: skip
+
+
+def test_what_is_trained_is_handed_on_until_it_is_committed(run: FakeRun) -> None:
+    asked = Asked(run)
+    result, entry = on_the_tip(asked), RunLog(run.home).entry(run.head.number)
+    asked.api.plays = [answers(result), answers(entry)]
+    assert asked.train() == result
+    # This process dies here: the next one trains nothing, and commits.
+    again = Asked(run, answers(entry))
+    assert again.train() == result
+    assert again.api.started == []
+    assert again.commit(result) == entry
+    assert not list(run.home.files("answers"))
+
+
+def test_what_proves_damaged_is_not_handed_on(run: FakeRun) -> None:
+    asked = Asked(run)
+    result = on_the_tip(asked)
+    asked.api.plays = [answers(result), ends(Failed(name="DamagedCheckpoint", message="other bytes")), answers(result)]
+    with pytest.raises(DamagedCheckpoint):
+        asked.commit(asked.train())
+    asked.train()
+    assert len(asked.api.started) == 3
+
+
+@pytest.mark.parametrize("state", [Pending(), Running()])
+def test_a_commit_is_not_told_to_go(run: FakeRun, state: State) -> None:
+    asked = Asked(run)
+    result, entry = on_the_tip(asked), RunLog(run.home).entry(run.head.number)
+    asked.api.plays = [answers(entry, *[state] * 5, Completed())]
+    stop = asked.file.spec.stop
+    assert hold(lambda _: asked.commit(result), stop, within_seconds=1e-9) == entry
+    assert asked.api.cancelled == []
+
+
+def test_a_commit_that_nobody_begins_is_left_to_itself(run: FakeRun) -> None:
+    asked = Asked(run, ends(Scheduled()))
+    with pytest.raises(StageStopped, match="goes on by itself") as caught:
+        hold(lambda _: asked.commit(on_the_tip(asked)), asked.file.spec.stop, within_seconds=1e-9)
+    assert caught.value.reason == "time_budget"
+    assert asked.api.cancelled == []
+
+
+def test_what_is_not_begun_yet_is_not_begun_any_more(run: FakeRun) -> None:
+    asked = Asked(run)
+    with pytest.raises(StageStopped, match="was not begun"):
+        hold(lambda _: asked.train(), asked.file.spec.stop, within_seconds=1e-9)
+    assert asked.api.started == []
 
 
 def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> None:
@@ -342,7 +435,10 @@ def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> N
     other = call.model_copy(update={"spec": call.spec.model_copy(update={"run": "another"})})
     moved = call.model_copy(update={"spec": call.spec.model_copy(update={"storage": "gs://elsewhere"})})
     for flow_run, each in ((ours, call), (others, other), (elsewheres, moved)):
-        asked.api.left[flow_run] = {"call": each.model_dump_json()}
+        # Of another version, it may say what this one does not know.
+        asked.api.left[flow_run] = {"call": json.dumps({**json.loads(each.model_dump_json()), "mood": "good"})}
+    asked.api.left[uuid.uuid4()] = {"call": "by hand"}
+    asked.api.states[ours] = [Running()]
 
     def goes_with_a_commit(api: Api, *_: Any) -> None:
         api.run.commit(170)
@@ -353,6 +449,27 @@ def test_orphans_are_told_to_go_before_a_segment_is_asked_for(run: FakeRun) -> N
     assert asked.api.cancelled == [ours]
     assert result.exit_reason == "superseded"
     assert asked.api.started == []
+
+
+def test_an_orphan_that_was_told_to_go_is_waited_for(run: FakeRun) -> None:
+    asked = Asked(run, answers(staged(run)))
+    told = asked.launcher._told("train_segment", run.root)
+    call = TrainSegmentCall(**told, request=asked.request, recorded=run.head.environment)
+    flow_run = uuid.uuid4()
+    asked.api.left[flow_run] = {"call": call.model_dump_json()}
+    asked.api.states[flow_run] = [Cancelling(), Cancelling(), Cancelled()]
+    asked.train()
+    assert asked.api.cancelled == []
+    assert len(asked.api.states[flow_run]) == 1
+
+
+def test_flow_runs_that_were_cancelled_long_ago_are_not_waited_for() -> None:
+    now = datetime.now(UTC)
+    states = [Running(), Cancelling(timestamp=now), Cancelling(timestamp=now - timedelta(hours=1))]
+    found = [SimpleNamespace(id=number, state=state, parameters={}) for number, state in enumerate(states)]
+    client = SimpleNamespace(read_flow_runs=lambda **_: found)
+    runs = FlowRuns(telemetry=Heard(), connect=lambda: nullcontext(client))  # type: ignore[arg-type]
+    assert runs.unfinished(["baton"], lambda _: True) == [0, 1]
 
 
 def test_other_code_is_refused_where_the_stage_runs(run: FakeRun, tmp_path: Path) -> None:
@@ -392,6 +509,18 @@ def test_another_folder_of_the_code_may_be_named(run: FakeRun) -> None:
     assert asked.api.started[0]["call"]["code_folder"] == "/code"
 
 
+def test_a_deployment_of_another_flow_is_refused_before_anybody_is_asked(run: FakeRun) -> None:
+    file = load_run_file(run.run_file(), ["stages.train_segment=train-run/docker"])
+    with pytest.raises(InvalidInput, match=r"of the flow train-run.*name train-segment/docker"):
+        stages_of(file, lambda _: print, attempt="a" * 32, telemetry=Heard())
+
+
+def test_devices_to_evaluate_on_must_share_the_batch(run: FakeRun) -> None:
+    there = "stages.evaluate={deployment: evaluate/docker, accelerator: {kind: cpu, replicas: 3}}"
+    with pytest.raises(AcceleratorError, match="not divisible by 3 replicas"):
+        preflight(load_run_file(run.run_file(), [there]))
+
+
 def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
     heard, slept = Heard(), [0.0]
 
@@ -407,13 +536,21 @@ def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
             raise httpx.ConnectError("refused")
         return "here"
 
-    assert runs._patiently(comes_back) == "here"
+    assert hold(lambda _: runs._patiently(comes_back), StopSpec()) == "here"
     assert times == sorted(set(times))
     assert heard.text.count("does not answer") == 1
 
     def stays_away(_client: object) -> str:
         raise httpx.ConnectError("refused")
 
+    began = slept[0]
     with pytest.raises(StageLost) as caught:
-        runs._patiently(stays_away)
+        hold(lambda _: runs._patiently(stays_away), StopSpec())
     assert caught.value.exit_code == 3
+    assert slept[0] - began >= 600
+
+    # Whoever has been told to go has not that much time.
+    began = slept[0]
+    with pytest.raises(StageLost):
+        hold(lambda _: runs._patiently(stays_away), StopSpec(), within_seconds=1e-9)
+    assert slept[0] - began < 30

@@ -105,6 +105,17 @@ def test_each_artifact_is_due_when_it_is_behind_and_not_more_often_than_it_shoul
     assert pace.take(5.0, last=True) == ["curves"]
 
 
+def test_a_stage_shows_its_progress_only(run: FakeRun) -> None:
+    wall = Wall()
+    spec = load_run_file(run.run_file(steps=400)).spec
+    with Shown(spec, run.home, parts=("progress",), board=wall, clock=Clock()) as sink:
+        sink.emit(training(150))
+        sink.emit(committed(150))
+    with Shown(spec, run.home, parts=("progress",), board=wall, clock=Clock()):
+        pass  # trained nothing: what the log says is its parent's to show
+    assert set(wall.keys()) == {"digits-progress"}
+
+
 def test_what_could_not_be_written_is_behind_still_and_the_server_has_its_rest() -> None:
     pace = Pace()
     pace.mark(["progress", "commits"])

@@ -354,6 +354,8 @@ class EvaluateStageSpec(StageSpec):
     def _devices_are_of_a_deployment(self) -> Self:
         if self.accelerator is not None and self.deployment is None:
             raise ValueError("a process has one accelerator; name a deployment for the stage, or drop accelerator")
+        if self.accelerator is not None and self.accelerator.kind == "multi_worker":
+            raise ValueError("a stage is one process; accelerator.kind = multi_worker needs several")
         return self
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,8 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     keras.utils.clear_session(free_memory=False)
     keras.config.set_dtype_policy(policy_to_build_with(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
-    _draw_seeds_from(random.Random(spec.train.seed))  # noqa: S311 - to be drawn again
-    with accelerator.strategy.scope():
+    source = random.Random(spec.train.seed)  # noqa: S311 - to be drawn again
+    with accelerator.strategy.scope(), _own_seeds(source):
         try:
             model = function(**spec.model.options)
         except OUTER_CAUSES:
@@ -54,14 +55,28 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     return model
 
 
-def _draw_seeds_from(source: random.Random) -> None:
-    """Have Keras draw the seeds that nobody gave from `source`, until the next build.
+@contextmanager
+def _own_seeds(source: random.Random) -> Iterator[None]:
+    """Have Keras draw the seeds that nobody gave from `source`, also after the block, until the next build.
 
     Keras takes them from Python's one generator of the process, and so do other threads (Prefect's client draws its
     pauses there): one draw during a build and every layer from there on begins with other weights. Seeded alike, this
-    source gives the numbers that the process's would give.
+    source gives the numbers that the process's would give. A model's function may seed that one, as
+    `keras.utils.set_random_seed` does; within the block that seeds this source too.
     """
     seed_generator.python_random = source
+    seed, builder = random.seed, threading.get_ident()
+
+    def seed_both(*given: Any, **named: Any) -> None:
+        seed(*given, **named)
+        if threading.get_ident() == builder:
+            source.seed(*given, **named)
+
+    random.seed = seed_both
+    try:
+        yield
+    finally:
+        random.seed = seed
 
 
 def make_variables(

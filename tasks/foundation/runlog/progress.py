@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from tasks.foundation import errors
-from tasks.foundation.contracts.attempt import AttemptRecord, mark_of
+from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.process import is_gone
@@ -32,6 +32,8 @@ _REFUSALS = frozenset(
 # Being told to go is nobody's fault, but whoever is told so before each first commit never gets anywhere.
 _TOLD_TO_GO = frozenset({"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal"})
 _BEFORE_TRAINING = frozenset({"start-up", "prepare-data", "build", "restore", "compile"})
+# What an attempt spends time on that trains in its own process.
+_ON_DEVICES = frozenset({"restore", "compile", "train"})
 _ERROR_CHARACTERS = 160
 _LISTED = 10
 _SOONER = "shorter segments (train.segment_steps, train.segment_seconds) or checkpoint.every_seconds commit sooner"
@@ -68,18 +70,27 @@ def attempts_in_a_row(
         now: the time of day, UTC.
         gone: whether the process of a name is known to have ended.
     """
+    failed = {
+        record.attempt: record
+        for record in records
+        if record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone)
+    }
+    told_by_a_stage = {record.within for record in failed.values()}
     row: list[AttemptRecord] = []
-    waited_for = {record.within for record in records}
     for record in reversed(records):
         if _advanced(record, head):
             break
-        if record.attempt in waited_for:
-            pass  # its stages elsewhere tell how it went
-        elif record.ended not in DELIBERATE_ENDS | _REFUSALS and not is_alive(record, now=now, gone=gone):
+        if record.attempt in failed and record.attempt not in told_by_a_stage and not _only_waited(record):
             row.append(record)
         if record.afresh:
             break
     return row[::-1]
+
+
+def _only_waited(record: AttemptRecord) -> bool:
+    """Whether it had to go while it waited for stages elsewhere, perhaps for a machine to run them."""
+    waited = LAUNCH in record.seconds and not _ON_DEVICES & record.seconds.keys()
+    return waited and record.ended in {None, "time_budget", *_TOLD_TO_GO}
 
 
 def _advanced(record: AttemptRecord, head: Head) -> bool:

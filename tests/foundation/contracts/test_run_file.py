@@ -155,6 +155,14 @@ REFUSED = [
     Bad("replicas on gpu", swap("{kind: auto}", "{kind: gpu, replicas: 2}"), ("accelerator.replicas: 2", '"gpu"', "needs kind: cpu")),
     Bad("replicas on whatever", swap("{kind: auto}", "{replicas: 2}"), ("line 11", "accelerator.replicas: 2", "needs kind: cpu")),
     Bad("best without validation", swap("0.1", "0"), ("checkpoint.keep_best", "data.validation_fraction: 0", "above 0 or drop it")),
+    # stages elsewhere
+    Bad("stage unknown", plus("stages: {train_segmnt: train-segment/docker}\n"), ("line 14: stages.train_segmnt", "did you mean stages.train_segment?")),
+    Bad("deployment without a flow", plus("stages: {train_segment: docker}\n"), ("docker", "FLOW/DEPLOYMENT, such as train-segment/docker")),
+    Bad("deployment without a name", plus("stages: {evaluate: {deployment: evaluate/}}\n"), ("stages.evaluate.deployment is evaluate/", "FLOW/DEPLOYMENT")),
+    Bad("code without a deployment", plus("stages: {evaluate: {code_folder: /code}}\n"), ("code_folder", "name the deployment too, or drop it")),
+    Bad("devices without a deployment", plus("stages: {evaluate: {accelerator: {kind: cpu}}}\n"), ("accelerator", "name a deployment for the stage")),
+    Bad("one stage on several hosts", plus("stages: {evaluate: {deployment: evaluate/a, accelerator: {kind: multi_worker}}}\n"), ("a stage is one process",)),
+    Bad("stages of several hosts", swap("{kind: auto}", "{kind: multi_worker}") + "stages: {evaluate: evaluate/a}\n", ("every host runs all stages", "drop stages.evaluate")),
     # choices
     Bad("unknown kind", swap("{kind: auto}", "{kind: quantum}"), ("accelerator.kind is quantum", "not 'auto', 'tpu'", "multi_worker")),
     Bad("kind in capitals", swap("{kind: auto}", "{kind: CPU}"), ("accelerator.kind is CPU", "not 'auto'", "cpu")),

@@ -1,5 +1,6 @@
 """From the user's function to a model whose every variable exists, or to a message that says what to change."""
 
+import random
 from pathlib import Path
 
 import keras
@@ -182,6 +183,25 @@ def test_other_threads_may_draw_from_pythons_generator_meanwhile(tmp_path: Path)
     lab = lab_of(tmp_path, text)
     digests = {built(lab, spec_of("build", model__options={"draws": draws})).digest() for draws in (0, 3)}
     assert len(digests) == 1
+
+
+def test_a_model_may_set_the_seed_itself(tmp_path: Path) -> None:
+    text = """
+        def build(seed):
+            keras.utils.set_random_seed(seed)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """
+    lab = lab_of(tmp_path, text)
+    before = random.seed
+    one, again, other = (
+        built(lab, spec_of("build", model__options={"seed": own}, train__seed=seed)).digest()
+        for own, seed in ((1, 0), (1, 5), (2, 0))
+    )
+    assert one == again
+    assert one != other
+    assert random.seed == before
 
 
 def test_a_call_without_training_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ledger_making import NOON, head_at, record_of
 
-from tasks.foundation.contracts.attempt import AttemptRecord, mark_of
+from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.runlog.attempts import is_alive, read_attempts
@@ -92,6 +92,20 @@ def test_a_stage_elsewhere_and_who_waits_for_it_are_one_attempt(store: Storage) 
     keep(store, DEAD, waiting, stage)
     assert refused(store) is None
     assert refused(store, limit=2) is not None
+
+
+def test_who_trains_itself_answers_for_itself_whatever_its_stages_elsewhere_say(store: Storage) -> None:
+    attempts = [{"attempt": letter * 32} for letter in "abc"]
+    stages = [{"within": letter * 32, **COMPLETE} for letter in "abc"]
+    keep(store, *[record for pair in zip(attempts, stages, strict=True) for record in pair])
+    assert refused(store) is not None
+
+
+def test_to_wait_for_a_machine_in_vain_is_no_failure(store: Storage) -> None:
+    for number, ended in enumerate([BUDGET, PREEMPTED, DEAD, CRASHED]):
+        waiting = {"attempt": f"{number + 1:x}" * 32, "seconds": {"start-up": 9.0, LAUNCH: 3600.0}, **ended}
+        keep(store, *[{**waiting, "attempt": f"{letter}{number:031x}"} for letter in "abc"])
+        assert (refused(store) is not None) == (ended is CRASHED)
 
 
 def test_an_evaluation_of_the_tip_is_progress(store: Storage) -> None:

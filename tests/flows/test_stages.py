@@ -1,0 +1,37 @@
+"""What a stage elsewhere says of its devices."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from fake_run import FakeRun
+from prefect import task
+
+from flows import stages
+from tasks.foundation.accelerator import strategy
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import AcceleratorLost
+from tasks.foundation.telemetry.events import Silent
+from tasks.foundation.telemetry.ledger import Ledger
+
+
+@task
+def lost_in_the_middle(**_: Any) -> None:
+    raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+
+@pytest.mark.parametrize(("kind", "error"), [("tpu", AcceleratorLost), ("cpu", tf.errors.UnavailableError)])
+def test_devices_that_go_are_a_lost_accelerator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(strategy, "acquire", lambda *_: SimpleNamespace(kind=kind, replicas=8, hosts=1))
+    monkeypatch.setattr(stages, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
+    run = FakeRun(tmp_path)
+    place = stages._Place(
+        spec=load_run_file(run.run_file()).spec, code_folder=tmp_path, storage=run.root, home=run.home, ledger=Ledger(),
+        telemetry=Silent(),
+    )  # fmt: skip
+    with pytest.raises(error, match="Socket closed"):
+        place.do_on_devices(None, lost_in_the_middle, recorded=None)
