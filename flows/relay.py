@@ -26,8 +26,9 @@ from flows.goal import (
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec, StagesSpec
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import next_border
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost

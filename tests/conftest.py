@@ -32,7 +32,7 @@ def _threads_before_tensorflow_is_used() -> None:
     """The first operation fixes TensorFlow's threads, so whatever test comes first, they are set before."""
     if "tensorflow" in sys.modules:
         from tasks.foundation.accelerator.strategy import acquire
-        from tasks.foundation.contracts.run_spec import AcceleratorSpec
+        from tasks.foundation.contracts.placement import AcceleratorSpec
 
         acquire(AcceleratorSpec(), None)
 

@@ -17,8 +17,8 @@ from flows.doctor.finding import Finding
 from flows.doctor.planning import Target, examples_each
 from flows.doctor.sampling import Sample
 from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.graph_scan import Suspect, scan

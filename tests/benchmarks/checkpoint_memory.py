@@ -41,7 +41,7 @@ def main() -> None:
 
     from tasks.foundation.accelerator.strategy import acquire
     from tasks.foundation.contracts.log_entry import Origin
-    from tasks.foundation.contracts.run_spec import AcceleratorSpec
+    from tasks.foundation.contracts.placement import AcceleratorSpec
     from tasks.foundation.runlog.log import RunLog
     from tasks.foundation.state.train_state import TrainState
     from tasks.foundation.storage.opening import open_storage

@@ -18,8 +18,8 @@ from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import differences, in_words
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
 from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.dataset.reader import zero_batch
 from tasks.foundation.errors import InvalidInput, ModelError

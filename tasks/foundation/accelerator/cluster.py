@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 
 _EXAMPLE = (

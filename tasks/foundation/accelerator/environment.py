@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 
 _PACKAGES = ("baton", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "keras", "numpy")
 

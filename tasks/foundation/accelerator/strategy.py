@@ -21,7 +21,7 @@ from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
 from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
 from tasks.foundation.accelerator.tpu_environment import device_files, is_declined, require_packages
 from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 
 # What TensorFlow raises when a device or the process that holds it is gone, or a step was called off.

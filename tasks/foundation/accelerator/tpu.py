@@ -12,7 +12,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from tasks.foundation.accelerator.tpu_environment import looked_at, require_local_tpu, require_packages
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.stops.metadata import metadata_address
 

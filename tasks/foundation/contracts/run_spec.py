@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
 
 ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
@@ -221,46 +222,6 @@ class InitSpec(Contract):
     )
 
 
-class AcceleratorSpec(Contract):
-    """The devices to train on."""
-
-    kind: Literal["auto", "tpu", "gpu", "cpu", "multi_worker"] = Field(
-        default="auto", description="auto, tpu, gpu, cpu or multi_worker"
-    )
-    replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
-    tpu: str = Field(
-        default="local",
-        min_length=1,
-        description="local: the TPU of this machine; or the name, or grpc:// address, of one on it",
-    )
-    zone: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
-    project: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
-    intra_op_threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="threads within an operation; left out: the number of CPUs at the first start",
-    )
-    inter_op_threads: int | None = Field(
-        default=None, ge=1, le=1024, description="operations at a time; left out: the number of CPUs at the first start"
-    )
-
-    @model_validator(mode="after")
-    def _replicas_are_for_cpus(self) -> Self:
-        if self.replicas > 1 and self.kind != "cpu":
-            raise ValueError(f"replicas: {self.replicas} needs kind: cpu; other kinds use the devices they find")
-        return self
-
-    @model_validator(mode="after")
-    def _names_are_for_tpus(self) -> Self:
-        named = self.tpu != "local"
-        if named and self.kind != "tpu":
-            raise ValueError(f"tpu: {self.tpu} needs kind: tpu")
-        if (self.zone or self.project) and not named:
-            raise ValueError("zone and project are those of a named TPU; say its name under tpu")
-        return self
-
-
 class KeepBest(Contract):
     """Which checkpoint counts as the best."""
 
@@ -310,75 +271,6 @@ class StopSpec(Contract):
     attempts_without_progress: int = Field(
         default=5, ge=1, description="attempts in a row that do not advance the run before it refuses to go on"
     )
-
-
-def _check_deployment(name: str) -> str:
-    flow, separator, deployment = name.partition("/")
-    if not separator or not flow.strip() or not deployment.strip() or "/" in deployment:
-        raise ValueError("name a deployment as Prefect does, FLOW/DEPLOYMENT, such as train-segment/docker")
-    return name
-
-
-def _deployment_from_string(value: object) -> object:
-    return {"deployment": value} if isinstance(value, str) else value
-
-
-class StageSpec(Contract):
-    """Where a stage runs."""
-
-    deployment: Annotated[str, AfterValidator(_check_deployment)] | None = Field(
-        default=None,
-        description="the Prefect deployment that runs the stage, as train-segment/docker; left out: the flow's process",
-    )
-    code_folder: str | None = Field(
-        default=None,
-        min_length=1,
-        description="the run file's folder where that deployment runs, such as /code; left out: the same path as here",
-    )
-
-    @model_validator(mode="after")
-    def _folder_is_of_a_deployment(self) -> Self:
-        if self.code_folder is not None and self.deployment is None:
-            raise ValueError("code_folder is where a deployment finds the code; name the deployment too, or drop it")
-        return self
-
-
-class EvaluateStageSpec(StageSpec):
-    """Where evaluating runs, and on what."""
-
-    accelerator: AcceleratorSpec | None = Field(
-        default=None, description="the devices of that deployment, such as {kind: cpu}; left out: those of training"
-    )
-
-    @model_validator(mode="after")
-    def _devices_are_of_a_deployment(self) -> Self:
-        if self.accelerator is not None and self.deployment is None:
-            raise ValueError("a process has one accelerator; name a deployment for the stage, or drop accelerator")
-        if self.accelerator is not None and self.accelerator.kind == "multi_worker":
-            raise ValueError("a stage is one process; accelerator.kind = multi_worker needs several")
-        return self
-
-
-_Stage = Annotated[StageSpec, BeforeValidator(_deployment_from_string)]
-
-
-class StagesSpec(Contract):
-    """Which stages run elsewhere, as Prefect deployments on work pools of their own."""
-
-    prepare_data: _Stage = Field(default_factory=StageSpec, description="{deployment: prepare-data/docker}")
-    init_or_restore: _Stage = Field(
-        default_factory=StageSpec, description="{deployment: init-or-restore/docker}, on devices like those of training"
-    )
-    train_segment: _Stage = Field(default_factory=StageSpec, description="{deployment: train-segment/docker}")
-    checkpoint_to_gcs: _Stage = Field(default_factory=StageSpec, description="{deployment: checkpoint-to-gcs/docker}")
-    evaluate: Annotated[EvaluateStageSpec, BeforeValidator(_deployment_from_string)] = Field(
-        default_factory=EvaluateStageSpec, description="{deployment: evaluate/docker, accelerator: {kind: cpu}}"
-    )
-
-    def elsewhere(self) -> dict[str, StageSpec]:
-        """The stages that have a deployment, by name, in the order of the story."""
-        chosen = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: stage for name, stage in chosen.items() if stage.deployment is not None}
 
 
 class RunSpec(Contract):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.accelerator.cluster import Cluster, cluster_of, is_chief
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 
 

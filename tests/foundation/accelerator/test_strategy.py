@@ -14,7 +14,7 @@ from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.environment import thread_counts
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 
 CPUS = len(os.sched_getaffinity(0))

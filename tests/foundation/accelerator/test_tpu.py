@@ -16,7 +16,7 @@ from tasks.foundation.accelerator import strategy, tpu, tpu_environment
 from tasks.foundation.accelerator.strategy import Accelerator, acquire, may_be_lost
 from tasks.foundation.accelerator.tpu import tpu_strategy
 from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 
 LOCAL = AcceleratorSpec(kind="tpu")
