@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 POOLS = {"baton-process": "process", "baton-docker": "docker", "baton-kubernetes": "kubernetes", "baton-tpu": "tpu"}
 # Which image a stage has here. Evaluating takes that of training, which holds what it needs, to build one less;
-# test_images.py looks at its own.
+# test_built_images.py looks at its own.
 IMAGES = {
     "prepare-data": "prepare-data",
     "init-or-restore": "train-cpu",
