@@ -98,8 +98,15 @@ class MemoryStorage:
 
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""
-        for path in list(self._files.find(self._full(folder))):
+        for path in self._found(folder):
             yield path.removeprefix(f"{self.root.rstrip('/')}/")
+
+    def _found(self, folder: str) -> list[str]:
+        while True:
+            try:
+                return list(self._files.find(self._full(folder)))
+            except RuntimeError:  # others wrote while fsspec looked through its dictionary
+                continue
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `Storage.folders`."""

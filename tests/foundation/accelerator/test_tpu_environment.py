@@ -160,6 +160,8 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         importlib.import_module(entry).quiet()
         entry = "tasks.train_segment.stage"
     importlib.import_module(entry)
+    if entry in {"flows.train_run", "flows.stages"}:  # a stage is imported when it is known to run here
+        importlib.import_module("tasks.train_segment.task")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,7 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         ("flows.plain", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.quiet", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.train_run", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
+        ("flows.stages", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.plain", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
