@@ -22,7 +22,7 @@ run: install
 	@$(BIN)/baton run deploy/runs/digits/run.yaml
 
 test: install
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-fast: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"

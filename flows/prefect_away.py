@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from tasks.foundation.telemetry.events import Note, Sink
 
 # How long a server may take to say that it is there; it is asked between stages, when nothing trains.
-_PATIENCE_SECONDS: Final = 10.0
+_PATIENCE_SECONDS: Final = 20.0
 
 
 def prefect_answers() -> bool:

@@ -26,7 +26,7 @@ from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note,
 _LOGGER = logging.getLogger(__name__)
 _PAGE: Final = "report/index.html"
 # How long one request, and all that is left to say at the end, may take.
-_PATIENCE_SECONDS: Final = 6.0
+_PATIENCE_SECONDS: Final = 10.0
 # After a failure the server is left alone for so long.
 _PAUSE_SECONDS: Final = 30.0
 # At most one update in so many seconds; in the order in which they are written.

@@ -40,7 +40,10 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     sweep_once(Path(tempfile.gettempdir()), prefix)
     while True:
         with tempfile.TemporaryDirectory(prefix=prefix) as name:
-            handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # a sweeper came between the making and the opening
+                continue
             try:
                 if _locked(handle, name):
                     yield Path(name)
