@@ -35,7 +35,6 @@ REQUIRED = "BATON_TEST_CONTAINERS"  # = required: tests that find no engine fail
 BASE = "BATON_TEST_BASE_IMAGE"  # an image to start from, where a registry can be reached
 _PATIENCE = 3600
 _SUITE = "bookworm"
-_MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "ca-certificates,python3-minimal,python3-pip,python3-venv"
 _CONTAINERS_CONF = """\
 [containers]
@@ -206,7 +205,7 @@ def _base_image(folder: Path, environment: dict[str, str]) -> str:
             raise NoEngine(f"debootstrap not found, and {BASE} names no base image; .ci/engine installs it")
         root, partial = folder / "debootstrap", folder / "partial.tar"
         shutil.rmtree(root, ignore_errors=True)  # one that was interrupted
-        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(root), _mirror()]
+        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(root), *_mirror()]
         _call(command, environment)
         left_out = ["--exclude=./var/cache/apt/archives/*.deb", "--exclude=./var/lib/apt/lists/*"]
         _call(["tar", "--create", "--file", str(partial), "--directory", str(root), *left_out, "."], environment)
@@ -216,8 +215,8 @@ def _base_image(folder: Path, environment: dict[str, str]) -> str:
     return name
 
 
-def _mirror() -> str:
-    """Where this machine has its own packages from."""
+def _mirror() -> list[str]:
+    """Where this machine has its own packages from; nothing, where that is not found: debootstrap has its own idea."""
     sources = Path("/etc/apt")
     files = [sources / "sources.list", *sorted((sources / "sources.list.d").glob("*"))]
     lines = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8").splitlines()]
@@ -227,7 +226,7 @@ def _mirror() -> str:
         if not line.startswith("#")
         for match in re.findall(r"(https?://\S+/debian)(/|\s|$)", line)
     ]
-    return found[0] if found else _MIRROR
+    return found[:1]
 
 
 def _of_this_machine(folder: Path) -> list[str]:
