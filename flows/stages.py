@@ -246,7 +246,6 @@ def require_same_code(told: StageCall, folder: Path) -> None:
 
 def _words(answer: Contract) -> str:
     """A line about an answer, for Prefect's pages."""
-    staged = getattr(answer, "staged", None)
-    if isinstance(answer, SegmentResult):
-        return answer.exit_reason.replace("_", " ") if staged is None else f"step {answer.staged.step} is staged"  # type: ignore[union-attr]
-    return type(answer).__name__
+    if not isinstance(answer, SegmentResult):
+        return type(answer).__name__
+    return answer.exit_reason.replace("_", " ") if answer.staged is None else f"step {answer.staged.step} is staged"

@@ -6,7 +6,6 @@ in one process.
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -20,7 +19,7 @@ from engine import CHECKOUT, Engine
 
 sys.path.insert(0, str(CHECKOUT / "tests" / "end_to_end"))
 
-from prefect_server import ask, environment_with, running_server
+from prefect_server import ask, environment_with, interrupt, running_server
 from processes import DRIVER, SHORT, run_file
 from watching import wait_until
 
@@ -111,13 +110,7 @@ class Cluster:
             try:
                 yield process
             finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    try:
-                        process.wait(timeout=60)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
+                interrupt(process)
 
     def flow_runs(self, stage: str) -> list[dict[str, Any]]:
         tags = {"all_": ["baton", "run:digits-cnn", f"stage:{stage}"]}

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_server import ask, environment_with
+from prefect_server import ask, environment_with, interrupt
 
 CHECKOUT = Path(__file__).parents[2]
 SECTION = "## A schedule on this machine"
@@ -44,12 +43,7 @@ def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[s
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            interrupt(process)
 
 
 @pytest.mark.slow

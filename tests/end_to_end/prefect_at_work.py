@@ -1,7 +1,6 @@
 """What a user of a Prefect server does: a work pool, deployments, workers, flow runs."""
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prefect_server import ask, environment_with
+from prefect_server import ask, environment_with, interrupt
 from processes import CHECKOUT
 
 POOL = "baton-process"  # as in deploy/prefect.yaml
@@ -70,13 +69,7 @@ class Prefect:
             try:
                 yield process
             finally:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    try:
-                        process.wait(timeout=60)
-                    except subprocess.TimeoutExpired:
-                        process.kill()
-                        process.wait()
+                interrupt(process)
 
     @contextmanager
     def executing(self, flow_run: str) -> Iterator[subprocess.Popen[bytes]]:

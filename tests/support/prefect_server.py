@@ -26,6 +26,18 @@ def environment_with(home: Path, **more: str) -> dict[str, str]:
     return kept | {"PREFECT_HOME": str(home)} | more
 
 
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """End a process as Ctrl-C does; one that does not go is killed, and one that has ended is left alone."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Server:
     """A Prefect server on a free port of 127.0.0.1, that can be killed and started again on the same database."""
 
@@ -70,13 +82,7 @@ class Server:
 
     def stop(self) -> None:
         """As Ctrl-C does."""
-        if self._process.poll() is not None:
-            return
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        interrupt(self._process)
 
 
 @contextmanager
