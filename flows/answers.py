@@ -43,7 +43,7 @@ def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
 def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None:
     """A segment that is staged on the tip and was never committed: who asked for it died before that.
 
-    What is staged on an earlier tip is of no use any more, and cleared away.
+    What is staged on an earlier tip, or before a change that was accepted, is of no use any more, and cleared away.
 
     Args:
         home: the run's home.
@@ -65,12 +65,6 @@ def drop_segment(home: Storage, result: SegmentResult) -> None:
     for path, found in _segments(home):
         if found.staged is not None and found.staged == result.staged:
             home.delete(path)
-
-
-def forget_segments(home: Storage) -> None:
-    """Forget all that is staged and not committed."""
-    for path, _ in list(_segments(home)):
-        home.delete(path)
 
 
 def _segments(home: Storage) -> Iterator[tuple[str, SegmentResult]]:

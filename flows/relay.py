@@ -31,7 +31,8 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import next_border
 from tasks.foundation.contracts.segment import SegmentRequest
-from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost
+from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost, StaleWriter
+from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.committing import evaluation_due
 from tasks.foundation.runlog.following import require_head_of_chief
 from tasks.foundation.runlog.log import RunLog
@@ -208,6 +209,12 @@ class _Relay:
                 self.telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
                 head = None
                 continue
+            except StaleWriter as fault:
+                if not self._moved_by_own_stage():
+                    raise
+                self.telemetry.emit(Note(text=f"{fault}. It was a stage of this very command", warning=True))
+                head = None
+                continue
             tries, head = 0, head_after
             segments += trained
             if self.accelerator.is_chief:
@@ -217,6 +224,17 @@ class _Relay:
         self.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads it
         return result_of(self.log, segments=segments, exit_reason=ended, report=self.accelerator.is_chief)
+
+    def _moved_by_own_stage(self) -> bool:
+        """Whether the tip is the work of a stage that this command has asked for, and then took for dead.
+
+        Then nobody else has moved the tip since: on top of another's the stage could not have committed.
+        """
+        tip = self.log.require_head().tip
+        return tip is not None and any(
+            record.within == self.ledger.attempt and record.from_step < record.committed_step == tip.step
+            for record in read_attempts(self.log.home).records
+        )
 
     def _agreed_head(self) -> Head:
         """The newest head; of several hosts the chief says which, and the others read that entry."""

@@ -24,7 +24,6 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.answers import forget_segments
 from flows.goal import Goal, RelayResult, storage_of
 from flows.launch import stages_of
 from flows.prefect_away import Prefect, Told, prefect_answers
@@ -104,8 +103,6 @@ def train_run(
         others = Several((WATCHER.get(), PrefectLog()))
         with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
             sinks = Several((others, shown))
-            if accepted:
-                forget_segments(storage_of(run).at(run.spec.run))  # what is staged was trained before the change
             stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks)
             result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
     if (reached := REACHED.get()) is not None:
