@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,37 +70,38 @@ class FreshProcesses:
 
     def to_its_end(self, trial: Trial) -> Ended:
         """See `Processes.to_its_end`."""
-        with self._started(trial) as chief:
-            chief.wait()
+        with self._started(trial) as (chief, interrupts):
+            while chief.poll() is None and not interrupts:
+                time.sleep(_POLL_SECONDS)
         return Ended(returncode=chief.returncode, stderr=self._stderr(trial))
 
     def killed_after(self, trial: Trial, step: int) -> Ended:
         """See `Processes.killed_after`."""
         watch = LogWatch(trial.home)
         killed = False
-        with self._started(trial) as chief:
-            while chief.poll() is None:
+        with self._started(trial) as (chief, interrupts):
+            while chief.poll() is None and not interrupts:
                 if watch.step() >= step:
                     _kill(chief)
                     killed = True
+                    chief.wait()
                     break
                 time.sleep(_POLL_SECONDS)
-            chief.wait()
         return Ended(returncode=chief.returncode, stderr=self._stderr(trial), killed=killed)
 
     @contextmanager
-    def _started(self, trial: Trial) -> Iterator[subprocess.Popen[bytes]]:
-        """The trial's process, of several the chief's; at the end none of them is left."""
+    def _started(self, trial: Trial) -> Iterator[tuple[subprocess.Popen[bytes], Sequence[int]]]:
+        """The trial's process, of several the chief's, and the interrupts that have come; at the end none is left."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as started:
+        with _interrupts_held_back() as interrupts, ExitStack() as started:
             chief, *others = [
                 started.enter_context(self._process(trial, environment, f"-{host}" if host else ""))
                 for host, environment in enumerate(self._environments())
             ]
-            yield chief
-            if chief.returncode == 0:
-                for process in others:
-                    process.wait()  # they have heard of the same end
+            yield chief, interrupts
+            if chief.returncode == 0:  # the others have heard of the same end
+                while any(process.poll() is None for process in others) and not interrupts:
+                    time.sleep(_POLL_SECONDS)
 
     @contextmanager
     def _process(self, trial: Trial, environment: dict[str, str], suffix: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -112,21 +113,18 @@ class FreshProcesses:
             (self._folder / f"{trial.name}{suffix}.stdout").open("ab") as stdout,
             (self._folder / f"{trial.name}{suffix}.stderr").open("ab") as stderr,
         ):
-            process = None
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, **environment, "PYTHONPATH": paths},
+                start_new_session=True,  # so that processes which the user's code starts can be ended with it
+            )
             try:
-                # Else an interrupt between the process's start and its assignment would leave it to itself.
-                with _interrupts_held_back():
-                    process = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        env={**os.environ, **environment, "PYTHONPATH": paths},
-                        start_new_session=True,  # so that processes which the user's code starts can be ended with it
-                    )
                 yield process
             finally:
-                if process is not None and process.poll() is None:
+                if process.poll() is None:
                     _kill(process)
                     process.wait()
 
@@ -197,11 +195,15 @@ def ending_like_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Interrupts are raised at the end. Not by a mask of signals: the process started meanwhile would inherit it."""
+def _interrupts_held_back() -> Iterator[Sequence[int]]:
+    """The interrupts that come; they are raised at the end.
+
+    Raised at once, they would find a process started and not yet assigned, or `subprocess` with its lock taken for
+    good. Held back by a mask of signals, they would never reach the processes that are started meanwhile.
+    """
     held: list[int] = []
     with _handled(lambda number, _frame: held.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        yield
+        yield held
     if held:
         raise KeyboardInterrupt
 

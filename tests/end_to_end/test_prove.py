@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -154,17 +155,27 @@ def test_a_model_that_is_refused_says_so(own: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("later", [0.0, 0.5])
+def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals, later: float) -> None:
     scratch = tmp_path / "scratch"
     process = subprocess.Popen(
-        command(own), env=environment(scratch), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command(own),
+        env={**environment(scratch), "PYTHONFAULTHANDLER": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        # At the very moment at which the child begins to be there.
+        # At the very moment at which the child begins to be there, and some time later.
         while not (children := children_of(process.pid)):
             assert process.poll() is None
+        time.sleep(later)
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        try:
+            _, stderr = process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            pytest.fail(f"it did not go; it was here: {process.communicate()[1]}")
     finally:
         process.kill()
     assert process.returncode == 130
