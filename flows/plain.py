@@ -8,8 +8,10 @@ from flows.commands.leaving import leaves_with  # isort: skip - registers first 
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
@@ -20,22 +22,22 @@ announce_tpu()
 from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason  # noqa: E402
 from flows.goal import Goal  # noqa: E402
 from flows.relay import Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
-from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs  # noqa: E402
-from tasks.evaluate.stage import evaluate  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
-from tasks.init_or_restore.stage import init_or_restore  # noqa: E402
-from tasks.prepare_data.stage import prepare_data  # noqa: E402
-from tasks.train_segment.stage import train_segment  # noqa: E402
 
-PLAIN = Stages(
-    prepare_data=prepare_data,
-    init_or_restore=init_or_restore,
-    train_segment=train_segment,
-    checkpoint_to_gcs=checkpoint_to_gcs,
-    evaluate=evaluate,
-)
+
+def _plain(stage: str) -> Callable[..., Any]:
+    """A stage, imported when it is called: what the log refuses is refused before TensorFlow is waited for."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        return getattr(import_module(f"tasks.{stage}.stage"), stage)(*given, **named)
+
+    return call
+
+
+_BY_NAME: dict[str, Any] = {stage: _plain(stage) for stage in Stages.names()}
+PLAIN = Stages(**_BY_NAME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -65,7 +65,13 @@ EXPECTED = {
         tensorflow="tensorflow-cpu",
     ),
     "orchestrator": Holds(
-        imports=("tasks.evaluate.report.report", "matplotlib.figure", "prefect.deployments", "flows.relay", "gcsfs"),
+        imports=(
+            "tasks.evaluate.report.report",
+            "matplotlib.figure",
+            "flows.train_run",
+            "flows.evaluate_best",
+            "gcsfs",
+        ),
         lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
     ),
 }

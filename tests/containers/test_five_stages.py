@@ -93,7 +93,6 @@ class Cluster:
             variables = {
                 **found["job_variables"],
                 "image": image,
-                "image_pull_policy": "Never",
                 "network_mode": "host",
                 "volumes": [f"{CHECKOUT / 'deploy' / 'runs'}:/code:ro"],
                 "env": {**found["job_variables"].get("env", {}), **env},

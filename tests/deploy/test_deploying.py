@@ -109,7 +109,12 @@ def test_everything_is_deployed(server: Server) -> None:
         assert_renders(deployment, pools[deployment["work_pool_name"]])
 
     scheduled = {name: each["schedules"] for name, each in found.items() if each["schedules"]}
-    assert set(scheduled) == {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+    assert set(scheduled) == {
+        "train-run/nightly",
+        "train-run/nightly-kubernetes",
+        "evaluate-best/weekly",
+        "evaluate-best/weekly-kubernetes",
+    }
     for name, schedules in scheduled.items():
         assert [each["active"] for each in schedules] == [False]
         assert found[name]["global_concurrency_limit"]["limit"] == 1

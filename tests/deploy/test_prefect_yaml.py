@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"
 # Images that containers/ builds, and the flows that they are for.
 IMAGES = {
-    "baton/orchestrator": {"train-run"},
+    "baton/orchestrator": {"train-run", "evaluate-best"},
     "baton/prepare-data": {"prepare-data"},
     "baton/train-cpu": {"init-or-restore", "train-segment"},
     "baton/train-tpu": {"init-or-restore", "train-segment"},
@@ -49,7 +49,12 @@ def test_every_flow_has_a_deployment_of_every_kind() -> None:
     names = [name_of(deployment) for deployment in deployments()]
     assert len(names) == len(set(names))
     kinds = {f"{flow}/{kind}" for flow in FLOWS for kind in ("process", "docker", "kubernetes")}
-    assert set(names) == kinds | {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+    assert set(names) == kinds | {
+        "train-run/nightly",
+        "train-run/nightly-kubernetes",
+        "evaluate-best/weekly",
+        "evaluate-best/weekly-kubernetes",
+    }
 
 
 def test_pools_are_those_of_the_templates() -> None:
@@ -92,7 +97,12 @@ def test_the_images_named_are_built() -> None:
 
 def test_supervisors_never_pile_up_and_wait_to_be_turned_on() -> None:
     scheduled = {name_of(each): each for each in deployments() if "schedules" in each}
-    assert set(scheduled) == {"train-run/nightly", "train-run/nightly-kubernetes", "evaluate-best/weekly"}
+    assert set(scheduled) == {
+        "train-run/nightly",
+        "train-run/nightly-kubernetes",
+        "evaluate-best/weekly",
+        "evaluate-best/weekly-kubernetes",
+    }
     for deployment in scheduled.values():
         assert deployment["concurrency_limit"]["limit"] == 1
         assert deployment["concurrency_limit"]["collision_strategy"] == "CANCEL_NEW"
@@ -109,10 +119,13 @@ def test_run_files_and_overrides_can_be_used() -> None:
         path = Path(re.sub("^/code/", "deploy/runs/", given["run_file"]))
         overrides = [each.replace("{{ $BATON_STORAGE }}", "gs://bucket/runs") for each in given.get("overrides", [])]
         spec = load_run_file(CHECKOUT / path, overrides).spec
-        kind = deployment["name"].removeprefix("nightly-")
+        kind = re.sub("^(nightly|weekly)-", "", deployment["name"])
         elsewhere = {stage.deployment for stage in spec.stages.elsewhere().values()}
         expected = {f"{flow}/{kind}" for flow in FLOWS - {"train-run"}} if overrides else set()
         assert elsewhere == expected, name_of(deployment)
+        # On a cluster never `auto`, and a commit within what a spot node leaves.
+        on_tpu = (spec.accelerator.kind, spec.stages.evaluate.accelerator is not None, spec.stop.grace_seconds < 15)
+        assert on_tpu == (("tpu", True, True) if kind == "kubernetes" else ("auto", False, False)), name_of(deployment)
 
 
 def test_folders_that_are_mounted_are_there() -> None:

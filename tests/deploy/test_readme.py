@@ -35,11 +35,11 @@ def test_there_is_something_to_type() -> None:
 
 @contextmanager
 def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """What runs until Ctrl-C."""
+    """What runs until Ctrl-C: the last line."""
+    *before, last = typed.strip().splitlines()
+    lines = "\n".join([*before, f"exec {last}"])
     with (clone.parent / "terminal.log").open("ab") as log:
-        process = subprocess.Popen(
-            ["/bin/sh", "-ec", f"exec {typed.strip()}"], cwd=clone, env=environment, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(["/bin/sh", "-ec", lines], cwd=clone, env=environment, stdout=log, stderr=log)
         try:
             yield process
         finally:

@@ -123,7 +123,7 @@ def test_the_two_kubernetes_templates_differ_by_the_tpu_only() -> None:
 def test_containers_are_what_docker_takes() -> None:
     made = container(template("docker"), {"image": "baton/train-gpu", "volumes": ["./deploy/runs:/code:ro"]})
     assert made.image == "baton/train-gpu"
-    assert made.image_pull_policy == "IfNotPresent"
+    assert made.image_pull_policy == "Never"  # a name that is missing is not asked of a public registry
     assert made.env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
     assert made.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
     assert made.command == "prefect flow-run execute"

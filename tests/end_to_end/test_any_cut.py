@@ -34,8 +34,8 @@ def test_any_cut_gives_the_same_bytes(
     straight = plainly(name, tmp_path / "straight", replicas=replicas, extra=["train.segment_steps=1000"]).result
     one_process = plainly(name, tmp_path / "one", replicas=replicas, extra=[f"train.segment_steps={steps // 5}"]).result
     evaluated = slice(None)
-    # Many processes for each model and each replica count once; the pairs of these take turns.
-    if (name, replicas) in {("digits", 1), ("text", 2)}:
+    # Many processes where they are quick; the others are cut at odd steps.
+    if (name, replicas) == ("digits", 1) or WHOLE:
         evaluated = slice(-1, None)
         processes = in_processes(
             plainly,
@@ -52,7 +52,7 @@ def test_any_cut_gives_the_same_bytes(
             tmp_path / "odd",
             replicas=replicas,
             extra=["train.segment_steps=1000"],
-            options=[["--until-step", "11"], ["--until-step", "29"], []],
+            options=[["--until-step", "11"], []],
         ).result
 
     expected = stored_bytes(straight["checkpoint"])
