@@ -21,6 +21,11 @@ def write_answer(home: Storage, flow_run: str, answer: Contract) -> None:
     home.write(_path(flow_run), answer.to_json())
 
 
+def has_answer(home: Storage, flow_run: str) -> bool:
+    """Whether a flow run has left its answer."""
+    return home.exists(_path(flow_run))
+
+
 def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
     """The answer of a flow run; None if there is none.
 
@@ -58,6 +63,28 @@ def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None
         elif found.parent == request.start.path:
             return found
     return None
+
+
+def hand_on(home: Storage, result: SegmentResult) -> str:
+    """Path of a file in the run's home that hands on what is trained; it is left where it lies already."""
+    for path, found in _segments(home):
+        if found.staged is not None and found.staged == result.staged:
+            return path
+    if result.staged is None:
+        raise AssertionError("nothing is staged, so there is nothing to commit")
+    path = _path(result.staged.attempt)
+    home.write(path, result.to_json())
+    return path
+
+
+def handed_on(home: Storage, path: str) -> SegmentResult:
+    """What was handed on.
+
+    Raises:
+        FileMissing: it was committed, and forgotten.
+        RunLogError: it cannot be read.
+    """
+    return SegmentResult.from_json(home.read(path), where=f"{home.uri}/{path}", error=RunLogError)
 
 
 def drop_segment(home: Storage, result: SegmentResult) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateType
 
-from flows.answers import take_answer
+from flows.answers import has_answer, take_answer
 from flows.flow_runs import FlowRuns
 from flows.relay import StageStopped
 from flows.stages import stage_name, tags_of
@@ -23,6 +23,7 @@ from tasks.foundation.contracts.attempt import LAUNCH
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.call import StageCall
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.errors import AcceleratorLost, BatonError, BlowUp, NoProgress, StageLost
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
@@ -37,6 +38,8 @@ _LOOK_AGAIN_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 # Cancelled, a stage commits within its grace period; this is for the news of it.
 _NEWS_SECONDS = 30.0
+# A stage that runs knows the time budget itself, and commits in order; SIGTERM would leave it the grace period only.
+_ORDERLY_SECONDS = 300.0
 # Longer than a container takes to start; a machine may take longer, so it is said and no more.
 _QUEUE_SECONDS = 120.0
 # Of this process's own grace period, to say where the run stands.
@@ -78,13 +81,22 @@ class Elsewhere:
     Attributes:
         flow_runs: of Prefect's API.
         attempt: a uuid4 made in this process.
+        clock: seconds, never going back.
+        until: when the time budget is used up, by `clock`: what has not begun by then is not waited for.
     """
 
     flow_runs: FlowRuns
     attempt: str
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    until: float | None = None
     _tries: list[UUID] = field(default_factory=list)
+
+    @classmethod
+    def within(cls, seconds: float | None, *, flow_runs: FlowRuns, attempt: str) -> "Elsewhere":
+        """With a time budget that counts from now."""
+        until = None if seconds is None else time.monotonic() + seconds
+        return cls(flow_runs=flow_runs, attempt=attempt, until=until)
 
     def ask(
         self,
@@ -127,7 +139,8 @@ class Elsewhere:
                     telemetry.emit(Note(text=f"{lost}; looking at the log and trying again", warning=True))
                 self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
 
-        return hold(work, question.call.spec.stop, telemetry=telemetry)
+        left = None if self.until is None else max(self.until - self.clock(), 0.0)
+        return hold(work, question.call.spec.stop, within_seconds=left, telemetry=telemetry)
 
     def end_orphans(
         self, stage: str, spec: RunSpec, ours: Callable[[Mapping[str, Any]], bool], *, telemetry: Sink
@@ -167,9 +180,13 @@ class Elsewhere:
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
-        state = self._wait(flow_run, stops, question, telemetry)
+        try:
+            state = self._wait(flow_run, stops, question, home, telemetry)
+        except StageStopped:
+            take_answer(home, str(flow_run), kind)  # what is staged stays, for the next attempt
+            raise
         answer = take_answer(home, str(flow_run), kind)
-        if answer is not None:
+        if answer is not None and not _was_told_to_go(answer):
             return answer
         told = f"{question} (flow run {flow_run} of {question.deployment})"
         if state is None:
@@ -182,7 +199,7 @@ class Elsewhere:
             raise _Lost(f"{told} has completed, and its answer is not in {home.uri}: that is another place there")
         raise _Lost(f"{told} ended without an answer ({state.name}: {state.message or 'no message'})")
 
-    def _wait(self, flow_run: UUID, stops: Stops, question: Question, telemetry: Sink) -> State | None:
+    def _wait(self, flow_run: UUID, stops: Stops, question: Question, home: Storage, telemetry: Sink) -> State | None:
         """Until it has ended, or has been told to go because this process is.
 
         Raises:
@@ -190,11 +207,16 @@ class Elsewhere:
         """
         grace_seconds = question.call.spec.stop.grace_seconds
         told_at: float | None = None
-        began, said = self.clock(), False
+        began, said, ran = self.clock(), False, False
         leaving_since: float | None = None
         while True:
             state = self.flow_runs.state(flow_run)
-            if not said and _has_not_begun(state) and self.clock() >= began + _QUEUE_SECONDS:
+            ran = ran or (state is not None and state.type is StateType.RUNNING)
+            if ran and _has_not_begun(state) and has_answer(home, str(flow_run)):
+                # Its machine went, and Prefect has scheduled it again; it would find nothing to do there.
+                self.flow_runs.cancel(flow_run)
+                return state
+            if not said and not ran and _has_not_begun(state) and self.clock() >= began + _QUEUE_SECONDS:
                 said = True
                 why = "is a worker of its work pool there, and is neither paused nor full?"
                 telemetry.emit(Note(text=f"{question} has not begun after {_QUEUE_SECONDS:.0f} s; {why}", warning=True))
@@ -209,7 +231,7 @@ class Elsewhere:
                 if _is_over(state) or long or stops.grace_left() <= _TO_LEAVE_SECONDS:
                     how = "goes on by itself" if question.keeps else "was told to go"
                     raise StageStopped(asked.reason, f"{question} {how} ({asked.reason.replace('_', ' ')})")
-            elif asked is not None and not _sees_to_it(asked, state, self.clock(), grace_seconds):
+            elif asked is not None and not _sees_to_it(asked, state, question, self.clock()):
                 if not question.keeps:
                     self.flow_runs.cancel(flow_run)
                 told_at = self.clock()
@@ -250,10 +272,18 @@ def _is_over(state: State | None) -> bool:
     return state is None or state.is_final()
 
 
-def _sees_to_it(asked: Stop, state: State | None, now: float, grace_seconds: float) -> bool:
-    """Whether the stage knows of this stop itself: of the time budget, which it was given, once it runs."""
-    running = state is not None and state.type is StateType.RUNNING
-    return asked.reason == "time_budget" and running and now < asked.at + grace_seconds
+def _sees_to_it(asked: Stop, state: State | None, question: Question, now: float) -> bool:
+    """Whether the stage can be left alone with this stop: with the time budget, which it was given, once it runs."""
+    if asked.reason != "time_budget" or state is None or state.type is not StateType.RUNNING:
+        return False
+    return question.stage != "train_segment" or now < asked.at + max(
+        question.call.spec.stop.grace_seconds, _ORDERLY_SECONDS
+    )
+
+
+def _was_told_to_go(answer: Contract) -> bool:
+    """Whether the answer says no more than that its process had to go, and has committed what it had."""
+    return isinstance(answer, SegmentResult) and answer.staged is None and answer.exit_reason in {"sigterm", "sigint"}
 
 
 def _error(state: State, told: str) -> BatonError:

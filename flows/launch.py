@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.answers import drop_segment, find_segment
+from flows.answers import drop_segment, find_segment, hand_on
 from flows.elsewhere import Elsewhere, Question
 from flows.flow_runs import FlowRuns
 from flows.relay import Stages
@@ -42,7 +43,14 @@ A = TypeVar("A", bound=Contract)
 _FILE_REFERENCE = re.compile(r".+\.py:\w+")
 
 
-def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, attempt: str, telemetry: Sink) -> Stages:
+def stages_of(
+    run: RunFile,
+    inline: Callable[[str], Callable[..., Any]],
+    *,
+    attempt: str,
+    telemetry: Sink,
+    max_seconds: float | None = None,
+) -> Stages:
     """The five stages as the run file wants them.
 
     Args:
@@ -50,6 +58,7 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
         inline: the stage of a name that runs in this process.
         attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them.
         telemetry: is told what is launched, and what became of it.
+        max_seconds: so long, from now, stages may wait for their turn.
 
     Raises:
         InvalidInput: a deployment is not there.
@@ -61,9 +70,9 @@ def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, atte
         for name, stage in elsewhere.items():
             require_flow_of(name, stage.deployment or "")
             flow_runs.require_deployment(stage.deployment or "", of=f"stages.{name}.deployment")
-        launcher = Launcher(run, Elsewhere(flow_runs=flow_runs, attempt=attempt))
+        launcher = Launcher(run, Elsewhere.within(max_seconds, flow_runs=flow_runs, attempt=attempt))
         chosen |= {name: getattr(launcher, name) for name in elsewhere}
-    if "train_segment" in elsewhere:
+    if {"train_segment", "checkpoint_to_gcs"} & elsewhere.keys():
         chosen["checkpoint_to_gcs"] = forgetting(chosen["checkpoint_to_gcs"])
     return Stages(**chosen, elsewhere=frozenset(elsewhere))
 
@@ -141,7 +150,8 @@ class Launcher:
                 )
             return found
 
-        call = TrainSegmentCall(**self._told("train_segment", storage), request=request, recorded=recorded)
+        told, asked_at = self._told("train_segment", storage), datetime.now(UTC).isoformat(timespec="milliseconds")
+        call = TrainSegmentCall(**told, request=request, recorded=recorded, asked_at=asked_at)
         question = self._question("train_segment", call, aim=f"to step {request.until_step}")
         return self.elsewhere.ask(question, SegmentResult, log.home, telemetry=telemetry, instead=is_there)
 
@@ -151,10 +161,11 @@ class Launcher:
         """As the stage."""
         # No code of the user's is needed there.
         told = {**self._told("checkpoint_to_gcs", storage), "code": {}}
-        call = CheckpointToGcsCall(**told, request=request, result=result)
+        home = storage.at(self.run.spec.run)
+        call = CheckpointToGcsCall(**told, request=request, result=hand_on(home, result))
         aim = "" if result.staged is None else f"step {result.staged.step}"
         question = self._question("checkpoint_to_gcs", call, aim=aim, keeps=True)
-        entry = self.elsewhere.ask(question, Entry, storage.at(self.run.spec.run), telemetry=telemetry)
+        entry = self.elsewhere.ask(question, Entry, home, telemetry=telemetry)
         if isinstance(entry.body, Commit):
             made = entry.body.checkpoint
             metrics = entry.body.history[-1].metrics if entry.body.history else {}
@@ -212,7 +223,7 @@ def _is_of(parameters: Mapping[str, Any], run: str, storage: Storage) -> bool:
 
 
 def forgetting(commit: Callable[..., Entry]) -> Callable[..., Entry]:
-    """The stage checkpoint-to-GCS; what was trained elsewhere is forgotten once it is committed, or proves damaged.
+    """The stage checkpoint-to-GCS; what was handed on to it is forgotten once it is committed, or proves damaged.
 
     Not before: whoever goes in between leaves it to the next attempt.
     """

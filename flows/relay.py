@@ -96,6 +96,11 @@ class NoDevices:
         return np.asarray([numbers], np.float64)
 
 
+def devices_needed_by(spec: RunSpec) -> frozenset[str]:
+    """Names of the stages that need an accelerator; without held-out examples nothing is evaluated."""
+    return _ON_DEVICES - {"evaluate"} if spec.data.validation_fraction == 0 else _ON_DEVICES
+
+
 def relay(
     run: RunFile,
     goal: Goal,
@@ -143,7 +148,7 @@ def relay(
             head = log.head()
             if head is not None and writes:
                 ledger.open(log.home, head, afresh=try_again)
-            needed = _ON_DEVICES - stages.elsewhere
+            needed = devices_needed_by(run.spec) - stages.elsewhere
             accelerator = _acquire_accelerator(run.spec, head, telemetry) if needed else NoDevices()
             way = _Relay(
                 run=run,

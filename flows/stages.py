@@ -3,9 +3,10 @@
 A room is imported when its flow runs, so an image holds what its stage needs and no more.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,13 +15,14 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from flows.answers import write_answer
+from flows.answers import find_segment, handed_on, write_answer
 from flows.prefect_away import Prefect, Told
 from flows.showing import Shown
 from flows.telling import PrefectLog
 from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
+from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.call import (
     CheckpointToGcsCall,
@@ -32,13 +34,15 @@ from tasks.foundation.contracts.call import (
 )
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentResult
-from tasks.foundation.errors import BatonError, InvalidInput
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import BatonError, FileMissing, InvalidInput, StaleWriter
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.telemetry.events import Phase, Several, Sink
+from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.logged import warnings_as_notes
 from tasks.foundation.user_code import require_function
@@ -69,11 +73,11 @@ def prepare_data(call: str) -> Any:
         call: what train-run asks for, a PrepareDataCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: PrepareDataCall, place: "_Place") -> Any:
+    def work(told: PrepareDataCall, place: "_Place") -> Contract:
         from tasks.prepare_data.task import prepare_data_task
 
         place.telemetry.emit(Phase(cause="prepare-data"))
-        return place.do(prepare_data_task, told.spec, code_folder=place.code_folder)
+        return place.answers(place.do(prepare_data_task, told.spec, code_folder=place.code_folder))
 
     return _answered(PrepareDataCall, call, work)
 
@@ -86,22 +90,22 @@ def init_or_restore(call: str) -> Any:
         call: what train-run asks for, an InitOrRestoreCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: InitOrRestoreCall, place: "_Place") -> Any:
+    def work(told: InitOrRestoreCall, place: "_Place") -> Contract:
         from tasks.init_or_restore.task import init_or_restore_task
 
         place.telemetry.emit(Phase(cause="build"))
         head = RunLog(place.home).head()
-        head = place.do_on_devices(
-            None if head is None else head.environment,
-            init_or_restore_task,
-            told.spec,
-            told.dataset,
-            code_folder=place.code_folder,
-            accept=told.accept,
-            suspicious=told.suspicious,
-        )
+        with place.devices(None if head is None else head.environment):
+            head = place.do(
+                init_or_restore_task,
+                told.spec,
+                told.dataset,
+                code_folder=place.code_folder,
+                accept=told.accept,
+                suspicious=told.suspicious,
+            )
         place.ledger.open(place.home, head, within=told.attempt)  # of a fresh run, there was no home before
-        return head
+        return place.answers(head)
 
     return _answered(InitOrRestoreCall, call, work)
 
@@ -113,26 +117,7 @@ def train_segment(call: str) -> Any:
     Args:
         call: what train-run asks for, a TrainSegmentCall of tasks/foundation/contracts/call.py in JSON.
     """
-
-    def work(told: TrainSegmentCall, place: "_Place") -> Any:
-        request = told.request
-        if RunLog(place.home).require_head().base != request.base:
-            # Executed again after it had committed, or too late: known before an accelerator is touched.
-            return SegmentResult.superseded(request)
-        from tasks.train_segment.task import train_segment_task
-
-        result = place.do_on_devices(
-            told.recorded,
-            train_segment_task,
-            request,
-            code_folder=place.code_folder,
-            recorded=told.recorded,
-        )
-        if result.staged is not None:
-            place.ledger.hands_on(result.staged.path)
-        return result
-
-    return _answered(TrainSegmentCall, call, work)
+    return _answered(TrainSegmentCall, call, _train)
 
 
 @flow(name="checkpoint-to-gcs")
@@ -143,10 +128,17 @@ def checkpoint_to_gcs(call: str) -> Any:
         call: what train-run asks for, a CheckpointToGcsCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: CheckpointToGcsCall, place: "_Place") -> Any:
+    def work(told: CheckpointToGcsCall, place: "_Place") -> Contract:
         from tasks.checkpoint_to_gcs.task import checkpoint_to_gcs_task
 
-        return place.do(checkpoint_to_gcs_task, told.request, told.result)
+        try:
+            result = handed_on(place.home, told.result)
+        except FileMissing as fault:
+            raise StaleWriter(
+                f"{place.home.uri}: {told.result} is gone, so another process has committed what was trained from step "
+                f"{told.request.start.step}; run again to continue from the newest commit"
+            ) from fault
+        return place.answers(place.do(checkpoint_to_gcs_task, told.request, result))
 
     return _answered(CheckpointToGcsCall, call, work)
 
@@ -159,19 +151,20 @@ def evaluate(call: str) -> Any:
         call: what train-run asks for, an EvaluateCall of tasks/foundation/contracts/call.py in JSON.
     """
 
-    def work(told: EvaluateCall, place: "_Place") -> Any:
+    def work(told: EvaluateCall, place: "_Place") -> Contract:
         from tasks.evaluate.task import evaluate_task
 
         place.telemetry.emit(Phase(cause="evaluate"))
-        return place.do_on_devices(
-            told.recorded,
-            evaluate_task,
-            told.spec,
-            told.dataset,
-            told.checkpoint,
-            code_folder=place.code_folder,
-            recorded=told.recorded,
-        )
+        with place.devices(told.recorded):
+            done = place.do(
+                evaluate_task,
+                told.spec,
+                told.dataset,
+                told.checkpoint,
+                code_folder=place.code_folder,
+                recorded=told.recorded,
+            )
+        return place.answers(done)
 
     return _answered(EvaluateCall, call, work)
 
@@ -186,21 +179,29 @@ class _Place:
     home: Storage
     ledger: Ledger
     telemetry: Sink
+    flow_run: str
 
     def do(self, stage: Task[..., Any], *given: Any, **named: Any) -> Any:
         """Run a stage here; Prefect is told of it, if it can be."""
         return Told(stage, Prefect())(*given, storage=self.storage, telemetry=self.telemetry, **named)
 
-    def do_on_devices(self, as_in: Environment | None, stage: Task[..., Any], /, *given: Any, **named: Any) -> Any:
-        """The same with the accelerator; devices that go are `AcceleratorLost`, for which another try helps."""
+    @contextmanager
+    def devices(self, as_in: Environment | None) -> Iterator[Environment]:
+        """With the accelerator; gives its environment. Devices that go are `AcceleratorLost`: another try helps."""
         from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
 
-        with may_be_lost(acquire(self.spec.accelerator, as_in)):
-            return self.do(stage, *given, **named)
+        accelerator = acquire(self.spec.accelerator, as_in)
+        with may_be_lost(accelerator):
+            yield accelerator.environment
+
+    def answers(self, answer: Contract) -> Contract:
+        """Leave the answer."""
+        write_answer(self.home, self.flow_run, answer)
+        return answer
 
 
-def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Any]) -> State[Any]:
-    """Do the work and leave its answer; an error of Baton's is the name of the state, so that it is the same there."""
+def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -> State[Any]:
+    """Do the work, which leaves its answer; an error of Baton's is the state's name, so that it is the same there."""
     try:
         told = kind.from_json(call.encode(), where="call", error=InvalidInput)
         folder = Path(told.code_folder)
@@ -219,14 +220,53 @@ def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Any]) -> Sta
             if head is not None:
                 ledger.open(home, head, within=told.attempt)
             place = _Place(
-                spec=told.spec, code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry
-            )
-            answer: Contract = work(told, place)
+                spec=told.spec, code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry,
+                flow_run=str(flow_run.id),
+            )  # fmt: skip
+            answer = work(told, place)
             ledger.end("complete")
-        write_answer(home, str(flow_run.id), answer)
     except BatonError as fault:
         return Failed(name=type(fault).__name__, message=str(fault))
     return Completed(message=_words(answer))
+
+
+def _train(told: TrainSegmentCall, place: _Place) -> Contract:
+    """A segment, unless it is trained already; its answer is left whoever asks this process to go meanwhile."""
+    request = _in_what_is_left_of_its_time(told)
+    # Executed again, or too late: known before an accelerator is touched.
+    if RunLog(place.home).require_head().base != request.base:
+        return place.answers(SegmentResult.superseded(request))
+    before = find_segment(place.home, request)
+    if before is not None:
+        return place.answers(before)
+    from tasks.train_segment.task import train_segment_task
+
+    def work(_: Stops) -> Contract:
+        result = place.do(train_segment_task, request, code_folder=place.code_folder, recorded=told.recorded)
+        if result.staged is not None:
+            place.ledger.hands_on(result.staged.path)
+        return place.answers(result)
+
+    with place.devices(told.recorded) as environment:
+        if environment != told.recorded:
+            old, new = told.recorded.model_dump(), environment.model_dump()
+            changed = "; ".join(f"{key}: {old[key]} there, {new[key]} here" for key in new if new[key] != old[key])
+            text = (
+                "this is another environment than the log's, which is that of init-or-restore; have "
+                f"stages.init_or_restore run where stages.train_segment does: {changed}"
+            )
+            place.telemetry.emit(Note(text=text, warning=True))
+        # A signal between staging and the answer would lose a segment that is trained already.
+        return hold(work, told.spec.stop, telemetry=place.telemetry)
+
+
+def _in_what_is_left_of_its_time(told: TrainSegmentCall) -> SegmentRequest:
+    """The request, whose time budget went on while the flow run waited for a machine."""
+    budget = told.request.stop_within_seconds
+    if budget is None or told.asked_at is None:
+        return told.request
+    waited = max((datetime.now(UTC) - utc_time(told.asked_at)).total_seconds(), 0.0)  # another machine's clock
+    return told.request.model_copy(update={"stop_within_seconds": max(budget - waited, 0.0)})
 
 
 def require_same_code(told: StageCall, folder: Path) -> None:

@@ -27,7 +27,7 @@ from prefect.states import Completed
 from flows.goal import Goal, RelayResult, storage_of
 from flows.launch import stages_of
 from flows.prefect_away import Prefect, Told, prefect_answers
-from flows.relay import Stages, relay
+from flows.relay import Stages, devices_needed_by, relay
 from flows.showing import Shown
 from flows.telling import PrefectLog
 from flows.uninterrupted import uninterrupted
@@ -103,7 +103,7 @@ def train_run(
         others = Several((WATCHER.get(), PrefectLog()))
         with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
             sinks = Several((others, shown))
-            stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks)
+            stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks, max_seconds=goal.max_seconds)
             result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
     if (reached := REACHED.get()) is not None:
         reached.append(result)
@@ -117,8 +117,9 @@ def train_run(
 
 def import_stages(spec: RunSpec) -> None:
     """Import what runs in this process, which takes its time with TensorFlow."""
+    idle = {"evaluate"} - devices_needed_by(spec)
     for stage in Stages.names():
-        if stage not in spec.stages.elsewhere():
+        if stage not in spec.stages.elsewhere() and stage not in idle:
             _task_of(stage)
 
 

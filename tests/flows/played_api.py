@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,6 +33,7 @@ DATASET = DatasetRef(
     validation_examples=10,
     already_prepared=True,
 )
+MOST_THAT_PREFECT_TAKES = 1 << 19
 Play = Callable[["Api", UUID, StageCall], list[State | None]]
 
 
@@ -48,7 +50,8 @@ class Api:
         self.after_cancel: list[State | None] = [Cancelled()]
 
     def start(self, deployment: str, parameters: dict[str, Any], **facts: Any) -> UUID:
-        json.dumps(parameters, allow_nan=False)  # as Prefect's client will
+        text = json.dumps(parameters, allow_nan=False)  # as Prefect's client will
+        assert len(text) < MOST_THAT_PREFECT_TAKES
         found = uuid.uuid4()
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
         keys = self.started[-1]["call"]
@@ -113,9 +116,14 @@ class Asked:
         elsewhere = Elsewhere(
             flow_runs=self.api,  # type: ignore[arg-type]
             attempt="a" * 32,
-            clock=lambda: self.slept,
+            clock=lambda: time.monotonic() + self.slept,
             sleep=self.sleep,
         )
+        self.launcher = Launcher(self.file, elsewhere)
+
+    def until(self, seconds: float) -> None:
+        """Have a time budget."""
+        elsewhere = replace(self.launcher.elsewhere, until=self.launcher.elsewhere.clock() + seconds)
         self.launcher = Launcher(self.file, elsewhere)
 
     def sleep(self, seconds: float) -> None:

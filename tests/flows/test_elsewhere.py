@@ -30,6 +30,7 @@ from tasks.foundation.errors import (
     SourceError,
     StaleWriter,
 )
+from tasks.foundation.stops.holding import hold
 
 
 @pytest.fixture
@@ -116,6 +117,56 @@ def test_a_stage_that_nobody_begins_is_waited_for_and_it_is_said_once(run: FakeR
     asked = Asked(run, answers(DATASET, *[Scheduled()] * 300, Running(), Completed()))
     assert asked.prepare() == DATASET
     assert asked.heard.text.count("prepare-data has not begun after 120 s") == 1
+
+
+def test_one_that_ran_and_is_scheduled_again_has_begun(run: FakeRun) -> None:
+    asked = Asked(run, answers(DATASET, Running(), *[Scheduled()] * 300, Running(), Completed()))
+    # Its answer was there as soon as it was scheduled again, so nobody waits for another machine.
+    assert asked.prepare() == DATASET
+    assert asked.api.cancelled == [asked.api.started[0]["id"]]
+    assert "has not begun" not in asked.heard.text
+
+
+def test_what_has_not_begun_when_the_time_is_over_is_not_waited_for(run: FakeRun) -> None:
+    asked = Asked(run, ends(Scheduled()))
+    asked.until(0.05)
+    with pytest.raises(StageStopped, match=r"was told to go \(time budget\)") as caught:
+        asked.prepare()
+    assert caught.value.reason == "time_budget"
+    assert len(asked.api.cancelled) == 1
+    # And what comes after it is not begun.
+    with pytest.raises(StageStopped, match=r"was not begun \(time budget\)"):
+        asked.prepare()
+    assert len(asked.api.started) == 1
+
+
+def test_what_runs_when_the_time_is_over_is_let_finish(run: FakeRun) -> None:
+    asked = Asked(run, answers(DATASET, *[Running()] * 900, Completed()))
+    assert hold(lambda _: asked.prepare(), asked.file.spec.stop, within_seconds=0.2) == DATASET
+    assert asked.api.cancelled == []
+    # One that trains was given the budget: it stops by itself, and has its time for a last commit.
+    asked = Asked(run, answers(staged(run), *[Running()] * 250, Completed()))
+    assert hold(lambda _: asked.train(), asked.file.spec.stop, within_seconds=0.2) == staged(run)
+    assert asked.api.cancelled == []
+
+
+def test_one_that_trains_on_beyond_its_time_is_told_to_go(run: FakeRun) -> None:
+    asked = Asked(run, ends(Running()))
+    asked.api.after_cancel = [Cancelled()]
+    with pytest.raises(StageStopped, match="was told to go"):
+        hold(lambda _: asked.train(), asked.file.spec.stop, within_seconds=0.2)
+    assert asked.slept > 200
+
+
+def test_who_was_told_to_go_and_has_committed_is_gone_on_from(run: FakeRun) -> None:
+    left = staged(run).model_copy(update={"staged": None, "exit_reason": "sigterm"})
+    asked = Asked(run, answers(left, Running(), Crashed()), answers(staged(run)))
+    assert asked.train() == staged(run)
+    asked = Asked(run, answers(left, Running(), Cancelled()))
+    with pytest.raises(StageStopped) as caught:
+        asked.train()
+    assert caught.value.reason == "cancelled"
+    assert not [path for path in run.home.files("answers") if asked.api.started[0]["id"].hex in path]
 
 
 def test_tries_that_bring_nothing_come_to_an_end(run: FakeRun) -> None:

@@ -4,6 +4,7 @@ import json
 import uuid
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from fake_run import FakeRun
@@ -11,14 +12,15 @@ from played_api import DATASET, Api, Asked, Heard, answers, ends, on_the_tip, ru
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Running, Scheduled
 
-from flows.answers import write_answer
+from flows.answers import hand_on, handed_on, write_answer
 from flows.goal import preflight
 from flows.launch import Launcher, code_digests, stages_of
 from flows.relay import StageStopped
 from flows.stages import require_same_code
-from tasks.foundation.contracts.call import PrepareDataCall, TrainSegmentCall
+from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall, StageCall, TrainSegmentCall
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import (
     AcceleratorError,
     DamagedCheckpoint,
@@ -78,6 +80,33 @@ def test_what_is_trained_is_handed_on_until_it_is_committed(run: FakeRun) -> Non
     assert again.api.started == []
     assert again.commit(result) == entry
     assert not list(run.home.files("answers"))
+
+
+def test_a_long_segment_can_be_committed_elsewhere(run: FakeRun) -> None:
+    asked = Asked(run)
+    rows = tuple(
+        MetricRow(step=100 + n, metrics={f"metric_{k}": 0.1234567890123 for k in range(8)}) for n in range(6000)
+    )
+    result, entry = on_the_tip(asked).model_copy(update={"history": rows}), run.log.entry(run.head.number)
+    handed = []
+
+    def commits(api: Api, flow_run: UUID, call: StageCall) -> list[State | None]:
+        assert isinstance(call, CheckpointToGcsCall)
+        handed.append(handed_on(run.home, call.result))
+        return answers(entry)(api, flow_run, call)
+
+    asked.api.plays = [commits]
+    assert asked.commit(result) == entry
+    assert handed == [result]
+    assert not list(run.home.files("answers"))
+
+
+def test_a_long_segment_that_was_trained_elsewhere_lies_there_once(run: FakeRun) -> None:
+    asked = Asked(run)
+    result = on_the_tip(asked)
+    asked.api.plays = [answers(result)]
+    assert hand_on(run.home, asked.train()) == f"answers/{asked.api.started[0]['id']}.json"
+    assert len(list(run.home.files("answers"))) == 1
 
 
 def test_what_proves_damaged_is_not_handed_on(run: FakeRun) -> None:

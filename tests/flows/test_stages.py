@@ -1,5 +1,11 @@
-"""What a stage elsewhere says of its devices."""
+"""A stage elsewhere: its devices, its answer when it is told to go, its time."""
 
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,12 +13,19 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from fake_run import FakeRun
+from played_api import Asked, Heard, on_the_tip, run_with_code
 from prefect import task
 
+import tasks.train_segment.task as train_segment_room
 from flows import stages
+from flows.answers import find_segment
 from tasks.foundation.accelerator import strategy
+from tasks.foundation.contracts.call import TrainSegmentCall
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import AcceleratorLost
+from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.stops import Stops
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.ledger import Ledger
 
@@ -26,12 +39,98 @@ def lost_in_the_middle(**_: Any) -> None:
 def test_devices_that_go_are_a_lost_accelerator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, error: type[Exception]
 ) -> None:
-    monkeypatch.setattr(strategy, "acquire", lambda *_: SimpleNamespace(kind=kind, replicas=8, hosts=1))
+    monkeypatch.setattr(
+        strategy, "acquire", lambda *_: SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=None)
+    )
     monkeypatch.setattr(stages, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
     run = FakeRun(tmp_path)
     place = stages._Place(
         spec=load_run_file(run.run_file()).spec, code_folder=tmp_path, storage=run.root, home=run.home, ledger=Ledger(),
-        telemetry=Silent(),
+        telemetry=Silent(), flow_run="0",
     )  # fmt: skip
-    with pytest.raises(error, match="Socket closed"):
-        place.do_on_devices(None, lost_in_the_middle, recorded=None)
+    with pytest.raises(error, match="Socket closed"), place.devices(None):
+        place.do(lost_in_the_middle, recorded=None)
+
+
+class Gone(BaseException):
+    pass
+
+
+@contextmanager
+def handler() -> Iterator[None]:
+    def handle(*_: object) -> None:
+        raise Gone
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+    """A run with code, and devices that need no TensorFlow."""
+    asked = Asked(run_with_code(tmp_path))
+    acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=asked.run.head.environment)
+    monkeypatch.setattr(strategy, "acquire", lambda *_: acquired)
+    monkeypatch.setattr(stages, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
+    return asked
+
+
+def place_of(asked: Asked, telemetry: Any) -> stages._Place:
+    return stages._Place(
+        spec=asked.file.spec, code_folder=asked.file.folder, storage=asked.run.root, home=asked.run.home,
+        ledger=Ledger(), telemetry=telemetry, flow_run="f1",
+    )  # fmt: skip
+
+
+def call_of(asked: Asked, **more: Any) -> TrainSegmentCall:
+    told = asked.launcher._told("train_segment", asked.run.root)
+    return TrainSegmentCall(**told, **{"request": asked.request, "recorded": asked.run.head.environment, **more})
+
+
+def test_who_is_told_to_go_while_it_stages_answers_all_the_same(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
+    result, trained = on_the_tip(asked), []
+
+    @task
+    def train_segment(request: SegmentRequest, **_: Any) -> SegmentResult:
+        def work(_: Stops) -> SegmentResult:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # uploading
+            trained.append(request)
+            return result
+
+        return hold(work, request.spec.stop)
+
+    monkeypatch.setattr(train_segment_room, "train_segment_task", train_segment)
+    with handler(), pytest.raises(Gone):
+        stages._train(call_of(asked), place_of(asked, Silent()))
+    assert find_segment(asked.run.home, asked.request) == result
+    # Scheduled again and executed before anybody has committed it, it is not trained twice.
+    assert stages._train(call_of(asked), place_of(asked, Silent())) == result
+    assert len(trained) == 1
+
+
+def test_a_stage_in_another_environment_than_the_logs_says_so(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
+    heard, result = Heard(), on_the_tip(asked)
+    monkeypatch.setattr(train_segment_room, "train_segment_task", task(lambda *_, **__: result, name="train-segment"))
+    stages._train(
+        call_of(asked, recorded=asked.run.head.environment.model_copy(update={"replicas": 8})), place_of(asked, heard)
+    )
+    assert "stages.init_or_restore" in heard.text
+    assert "replicas: 8 there, 2 here" in heard.text
+
+
+def test_the_time_budget_goes_on_while_a_machine_is_waited_for(asked: Asked) -> None:
+    request = asked.request.model_copy(update={"stop_within_seconds": 3600.0})
+
+    def left(ago: timedelta) -> float:
+        told = call_of(asked, request=request, asked_at=(datetime.now(UTC) - ago).isoformat())
+        found = stages._in_what_is_left_of_its_time(told).stop_within_seconds
+        assert found is not None
+        return found
+
+    assert left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
+    assert left(timedelta(hours=2)) == 0
+    assert left(-timedelta(hours=2)) == 3600  # a clock that is wrong gives no more than was granted

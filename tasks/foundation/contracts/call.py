@@ -7,12 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from tasks.foundation.contracts.attempt import Time
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.segment import SegmentRequest
 
 
 class StageCall(Contract):
@@ -44,13 +45,18 @@ class TrainSegmentCall(StageCall):
 
     request: SegmentRequest
     recorded: Environment
+    asked_at: Time | None = Field(
+        default=None, description="when it was asked for, UTC: the request's time budget counts from then"
+    )
 
 
 class CheckpointToGcsCall(StageCall):
     """`checkpoint_to_gcs`, which answers with the Entry."""
 
     request: SegmentRequest
-    result: SegmentResult
+    result: str = Field(
+        description="path of the SegmentResult in the run's home: a long segment's curves are more than Prefect takes"
+    )
 
 
 class EvaluateCall(StageCall):
