@@ -42,13 +42,16 @@ A = TypeVar("A", bound=Contract)
 _FILE_REFERENCE = re.compile(r".+\.py:\w+")
 
 
-def stages_of(run: RunFile, inline: Callable[[str], Callable[..., Any]], *, attempt: str, telemetry: Sink) -> Stages:
+def stages_of(
+    run: RunFile, inline: Callable[[str], Callable[..., Any]], *, attempt: str | None, telemetry: Sink
+) -> Stages:
     """The five stages as the run file wants them.
 
     Args:
         run: the run file; its `stages` say which run elsewhere.
         inline: the stage of a name that runs in this process.
-        attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them.
+        attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them. None: they
+            are no part of a run's way, and leave no attempts.
         telemetry: is told what is launched, and what became of it.
 
     Raises:

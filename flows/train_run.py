@@ -47,6 +47,10 @@ WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B03
 REACHED: ContextVar[list[RelayResult] | None] = ContextVar("reached", default=None)
 
 
+# What the metadata server tells of.
+MACHINE_GOES = frozenset({"preempted", "maintenance"})
+
+
 class MachineIsGoing(TerminationSignal):
     """The metadata server says that this machine is about to be taken: the same as a SIGTERM, only sooner.
 
@@ -64,13 +68,13 @@ def tags_of(spec: RunSpec) -> tuple[str, str]:
     return "baton", f"run:{spec.run}"
 
 
-def _run_name() -> str:
+def run_name() -> str:
     """Flow runs are named after the training run."""
     parameters = flow_run.parameters
     return load_run_file(Path(parameters["run_file"]), parameters.get("overrides") or []).spec.run
 
 
-@flow(name="train-run", flow_run_name=_run_name, validate_parameters=True)
+@flow(name="train-run", flow_run_name=run_name, validate_parameters=True)
 def train_run(
     run_file: str,
     overrides: list[str] | None = None,
@@ -110,7 +114,7 @@ def train_run(
     if not prefect_answers():
         # The engine tries the last state, and then a failure to tell it, each for a minute by Prefect's settings.
         others.emit(Note(text="Prefect does not answer; for up to two minutes it is tried to tell it", warning=True))
-    if result.exit_reason in {"preempted", "maintenance"}:
+    if result.exit_reason in MACHINE_GOES:
         raise MachineIsGoing(result.exit_reason)
     return _ended(result, run.spec)
 

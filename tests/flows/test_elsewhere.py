@@ -137,6 +137,14 @@ def test_attempts_of_dead_stages_are_diagnosed(run: FakeRun) -> None:
     assert len(asked.api.started) == 2
 
 
+def test_what_is_no_part_of_a_run_is_asked_for_again_though_the_run_is_stuck(run: FakeRun) -> None:
+    for letter in "abc":
+        record = record_of(letter * 32, mark="100", from_step=100, committed_step=100)
+        run.home.write(f"attempts/{record.attempt}.json", record.to_json())
+    asked = Asked(run, ends(Crashed()), answers(DATASET), stop={"attempts_without_progress": 3}, attempt=None)
+    assert asked.prepare() == DATASET
+
+
 def test_a_cancelled_stage_stops_the_command(run: FakeRun) -> None:
     asked = Asked(run, ends(Running(), Cancelled()))
     with pytest.raises(StageStopped) as caught:
