@@ -35,6 +35,7 @@ from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BatonError
 from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
 from tasks.foundation.telemetry.wording import metric_words
 
@@ -69,9 +70,16 @@ def tags_of(spec: RunSpec) -> tuple[str, str]:
 
 
 def run_name() -> str:
-    """Flow runs are named after the training run."""
-    parameters = flow_run.parameters
-    return load_run_file(Path(parameters["run_file"]), parameters.get("overrides") or []).spec.run
+    """Flow runs are named after the training run; where the run file is refused, after the file.
+
+    Prefect names a flow run before it begins, where an error would be the engine's: the flow run would crash, or stay
+    pending. The flow meets the same refusal, and fails with its sentence.
+    """
+    file, overrides = Path(flow_run.parameters["run_file"]), flow_run.parameters.get("overrides")
+    try:
+        return load_run_file(file, overrides or []).spec.run
+    except BatonError:
+        return file.name or str(file)
 
 
 @flow(name="train-run", flow_run_name=run_name, validate_parameters=True)
