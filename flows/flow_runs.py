@@ -146,7 +146,7 @@ class FlowRuns:
                 with self.connect() as client:
                     return ask(client)
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
-                _require_passing(fault)
+                require_passing(fault)
                 away = self.clock() - began
                 said = f"Prefect's API does not answer ({type(fault).__name__}: {fault})"
                 if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
@@ -166,8 +166,8 @@ def _is_forgotten(state: State | None) -> bool:
     return datetime.now(UTC) - state.timestamp > _LONGEST_GOODBYE
 
 
-def _require_passing(fault: httpx.TransportError | PrefectHTTPStatusError) -> None:
-    """Refuse to wait where no time helps.
+def require_passing(fault: Exception) -> None:
+    """Refuse to wait for Prefect's API where no time helps.
 
     Raises:
         InvalidInput: the API does not take who asks.

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from played_api import Heard
+from played_api import Heard, run_with_code
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Running
+from prefect_server import baton, environment_with
 
 from flows.flow_runs import FlowRuns
 from tasks.foundation.contracts.run_spec import StopSpec
@@ -130,3 +132,16 @@ def test_what_is_too_slow_is_asked_again_and_what_is_wrong_is_not(code: int, *, 
     with server_that_says(code), pytest.raises(StageLost if passes else PrefectHTTPStatusError):
         runs.require_deployment("train-segment/docker", of="stages.train_segment.deployment")
     assert bool(slept) == passes
+
+
+@pytest.mark.slow
+def test_the_command_refuses_a_wrong_key_and_writes_nothing(tmp_path: Path) -> None:
+    run = run_with_code(tmp_path)
+    before = run.files()
+    with server_that_says(401) as url:
+        environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
+        done = baton(environment, "run", str(run.run_file()), "--set", "train.steps=200")
+    assert done.returncode == 2, done.stderr
+    assert "PREFECT_API_KEY" in done.stderr
+    assert "unexpected" not in done.stderr
+    assert run.files() == before
