@@ -6,6 +6,7 @@ missing there.
 """
 
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -80,20 +81,21 @@ class Elsewhere:
 
     Attributes:
         flow_runs: of Prefect's API.
-        attempt: a uuid4 made in this process.
+        attempt: a uuid4 made in this process; None: what is asked for is not part of a run's way.
         clock: seconds, never going back.
         until: when the time budget is used up, by `clock`: what has not begun by then is not waited for.
     """
 
     flow_runs: FlowRuns
-    attempt: str
+    attempt: str | None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     until: float | None = None
     _tries: list[UUID] = field(default_factory=list)
+    _asker: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
-    def within(cls, seconds: float | None, *, flow_runs: FlowRuns, attempt: str) -> "Elsewhere":
+    def within(cls, seconds: float | None, *, flow_runs: FlowRuns, attempt: str | None) -> "Elsewhere":
         """With a time budget that counts from now."""
         until = None if seconds is None else time.monotonic() + seconds
         return cls(flow_runs=flow_runs, attempt=attempt, until=until)
@@ -135,7 +137,7 @@ class Elsewhere:
                     return self._ask_once(question, kind, home, stops, telemetry)
                 except _Lost as lost:
                     tries += 1
-                    _require_another_try(home, question.call.spec, tries, str(lost))
+                    _require_another_try(home, question.call, tries, str(lost))
                     telemetry.emit(Note(text=f"{lost}; looking at the log and trying again", warning=True))
                 self._pause(min(2.0 ** (tries - 1), _LONGEST_PAUSE_SECONDS), stops)
 
@@ -176,7 +178,7 @@ class Elsewhere:
             name=f"{question.call.spec.run} {question}",
             tags=tags_of(question.call.spec.run, question.stage),
             # Of this attempt and this try only: a flow run of another has another base, or is dead.
-            key=f"{self.attempt}/{len(self._tries)}",
+            key=f"{self.attempt or self._asker}/{len(self._tries)}",
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{question} runs as flow run {flow_run} of {question.deployment}"))
@@ -243,15 +245,15 @@ class Elsewhere:
             self.sleep(min(_LOOK_AGAIN_SECONDS, seconds))
 
 
-def _require_another_try(home: Storage, spec: RunSpec, tries: int, why: str) -> None:
+def _require_another_try(home: Storage, call: StageCall, tries: int, why: str) -> None:
     """Refuse to rent for what is lost again and again.
 
     Raises:
         NoProgress: as many tries in a row as `stop.attempts_without_progress` brought nothing.
     """
-    limit = spec.stop.attempts_without_progress
+    limit = call.spec.stop.attempts_without_progress
     head = RunLog(home).head()
-    if head is not None:
+    if head is not None and call.attempt is not None:
         require_progress(home, head, limit=limit, now=datetime.now(UTC))
     if tries >= limit:
         raise NoProgress(f"{why}; {tries} tries in a row brought nothing. See the log of its work pool's worker")

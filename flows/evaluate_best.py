@@ -4,7 +4,6 @@ A scheduled look from outside: what the log says of a checkpoint is compared wit
 """
 
 import math
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import Any, Literal
 
 from prefect import flow, tags
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from pydantic import Field
 
 from flows.commands.address import OpenedRun, holds_a_log
 from flows.goal import preflight, storage_of
 from flows.launch import stages_of
+from flows.relay import StageStopped
 from flows.telling import PrefectLog
-from flows.train_run import inline_stages, tags_of
+from flows.train_run import MACHINE_GOES, MachineIsGoing, inline_stages, run_name, tags_of
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
@@ -64,18 +63,13 @@ class Chosen:
     logged: dict[str, float] | None
 
 
-def _run_name() -> str:
-    """Flow runs are named after the training run."""
-    parameters = flow_run.parameters
-    return load_run_file(Path(parameters["run_file"]), parameters.get("overrides") or []).spec.run
-
-
-@flow(name="evaluate-best", flow_run_name=_run_name, validate_parameters=True)
+@flow(name="evaluate-best", flow_run_name=run_name, validate_parameters=True)
 def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step = "best") -> Any:
     """Evaluate a committed checkpoint of a run once more, on all validation examples, and compare with its log.
 
     It returns a `FreshEvaluation`. Where the metrics are not those of the log, the flow run says so with a warning and
-    ends as `Differs`, which Prefect counts as completed.
+    ends as `Differs`, which Prefect counts as completed. Where the stage runs elsewhere and is cancelled there, so is
+    this flow run.
 
     Args:
         run_file: path of the run file.
@@ -87,7 +81,10 @@ def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step 
     with tags(*tags_of(run.spec)):
         telemetry = PrefectLog()
         with warnings_as_notes(telemetry):
-            return ended(evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry))
+            try:
+                return ended(evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry))
+            except StageStopped as stop:
+                return stopped(stop)
 
 
 def evaluate_again(
@@ -168,7 +165,7 @@ def chosen_of(run: RunFile, step: Step) -> Chosen:
 
 def _evaluate(run: RunFile, chosen: Chosen, telemetry: Sink) -> Evaluation:
     """Through the stages, here or elsewhere as the run file says."""
-    stages = stages_of(run, inline_stages(), attempt=uuid.uuid4().hex, telemetry=telemetry)
+    stages = stages_of(run, inline_stages(), attempt=None, telemetry=telemetry)  # the run's way is not ours
     place = {"code_folder": run.folder, "storage": storage_of(run), "telemetry": telemetry}
     if "evaluate" not in stages.elsewhere:
         from tasks.foundation.accelerator.strategy import acquire  # brings TensorFlow
@@ -206,3 +203,14 @@ def ended(result: FreshEvaluation) -> State[FreshEvaluation]:
     how = {None: "not evaluated before", True: "as the log says", False: "NOT as the log says"}[result.agrees]
     name = "Differs" if result.agrees is False else "Completed"
     return Completed(name=name, message=f"step {result.step}: {told}; {how}", data=result)
+
+
+def stopped(stop: StageStopped) -> State[FreshEvaluation]:
+    """The state of a flow run whose stage elsewhere was told to go.
+
+    Raises:
+        MachineIsGoing: because this flow run's machine is taken.
+    """
+    if stop.reason in MACHINE_GOES:
+        raise MachineIsGoing(stop.reason) from stop
+    return Cancelled(message=f"nothing was evaluated: {stop}")

@@ -17,6 +17,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from tasks.foundation.errors import InvalidInput, StageLost
@@ -30,7 +31,9 @@ _PATIENCE_SECONDS = 600.0
 # Of a process that has been told to go.
 _LAST_PATIENCE_SECONDS = 5.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
-_SERVER_FAULT, _TOO_MANY = 500, 429
+_SERVER_FAULT = 500
+_PASSING = frozenset({408, 429})  # too slow, too many
+_REFUSED = frozenset({401, 403})
 _UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 # What was cancelled longer ago has nobody left to tell of its end.
 _LONGEST_GOODBYE = timedelta(minutes=10)
@@ -60,11 +63,7 @@ class FlowRuns:
             try:
                 client.read_deployment_by_name(name)
             except ObjectNotFound:
-                raise InvalidInput(
-                    f"{of} = {name}: Prefect's API at {client.api_url} has no such deployment. Deploy it (prefect "
-                    "deploy --all --prefect-file deploy/prefect.yaml), set PREFECT_API_URL to the server that has it, "
-                    f"or leave {of} out to run the stage in this process"
-                ) from None
+                raise _no_such_deployment(client, name, of=of) from None
 
         self._patiently(look)
 
@@ -77,12 +76,20 @@ class FlowRuns:
             name: what Prefect's UI calls it.
             tags: of the flow run.
             key: asked twice with the same one, there is still only one flow run.
+
+        Raises:
+            InvalidInput: the API does not know it any more.
         """
 
-        def start(_client: SyncPrefectClient) -> UUID:
-            started = run_deployment(
-                deployment, parameters=parameters, flow_run_name=name, tags=list(tags), idempotency_key=key, timeout=0
-            )
+        def start(client: SyncPrefectClient) -> UUID:
+            try:
+                started = run_deployment(
+                    deployment, parameters=parameters, flow_run_name=name, tags=list(tags), idempotency_key=key,
+                    timeout=0,
+                )  # fmt: skip
+            except ObjectNotFound:
+                stage = deployment.partition("/")[0].replace("-", "_")
+                raise _no_such_deployment(client, deployment, of=f"stages.{stage}.deployment") from None
             found: UUID = started.id  # type: ignore[union-attr]  # called without an event loop, it returns the flow run
             return found
 
@@ -130,7 +137,8 @@ class FlowRuns:
         """Ask until there is an answer.
 
         Raises:
-            StageLost: the API has been away for too long.
+            InvalidInput: the API does not take who asks.
+            StageLost: it has been away for too long.
         """
         began, wait = self.clock(), _FIRST_WAIT_SECONDS
         while True:
@@ -138,8 +146,7 @@ class FlowRuns:
                 with self.connect() as client:
                     return ask(client)
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
-                if not _may_pass(fault):
-                    raise
+                require_passing(fault)
                 away = self.clock() - began
                 said = f"Prefect's API does not answer ({type(fault).__name__}: {fault})"
                 if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
@@ -159,7 +166,29 @@ def _is_forgotten(state: State | None) -> bool:
     return datetime.now(UTC) - state.timestamp > _LONGEST_GOODBYE
 
 
-def _may_pass(fault: Exception) -> bool:
-    if isinstance(fault, PrefectHTTPStatusError):
-        return fault.response.status_code >= _SERVER_FAULT or fault.response.status_code == _TOO_MANY
-    return True
+def require_passing(fault: Exception) -> None:
+    """Refuse to wait for Prefect's API where no time helps.
+
+    Raises:
+        InvalidInput: the API does not take who asks.
+        PrefectHTTPStatusError: it is not to be had for another reason.
+    """
+    if not isinstance(fault, PrefectHTTPStatusError):
+        return
+    code = fault.response.status_code
+    if code in _REFUSED:
+        raise InvalidInput(
+            f"PREFECT_API_URL = {PREFECT_API_URL.value()}: Prefect's API refuses who asks (HTTP {code}). Set "
+            "PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (a server with a password) to what it takes, "
+            "or PREFECT_API_URL to the server that is meant"
+        ) from fault
+    if code < _SERVER_FAULT and code not in _PASSING:
+        raise fault
+
+
+def _no_such_deployment(client: SyncPrefectClient, name: str, *, of: str) -> InvalidInput:
+    return InvalidInput(
+        f"{of} = {name}: Prefect's API at {client.api_url} has no such deployment. Deploy it (prefect "
+        "deploy --all --prefect-file deploy/prefect.yaml), set PREFECT_API_URL to the server that has it, "
+        f"or leave {of} out to run the stage in this process"
+    )

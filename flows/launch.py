@@ -47,7 +47,7 @@ def stages_of(
     run: RunFile,
     inline: Callable[[str], Callable[..., Any]],
     *,
-    attempt: str,
+    attempt: str | None,
     telemetry: Sink,
     max_seconds: float | None = None,
 ) -> Stages:
@@ -56,7 +56,8 @@ def stages_of(
     Args:
         run: the run file; its `stages` say which run elsewhere.
         inline: the stage of a name that runs in this process.
-        attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them.
+        attempt: a uuid4 made in this process; the stages' attempts name it as the one that waits for them. None: they
+            are no part of a run's way, and leave no attempts.
         telemetry: is told what is launched, and what became of it.
         max_seconds: so long, from now, stages may wait for their turn.
 

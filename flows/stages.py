@@ -217,7 +217,7 @@ def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -
             telemetry = Several((others, shown))
             stack.enter_context(warnings_as_notes(telemetry))
             head = RunLog(home).head()
-            if head is not None:
+            if head is not None and told.attempt is not None:
                 ledger.open(home, head, within=told.attempt)
             place = _Place(
                 spec=told.spec, code_folder=folder, storage=storage, home=home, ledger=ledger, telemetry=telemetry,

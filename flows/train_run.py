@@ -35,6 +35,7 @@ from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BatonError
 from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
 from tasks.foundation.telemetry.wording import metric_words
 
@@ -45,6 +46,10 @@ WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B03
 
 # What was reached, for who calls the flow in this process: Prefect may be gone when it is to be told.
 REACHED: ContextVar[list[RelayResult] | None] = ContextVar("reached", default=None)
+
+
+# What the metadata server tells of.
+MACHINE_GOES = frozenset({"preempted", "maintenance"})
 
 
 class MachineIsGoing(TerminationSignal):
@@ -64,13 +69,20 @@ def tags_of(spec: RunSpec) -> tuple[str, str]:
     return "baton", f"run:{spec.run}"
 
 
-def _run_name() -> str:
-    """Flow runs are named after the training run."""
-    parameters = flow_run.parameters
-    return load_run_file(Path(parameters["run_file"]), parameters.get("overrides") or []).spec.run
+def run_name() -> str:
+    """Flow runs are named after the training run; where the run file is refused, after the file.
+
+    Prefect names a flow run before it begins, where an error would be the engine's: the flow run would crash, or stay
+    pending. The flow meets the same refusal, and fails with its sentence.
+    """
+    file, overrides = Path(flow_run.parameters["run_file"]), flow_run.parameters.get("overrides")
+    try:
+        return load_run_file(file, overrides or []).spec.run
+    except BatonError:
+        return file.name or str(file)
 
 
-@flow(name="train-run", flow_run_name=_run_name, validate_parameters=True)
+@flow(name="train-run", flow_run_name=run_name, validate_parameters=True)
 def train_run(
     run_file: str,
     overrides: list[str] | None = None,
@@ -110,7 +122,7 @@ def train_run(
     if not prefect_answers():
         # The engine tries the last state, and then a failure to tell it, each for a minute by Prefect's settings.
         others.emit(Note(text="Prefect does not answer; for up to two minutes it is tried to tell it", warning=True))
-    if result.exit_reason in {"preempted", "maintenance"}:
+    if result.exit_reason in MACHINE_GOES:
         raise MachineIsGoing(result.exit_reason)
     return _ended(result, run.spec)
 

@@ -161,11 +161,14 @@ def test_three_ways_are_one_and_what_they_made_is_evaluated_again(
 
     # Each goes on where the one before has stopped.
     adhoc = prefect.deploy("flows/train_run.py:train_run", "adhoc")
+    refused = prefect.start(adhoc, run_file=FILE, overrides=["train.stepz=3"])
     given = {"run_file": FILE, "overrides": json.dumps(overrides), "until_step": 1500}
     with prefect.worker():
         parameters = [word for key, value in given.items() for word in ("--param", f"{key}={value}")]
         prefect.command("deployment", "run", "train-run/adhoc", *parameters, "--watch", "--watch-interval", "1")
-    assert [run["state_name"] for run in prefect.runs(adhoc, *ENDED)] == ["Completed"]
+        wait_until(lambda: prefect.state(refused) in ENDED)
+    assert sorted(run["state_name"] for run in prefect.runs(adhoc, *ENDED)) == ["Completed", "Failed"]
+    assert "train.stepz" in prefect.run(refused)["state"]["message"]
     assert tip_of(home).step == 1500
     assert module("--max-segments", "1") == 3
     assert command("--max-segments", "1") == 3

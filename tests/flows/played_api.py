@@ -16,7 +16,13 @@ from prefect.states import Cancelled, Completed, Pending, Running, Scheduled
 from flows.answers import write_answer
 from flows.elsewhere import Elsewhere
 from flows.launch import Launcher, forgetting
-from tasks.foundation.contracts.call import CheckpointToGcsCall, PrepareDataCall, StageCall, TrainSegmentCall
+from tasks.foundation.contracts.call import (
+    CheckpointToGcsCall,
+    EvaluateCall,
+    PrepareDataCall,
+    StageCall,
+    TrainSegmentCall,
+)
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
@@ -55,10 +61,14 @@ class Api:
         found = uuid.uuid4()
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
         keys = self.started[-1]["call"]
-        call = CheckpointToGcsCall if "result" in keys else TrainSegmentCall if "request" in keys else PrepareDataCall
+        asked = {"result": CheckpointToGcsCall, "request": TrainSegmentCall, "checkpoint": EvaluateCall}
+        call: type[StageCall] = next((kind for key, kind in asked.items() if key in keys), PrepareDataCall)
         told = call.from_json(parameters["call"].encode(), where="call", error=InvalidInput)
         self.states[found] = self.plays.pop(0)(self, found, told)
         return found
+
+    def require_deployment(self, name: str, *, of: str) -> None:
+        """Every deployment is there."""
 
     def state(self, flow_run: UUID) -> State | None:
         states = self.states[flow_run]
@@ -105,7 +115,9 @@ def run_with_code(folder: Path) -> FakeRun:
 class Asked:
     """A launcher on a played API."""
 
-    def __init__(self, run: FakeRun, *plays: Play, stop: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, run: FakeRun, *plays: Play, stop: Mapping[str, Any] | None = None, attempt: str | None = "a" * 32
+    ) -> None:
         names = ("prepare_data", "train_segment", "checkpoint_to_gcs")
         settings = [f"stages.{name}={name.replace('_', '-')}/docker" for name in names]
         self.file = load_run_file(
@@ -115,7 +127,7 @@ class Asked:
         self.slept = 0.0
         elsewhere = Elsewhere(
             flow_runs=self.api,  # type: ignore[arg-type]
-            attempt="a" * 32,
+            attempt=attempt,
             clock=lambda: time.monotonic() + self.slept,
             sleep=self.sleep,
         )

@@ -119,12 +119,16 @@ def test_a_stage_that_nobody_begins_is_waited_for_and_it_is_said_once(run: FakeR
     assert asked.heard.text.count("prepare-data has not begun after 120 s") == 1
 
 
-def test_one_that_ran_and_is_scheduled_again_has_begun(run: FakeRun) -> None:
+def test_one_that_ran_and_waits_for_another_machine_has_begun(run: FakeRun) -> None:
+    asked = Asked(run, ends(Running(), *[Scheduled()] * 300, Crashed()), answers(DATASET))
+    assert asked.prepare() == DATASET
+    assert "has not begun" not in asked.heard.text
+
+
+def test_one_that_has_answered_and_is_scheduled_again_is_not_waited_for(run: FakeRun) -> None:
     asked = Asked(run, answers(DATASET, Running(), *[Scheduled()] * 300, Running(), Completed()))
-    # Its answer was there as soon as it was scheduled again, so nobody waits for another machine.
     assert asked.prepare() == DATASET
     assert asked.api.cancelled == [asked.api.started[0]["id"]]
-    assert "has not begun" not in asked.heard.text
 
 
 def test_what_has_not_begun_when_the_time_is_over_is_not_waited_for(run: FakeRun) -> None:
@@ -186,6 +190,14 @@ def test_attempts_of_dead_stages_are_diagnosed(run: FakeRun) -> None:
     with pytest.raises(NoProgress, match="died without a word in train"):
         asked.train()
     assert len(asked.api.started) == 2
+
+
+def test_what_is_no_part_of_a_run_is_asked_for_again_though_the_run_is_stuck(run: FakeRun) -> None:
+    for letter in "abc":
+        record = record_of(letter * 32, mark="100", from_step=100, committed_step=100)
+        run.home.write(f"attempts/{record.attempt}.json", record.to_json())
+    asked = Asked(run, ends(Crashed()), answers(DATASET), stop={"attempts_without_progress": 3}, attempt=None)
+    assert asked.prepare() == DATASET
 
 
 def test_a_cancelled_stage_stops_the_command(run: FakeRun) -> None:

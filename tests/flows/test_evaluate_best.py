@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 from fake_run import FakeRun
 from lab import Heard
+from played_api import DATASET, Api, Play, answers, ends
+from prefect.logging import disable_run_logger
+from prefect.states import Cancelled, Completed
 
-from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again
+from flows import launch
+from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again, evaluate_best, stopped
+from flows.relay import StageStopped
+from flows.train_run import MachineIsGoing
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import (
@@ -164,3 +170,42 @@ def test_a_checkpoint_that_is_damaged_stays_damaged(tmp_path: Path) -> None:
 
     with pytest.raises(DamagedCheckpoint, match="differs"):
         evaluate_again(file_of(run), None, evaluate, Heard())
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -> tuple[Api, list[str]]:
+    """Prefect's API, played, and the settings with which stages are asked of it."""
+    (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
+    api = Api(run, *plays)
+    monkeypatch.setattr(launch, "FlowRuns", lambda **_: api)
+    return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
+
+
+def test_stages_elsewhere_are_told_that_they_are_no_part_of_the_runs_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(0.9)
+    keys = set()
+    for _ in range(2):
+        done = giving(0.9)(chosen_of(file_of(run), "best"))
+        api, settings = elsewhere(monkeypatch, run, answers(DATASET, Completed()), answers(done, Completed()))
+        with disable_run_logger():
+            state = evaluate_best.fn(str(run.run_file()), settings)
+        assert state.message == "step 100: accuracy 0.9; as the log says"
+        assert [started["call"]["attempt"] for started in api.started] == [None, None]
+        keys |= {started["key"] for started in api.started}
+    assert len(keys) == 4
+
+
+def test_a_stage_that_is_cancelled_elsewhere_cancels_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun(tmp_path).train(100)
+    _, settings = elsewhere(monkeypatch, run, answers(DATASET, Completed()), ends(Cancelled()))
+    with disable_run_logger():
+        state = evaluate_best.fn(str(run.run_file()), settings)
+    assert state.type.value == "CANCELLED"
+    assert state.message.startswith("nothing was evaluated: evaluate step 100 (flow run ")
+
+
+def test_where_its_own_machine_is_taken_it_has_crashed() -> None:
+    with pytest.raises(MachineIsGoing):
+        stopped(StageStopped("preempted", "evaluate was told to go"))

@@ -1,4 +1,4 @@
-"""A stage elsewhere: its devices, its answer when it is told to go, its time."""
+"""A stage elsewhere: its devices, its answer when it is told to go, its time, its attempts."""
 
 import os
 import signal
@@ -15,15 +15,18 @@ import tensorflow as tf
 from fake_run import FakeRun
 from played_api import Asked, Heard, on_the_tip, run_with_code
 from prefect import task
+from prefect.logging import disable_run_logger
 
 import tasks.train_segment.task as train_segment_room
 from flows import stages
 from flows.answers import find_segment
 from tasks.foundation.accelerator import strategy
-from tasks.foundation.contracts.call import TrainSegmentCall
+from tasks.foundation.contracts.call import StageCall, TrainSegmentCall
+from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import AcceleratorLost
+from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.telemetry.events import Silent
@@ -134,3 +137,20 @@ def test_the_time_budget_goes_on_while_a_machine_is_waited_for(asked: Asked) -> 
     assert left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
     assert left(timedelta(hours=2)) == 0
     assert left(-timedelta(hours=2)) == 3600  # a clock that is wrong gives no more than was granted
+
+
+@pytest.mark.parametrize("attempt", ["a" * 32, None])
+def test_only_what_is_part_of_an_attempt_is_one(tmp_path: Path, attempt: str | None) -> None:
+    """So that evaluating once more, killed again and again, does not stop the run."""
+    run = FakeRun(tmp_path).train(100)
+    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri})
+    call = StageCall(spec=spec, code_folder=str(tmp_path), attempt=attempt)
+    at_work: list[str | None] = []
+
+    def work(_told: StageCall, place: stages._Place) -> Head:
+        at_work.extend(record.within for record in read_attempts(place.home).records)
+        return run.head
+
+    with disable_run_logger():
+        assert stages._answered(StageCall, call.model_dump_json(), work).is_completed()
+    assert at_work == [record.within for record in read_attempts(run.home).records] == [attempt] * (attempt is not None)

@@ -25,7 +25,10 @@ class StageCall(Contract):
     code: dict[str, str] = Field(
         default_factory=dict, description="digest of each function of that folder that the run file names, by reference"
     )
-    attempt: str | None = Field(default=None, description="the attempt that the stage is a part of")
+    attempt: str | None = Field(
+        default=None,
+        description="the attempt that the stage is a part of; None: it is none's, and leaves none itself",
+    )
 
 
 class PrepareDataCall(StageCall):

@@ -89,8 +89,11 @@ def attempts_in_a_row(
 
 def _only_waited(record: AttemptRecord) -> bool:
     """Whether it had to go while it waited for stages elsewhere, perhaps for a machine to run them."""
-    waited = LAUNCH in record.seconds and not _ON_DEVICES & record.seconds.keys()
-    return waited and record.ended in {None, "time_budget", *_TOLD_TO_GO}
+    if LAUNCH not in record.seconds or _ON_DEVICES & record.seconds.keys():
+        return False
+    if record.ended is None:  # it may have waited before, and then have died of what it does itself
+        return record.doing == LAUNCH
+    return record.ended in {"time_budget", *_TOLD_TO_GO}
 
 
 def _advanced(record: AttemptRecord, head: Head) -> bool:

@@ -103,9 +103,16 @@ def test_who_trains_itself_answers_for_itself_whatever_its_stages_elsewhere_say(
 
 def test_to_wait_for_a_machine_in_vain_is_no_failure(store: Storage) -> None:
     for number, ended in enumerate([BUDGET, PREEMPTED, DEAD, CRASHED]):
-        waiting = {"attempt": f"{number + 1:x}" * 32, "seconds": {"start-up": 9.0, LAUNCH: 3600.0}, **ended}
+        doing = "shut-down" if ended else LAUNCH
+        waiting = {"seconds": {"start-up": 9.0, "build": 0.1, LAUNCH: 3600.0}, "doing": doing, **ended}
         keep(store, *[{**waiting, "attempt": f"{letter}{number:031x}"} for letter in "abc"])
         assert (refused(store) is not None) == (ended is CRASHED)
+
+
+@pytest.mark.parametrize("doing", ["build", "commit", "evaluate"])
+def test_who_has_waited_and_then_dies_of_its_own_work_has_failed(store: Storage, doing: str) -> None:
+    keep(store, *[{"seconds": {"start-up": 9.0, LAUNCH: 5.0, doing: 30.0}, "doing": doing}] * 3)
+    assert f"died without a word in {doing}" in (refused(store) or "")
 
 
 def test_an_evaluation_of_the_tip_is_progress(store: Storage) -> None:
