@@ -16,6 +16,7 @@ from typing import Self
 from tasks.foundation.contracts.attempt import (
     CAUSES,
     INPUT_WAIT,
+    LAUNCH,
     SHUT_DOWN,
     UNATTRIBUTED,
     AttemptRecord,
@@ -225,7 +226,10 @@ class Ledger:
     def _begin(self, cause: str) -> None:
         with self._lock:
             self._count()
+            waited = self._cause == LAUNCH
             self._cause = cause if cause in CAUSES else UNATTRIBUTED
+        if waited and self._cause != LAUNCH:
+            self._wake.set()  # whoever dies now has not died waiting
 
     def _count(self) -> None:
         """Give the time since the last look to the running cause."""

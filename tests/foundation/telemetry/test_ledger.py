@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from ledger_making import NOON, Clock, head_at, ledger_of, written
 
-from tasks.foundation.contracts.attempt import CAUSES, UNATTRIBUTED
+from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, UNATTRIBUTED
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
@@ -314,3 +314,16 @@ def test_a_stopwatch_announces_its_laps_and_adds_up(clock: Clock) -> None:
     clock.passes(1)
     assert watch.seconds["train"] == 4.0
     assert heard.causes == ["build", "train", "train", "stage", "train"]
+
+
+def test_the_end_of_waiting_for_a_stage_is_signed_for_at_once(
+    home: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who dies just then has not died waiting."""
+    monkeypatch.setattr("tasks.foundation.telemetry.ledger._SHORTEST_SECONDS", 3600.0)
+    with Ledger() as ledger:
+        ledger.emit(Phase(cause=LAUNCH))
+        ledger.open(home, head_at(0))
+        assert written(home, ledger.attempt).doing == LAUNCH
+        ledger.emit(Phase(cause="evaluate"))
+        until("it still waits", iter(lambda: written(home, ledger.attempt).doing == "evaluate", None))
