@@ -8,6 +8,7 @@ missing there.
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -25,7 +26,15 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.call import StageCall
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentResult
-from tasks.foundation.errors import AcceleratorLost, BatonError, BlowUp, NoProgress, StageLost
+from tasks.foundation.errors import (
+    AcceleratorLost,
+    BatonError,
+    BlowUp,
+    NoProgress,
+    RunLogError,
+    StageLost,
+    StorageError,
+)
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.stops.holding import hold
@@ -185,7 +194,9 @@ class Elsewhere:
         try:
             state = self._wait(flow_run, stops, question, home, telemetry)
         except StageStopped:
-            take_answer(home, str(flow_run), kind)  # what is staged stays, for the next attempt
+            # What is staged stays, for the next attempt; the rest is litter, and no reason to stay any longer.
+            with suppress(StorageError, RunLogError):
+                take_answer(home.hurried(_TO_LEAVE_SECONDS), str(flow_run), kind)
             raise
         answer = take_answer(home, str(flow_run), kind)
         if answer is not None and not _was_told_to_go(answer):

@@ -39,7 +39,7 @@ def baton_in_a_terminal(environment: dict[str, str], *words: str) -> tuple[int, 
             break
         seen += block
     os.close(terminal)
-    return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    return process.wait(timeout=300), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
 
 
 def test_the_same_bytes_through_prefect_and_the_run_is_visible_there(

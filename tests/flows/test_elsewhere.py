@@ -29,6 +29,7 @@ from tasks.foundation.errors import (
     NoProgress,
     SourceError,
     StaleWriter,
+    StorageError,
 )
 from tasks.foundation.stops.holding import hold
 
@@ -243,6 +244,17 @@ def test_whoever_is_told_to_go_has_its_stage_go_and_waits_for_it(run: FakeRun) -
     assert asked.api.cancelled == [asked.api.started[0]["id"]]
     (states,) = asked.api.states.values()
     assert len(states) == 1  # it was waited for
+
+
+def test_a_store_that_is_away_holds_up_nobody_who_leaves(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise StorageError("the store does not answer")
+
+    monkeypatch.setattr("flows.elsewhere.take_answer", away)
+    asked = Asked(run, ends(Scheduled()))
+    asked.until(0.05)
+    with pytest.raises(StageStopped, match="time budget"):
+        asked.prepare()
 
 
 def test_a_stage_that_does_not_go_is_not_waited_for_for_ever(run: FakeRun) -> None:

@@ -143,7 +143,7 @@ class Engine:
             command = ["podman", "system", "service", "--time=0", address]
             process = subprocess.Popen(command, env=self.environment, stdout=written, stderr=subprocess.STDOUT)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while not socket.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise EngineFailed(f"podman serves no API: {log.read_text(errors='replace')}")

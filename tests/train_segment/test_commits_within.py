@@ -56,7 +56,7 @@ def sigterm(lab: Lab) -> Callable[[], None]:
 
     def send() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not any("SIGTERM" in warning for warning in heard.warnings):
             assert time.monotonic() < deadline
             time.sleep(0.01)

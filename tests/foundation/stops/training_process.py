@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PATIENCE_SECONDS = 60.0  # a bound for tests that would hang, never an expectation
+PATIENCE_SECONDS = 300.0  # a bound for tests that would hang, never an expectation
 
 PRELUDE = """
 import hashlib, os, signal, sys, time

@@ -36,7 +36,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
 
 def together(count: int, work: Callable[[int], None]) -> None:
     """Run `work` in so many threads that begin at once; what one raises fails the test."""
-    begin = threading.Barrier(count, timeout=60)
+    begin = threading.Barrier(count, timeout=300)
     faults: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -92,7 +92,7 @@ def test_what_was_deleted_can_be_created_again(storage: Storage) -> None:
 def test_of_racing_creates_exactly_one_wins(storage: Storage) -> None:
     writers, rounds = 16, 20
     won: dict[int, list[int]] = {number: [] for number in range(rounds)}
-    begin = threading.Barrier(writers, timeout=60)
+    begin = threading.Barrier(writers, timeout=300)
 
     def work(writer: int) -> None:
         for number in range(rounds):

@@ -216,7 +216,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(what: str, met: Iterator[bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     for yes in met:
         if yes:
             return

@@ -41,7 +41,7 @@ def lasted(home: LocalStorage, commits: int, how: str, kill: Until | None = None
             time.sleep(0.02)
         if kill is not None:
             child.send_signal(signal.SIGKILL)
-        child.wait(timeout=60)
+        child.wait(timeout=300)
         return time.monotonic() - began
 
 
@@ -119,6 +119,6 @@ def test_a_ledger_that_is_left_open_keeps_no_process(tmp_path: Path) -> None:
         "ledger = Ledger().__enter__()\nledger.open(LocalStorage(Path(sys.argv[1])), head_at(0))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=ENVIRONMENT, capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", code, str(tmp_path)], env=ENVIRONMENT, capture_output=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
