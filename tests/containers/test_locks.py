@@ -112,7 +112,7 @@ def test_the_dockerfile_starts_from_any_base_and_ends_without_tools() -> None:
     assert {"--no-cache-dir", "--no-deps", "--without-pip", "--only-binary"} <= set(installed.split())
     assert json.loads(next(rest for word, rest in final if word == "ENTRYPOINT"))[0] == "/usr/bin/tini"
     assert [rest for word, rest in final if word == "COPY"][-1] == "--from=code /opt/baton /opt/baton"
-    assert [rest for word, rest in final if word == "USER"] == ["baton", "root"]
+    assert [rest for word, rest in final if word == "USER"] == ["10001", "root"]
 
 
 def test_the_tool_that_packs_is_the_one_that_tests_ran_with() -> None:

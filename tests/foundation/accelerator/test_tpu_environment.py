@@ -160,7 +160,7 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         importlib.import_module(entry).quiet()
         entry = "tasks.train_segment.stage"
     importlib.import_module(entry)
-    if entry in {"flows.train_run", "flows.stages"}:  # a stage is imported when it is known to run here
+    if entry in {"flows.plain", "flows.train_run", "flows.stages"}:  # a stage is imported when it is known to run here
         importlib.import_module("tasks.train_segment.task")
 
 
