@@ -67,11 +67,10 @@ def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None
 
 def hand_on(home: Storage, result: SegmentResult) -> str:
     """Path of a file in the run's home that hands on what is trained; it is left where it lies already."""
-    for path, found in _segments(home):
-        if found.staged is not None and found.staged == result.staged:
-            return path
     if result.staged is None:
         raise AssertionError("nothing is staged, so there is nothing to commit")
+    for path in _handing_on(home, result):
+        return path
     path = _path(result.staged.attempt)
     home.write(path, result.to_json())
     return path
@@ -89,9 +88,15 @@ def handed_on(home: Storage, path: str) -> SegmentResult:
 
 def drop_segment(home: Storage, result: SegmentResult) -> None:
     """Forget the answer that handed this on: it is committed, or cannot be."""
+    for path in _handing_on(home, result):
+        home.delete(path)
+
+
+def _handing_on(home: Storage, result: SegmentResult) -> Iterator[str]:
+    """Paths of the answers that hand on what this result has staged."""
     for path, found in _segments(home):
         if found.staged is not None and found.staged == result.staged:
-            home.delete(path)
+            yield path
 
 
 def _segments(home: Storage) -> Iterator[tuple[str, SegmentResult]]:

@@ -7,8 +7,6 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -18,6 +16,7 @@ from ledger_making import record_of
 from played_api import DATASET, Api, Asked, answers, ends, run_with_code, staged
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled
+from sigterm import sigterm_raises
 
 from flows.relay import StageStopped
 from tasks.foundation.contracts.call import StageCall
@@ -220,18 +219,6 @@ class Told(BaseException):
     pass
 
 
-@contextmanager
-def handler() -> Iterator[None]:
-    def handle(*_: object) -> None:
-        raise Told
-
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def test_whoever_is_told_to_go_has_its_stage_go_and_waits_for_it(run: FakeRun) -> None:
     def is_told(api: Api, _flow_run: UUID, _call: StageCall) -> list[State | None]:
         api.after_cancel = [Running(), Running(), Cancelled()]
@@ -239,7 +226,7 @@ def test_whoever_is_told_to_go_has_its_stage_go_and_waits_for_it(run: FakeRun) -
         return [Running()]
 
     asked = Asked(run, is_told)
-    with handler(), pytest.raises(Told):
+    with sigterm_raises(Told), pytest.raises(Told):
         asked.train()
     assert asked.api.cancelled == [asked.api.started[0]["id"]]
     (states,) = asked.api.states.values()
@@ -263,5 +250,5 @@ def test_a_stage_that_does_not_go_is_not_waited_for_for_ever(run: FakeRun) -> No
         os.kill(os.getpid(), signal.SIGTERM)
         return [Running()]
 
-    with handler(), pytest.raises(Told):
+    with sigterm_raises(Told), pytest.raises(Told):
         Asked(run, is_told, stop={"grace_seconds": 2}).train()

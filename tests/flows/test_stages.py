@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from fake_run import FakeRun
 from played_api import Asked, Heard, on_the_tip, run_with_code
 from prefect import task
 from prefect.logging import disable_run_logger
+from sigterm import sigterm_raises
 
 import tasks.train_segment.task as train_segment_room
 from flows import stages
@@ -59,18 +58,6 @@ class Gone(BaseException):
     pass
 
 
-@contextmanager
-def handler() -> Iterator[None]:
-    def handle(*_: object) -> None:
-        raise Gone
-
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     """A run with code, and devices that need no TensorFlow."""
@@ -107,7 +94,7 @@ def test_who_is_told_to_go_while_it_stages_answers_all_the_same(monkeypatch: pyt
         return hold(work, request.spec.stop)
 
     monkeypatch.setattr(train_segment_room, "train_segment_task", train_segment)
-    with handler(), pytest.raises(Gone):
+    with sigterm_raises(Gone), pytest.raises(Gone):
         stages._train(call_of(asked), place_of(asked, Silent()))
     assert find_segment(asked.run.home, asked.request) == result
     # Scheduled again and executed before anybody has committed it, it is not trained twice.

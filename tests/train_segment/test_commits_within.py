@@ -4,13 +4,13 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import Lab, differing, spec_of
+from sigterm import sigterm_raises
 
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -24,18 +24,6 @@ from tasks.train_segment.stage import forget_trainer
 
 class GoneError(Exception):
     """What the handler from before makes of the signal."""
-
-
-@contextmanager
-def sigterm_raises() -> Iterator[None]:
-    def handler(_number: int, _frame: Any) -> None:
-        raise GoneError
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -130,7 +118,7 @@ def test_sigterm_commits_what_was_trained_and_is_raised_again(lab: Lab) -> None:
     straight, stopped = spec_of("functional", run="straight"), spec_of("functional", run="stopped")
     lab.begin(stopped)
     sink = At(lab, 6, sigterm(lab))
-    with sigterm_raises(), pytest.raises(GoneError):
+    with sigterm_raises(GoneError), pytest.raises(GoneError):
         train_hearing(lab, stopped, sink, 11, clock=ticking())
     assert commits(lab, stopped) == [(0, "initialized"), (6, "sigterm")]
     one, other = lab.relay(straight, 11), lab.relay(stopped, 11)
@@ -162,7 +150,7 @@ def test_a_commit_that_does_not_fit_the_grace_period_is_left(lab: Lab) -> None:
     lab.begin(spec)
     lab.relay(spec, 3)  # now the cost of staging is known: more than half a millisecond
     sink = At(lab, 8, sigterm(lab))
-    with sigterm_raises(), pytest.raises(GoneError):
+    with sigterm_raises(GoneError), pytest.raises(GoneError):
         train_hearing(lab, spec, sink, 11)
     assert commits(lab, spec) == [(0, "initialized"), (3, "segment_end")]
     assert any("steps 4 to 8 are not committed" in warning for warning in lab.heard.warnings)
