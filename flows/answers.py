@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.errors import FileMissing, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.discarding import discard
 
 A = TypeVar("A", bound=Contract)
 
@@ -33,6 +34,7 @@ def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
 
     Raises:
         RunLogError: it cannot be read.
+        AnotherVersion: a newer Baton wrote it; it stays.
     """
     path = _path(flow_run)
     try:
@@ -41,7 +43,7 @@ def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
         return None
     answer = kind.from_json(data, where=f"{home.uri}/{path}", error=RunLogError)
     if not (isinstance(answer, SegmentResult) and answer.staged is not None):
-        home.delete(path)
+        discard(home, path)
     return answer
 
 
@@ -59,7 +61,7 @@ def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None
         if staged is None or staged.base > request.base or staged.step > request.until_step:
             continue
         if staged.base < request.base:
-            home.delete(path)
+            discard(home, path)
         elif found.parent == request.start.path:
             return found
     return None
@@ -89,7 +91,7 @@ def handed_on(home: Storage, path: str) -> SegmentResult:
 def drop_segment(home: Storage, result: SegmentResult) -> None:
     """Forget the answer that handed this on: it is committed, or cannot be."""
     for path in _handing_on(home, result):
-        home.delete(path)
+        discard(home, path)
 
 
 def _handing_on(home: Storage, result: SegmentResult) -> Iterator[str]:
@@ -103,7 +105,7 @@ def _segments(home: Storage) -> Iterator[tuple[str, SegmentResult]]:
     for path in sorted(home.files(_FOLDER)):
         try:
             yield path, SegmentResult.from_json(home.read(path), where=path, error=RunLogError)
-        except (FileMissing, RunLogError):  # taken meanwhile, or of another stage
+        except (FileMissing, RunLogError, AnotherVersion):  # taken meanwhile, of another stage, or of a newer one
             continue
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.telemetry.events import Training
-from tasks.foundation.telemetry.wording import duration_words, metric_words, short_path, size_words
+from tasks.foundation.telemetry.wording import duration_words, metric_words, short_path, size_words, step_words
 
 # What a browser on the user's machine opens for who may read the object.
 _CONSOLE = "https://storage.cloud.google.com/"
@@ -63,7 +63,7 @@ def progress_of(run: str, *, step: int, target: int, now: Training | None) -> Ar
         target: train.steps.
         now: what training said last in this process, if it did.
     """
-    words = [f"step {step} of {target}"]
+    words = [step_words(step, target)]
     if now is not None and now.metrics:
         words.append(metric_words(now.metrics).replace("  ", ", "))
     if now is not None and step < target:

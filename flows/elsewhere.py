@@ -28,13 +28,16 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.errors import (
     AcceleratorLost,
+    AnotherVersion,
     BatonError,
     BlowUp,
     NoProgress,
     RunLogError,
     StageLost,
     StorageError,
+    StoreUnreachable,
 )
+from tasks.foundation.messages import with_place
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.stops.holding import hold
@@ -55,7 +58,7 @@ _QUEUE_SECONDS = 120.0
 # Of this process's own grace period, to say where the run stands.
 _TO_LEAVE_SECONDS = 2.0
 # The stage's machine or its devices went: nothing is wrong with the run.
-_MACHINES_FAULT = {AcceleratorLost.__name__, StageLost.__name__}
+_MACHINES_FAULT = {AcceleratorLost.__name__, StageLost.__name__, StoreUnreachable.__name__}
 
 
 class _Lost(Exception):
@@ -195,7 +198,7 @@ class Elsewhere:
             state = self._wait(flow_run, stops, question, home, telemetry)
         except StageStopped:
             # What is staged stays, for the next attempt; the rest is litter, and no reason to stay any longer.
-            with suppress(StorageError, RunLogError):
+            with suppress(StorageError, RunLogError, AnotherVersion):
                 take_answer(home.hurried(_TO_LEAVE_SECONDS), str(flow_run), kind)
             raise
         answer = take_answer(home, str(flow_run), kind)
@@ -304,6 +307,6 @@ def _error(state: State, told: str) -> BatonError:
     kind = getattr(errors, state.name or "", None)
     if not (isinstance(kind, type) and issubclass(kind, BatonError)):
         return BatonError(f"{told} failed: {state.message or state.name}")
-    message = f"{state.message} (in {told})"
+    message = with_place(state.message or "", f"in {told}")
     # Where exactly is in the message.
     return kind(message, step=0) if issubclass(kind, BlowUp) else kind(message)

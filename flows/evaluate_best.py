@@ -170,7 +170,8 @@ def _evaluate(run: RunFile, chosen: Chosen, telemetry: Sink) -> Evaluation:
     if "evaluate" not in stages.elsewhere:
         from tasks.foundation.accelerator.strategy import acquire  # brings TensorFlow
 
-        acquire(run.spec.accelerator, chosen.head.environment)  # first of all: the user's `load` may use TensorFlow
+        # First of all: the user's `load` may use TensorFlow.
+        acquire(run.spec.accelerator, chosen.head.environment, deterministic=run.spec.train.deterministic)
     dataset = stages.prepare_data(run.spec, **place)
     found = {"data.content_digest": dataset.content_digest}
     require_same_identity(chosen.head.identity, found, home=chosen.home.uri)

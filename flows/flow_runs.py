@@ -21,6 +21,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
 from tasks.foundation.errors import InvalidInput, StageLost
+from tasks.foundation.messages import without_password
 from tasks.foundation.stops.holding import last_stop
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -148,7 +149,7 @@ class FlowRuns:
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
                 require_passing(fault)
                 away = self.clock() - began
-                said = f"Prefect's API does not answer ({type(fault).__name__}: {fault})"
+                said = without_password(f"Prefect's API does not answer ({type(fault).__name__}: {fault})")
                 if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
                     raise StageLost(
                         f"{said}, for {away:.0f} seconds now; what is committed stays. Run the same command again when "
@@ -177,8 +178,9 @@ def require_passing(fault: Exception) -> None:
         return
     code = fault.response.status_code
     if code in _REFUSED:
+        url = without_password(str(PREFECT_API_URL.value()))
         raise InvalidInput(
-            f"PREFECT_API_URL = {PREFECT_API_URL.value()}: Prefect's API refuses who asks (HTTP {code}). Set "
+            f"PREFECT_API_URL = {url}: Prefect's API refuses who asks (HTTP {code}). Set "
             "PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (a server with a password) to what it takes, "
             "or PREFECT_API_URL to the server that is meant"
         ) from fault
@@ -187,8 +189,9 @@ def require_passing(fault: Exception) -> None:
 
 
 def _no_such_deployment(client: SyncPrefectClient, name: str, *, of: str) -> InvalidInput:
+    url = without_password(str(client.api_url))
     return InvalidInput(
-        f"{of} = {name}: Prefect's API at {client.api_url} has no such deployment. Deploy it (prefect "
+        f"{of} = {name}: Prefect's API at {url} has no such deployment. Deploy it (prefect "
         "deploy --all --prefect-file deploy/prefect.yaml), set PREFECT_API_URL to the server that has it, "
         f"or leave {of} out to run the stage in this process"
     )

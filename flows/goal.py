@@ -18,7 +18,7 @@ from tasks.foundation.contracts.log_entry import Commit, Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
-from tasks.foundation.errors import RunFileError, RunLogError
+from tasks.foundation.errors import RunFileError, RunLogError, StorageError
 from tasks.foundation.runlog.committing import evaluation_due
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
@@ -27,7 +27,10 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.user_code import require_function
+from tasks.foundation.user_imports import require_imports
 from tasks.init_or_restore.weights.address import locate
+
+_MACHINE_MAY_GO = frozenset({"sigterm", "preempted", "maintenance"})
 
 
 class RelayResult(Contract):
@@ -139,6 +142,28 @@ def preflight(run: RunFile) -> None:
     _require_initial_weights(run)
 
 
+def require_packages_and_source(run: RunFile) -> None:
+    """What else can be refused before Prefect and TensorFlow are waited for, of a run that has something left to do.
+
+    Only of what this process is to do: a stage that runs elsewhere has packages and files of its own.
+
+    Raises:
+        InvalidInput: a package that the user's code imports is not installed, or the built-in source cannot be read.
+    """
+    elsewhere = run.spec.stages.elsewhere()
+    if "prepare_data" not in elsewhere:
+        if ":" in run.spec.data.source:
+            require_imports(run.spec.data.source, run.folder)
+        else:
+            from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+
+            require_source(run.spec.data, run.folder)
+    if not {"init_or_restore", "train_segment"} <= elsewhere.keys():
+        for reference in (run.spec.model.build, run.spec.train.callbacks):
+            if reference is not None:
+                require_imports(reference, run.folder)
+
+
 def _require_initial_weights(run: RunFile) -> None:
     """A run that has begun needs them no more."""
     if not run.spec.init.weights:
@@ -180,7 +205,7 @@ def require_not_stuck(run: RunFile, *, try_again: bool) -> None:
 
 
 def interrupted(run: RunFile, goal: Goal, reason: str, *, since: int) -> RelayResult | None:
-    """What a command reached that a signal ended; no report is written, since time may be short.
+    """What a command reached that a signal ended. The report is written unless the machine may be about to go.
 
     Args:
         run: the run file.
@@ -197,9 +222,19 @@ def interrupted(run: RunFile, goal: Goal, reason: str, *, since: int) -> RelayRe
         return None
     new = (log.entry(number).body for number in range(since + 1, head.number + 1))
     segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
+    report = leaves_time(reason) and is_chief(run.spec.accelerator, os.environ)
     if goal.reached(head, run.spec):
         reason = goal.reason(head, run.spec)
-    return result_of(log, segments=segments, exit_reason=reason, report=False)
+    try:
+        return result_of(log, segments=segments, exit_reason=reason, report=report)
+    except StorageError:
+        # What is committed stays: a report that cannot be written must not turn a stop into a failure.
+        return result_of(log, segments=segments, exit_reason=reason, report=False)
+
+
+def leaves_time(exit_reason: str) -> bool:
+    """Whether there is time for a report after a stop: not where the machine is, or may be, about to go."""
+    return exit_reason not in _MACHINE_MAY_GO
 
 
 def result_of(log: RunLog, *, segments: int, exit_reason: Any, report: bool = True) -> RelayResult:

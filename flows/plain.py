@@ -19,11 +19,20 @@ from tasks.foundation.accelerator.tpu_environment import announce_tpu
 quiet_tensorflow()
 announce_tpu()
 
-from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises, stop_reason  # noqa: E402
+from flows.commands.stopping import (  # noqa: E402
+    RESUMABLE,
+    Terminated,
+    sender_words,
+    sigterm_raises,
+    stop_reason,
+    unreachable_store,
+)
+from flows.commands.streams import outliving_readers  # noqa: E402
 from flows.goal import Goal  # noqa: E402
 from flows.relay import Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
+from tasks.foundation.stops.hanging_up import terminal_closed  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
 
 
@@ -56,7 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-segments", type=int)
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--try-again", action="store_true")
+    parser.add_argument("--take-over", action="store_true")
     options = parser.parse_args(arguments)
+    with outliving_readers():
+        return _train(options)
+
+
+def _train(options: argparse.Namespace) -> int:
     try:
         run = load_run_file(options.file, options.overrides)
         goal = Goal.of(
@@ -66,9 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_seconds=options.max_seconds,
         )
         with sigterm_raises(), Console(sys.stderr) as console:
-            result = relay(run, goal, PLAIN, telemetry=console, try_again=options.try_again)
+            result = relay(
+                run, goal, PLAIN, telemetry=console, try_again=options.try_again, take_over=options.take_over
+            )
     except (Terminated, KeyboardInterrupt) as fault:
-        sys.stderr.write(f"stopped: {stop_reason(fault)}\n")
+        away, reason = unreachable_store(fault), stop_reason(fault)
+        by = f" by {sender_words()}" if reason == "sigterm" and terminal_closed() else ""
+        sys.stderr.write(f"stopped: {reason}{by}\n" + (f"{away}\n" if away is not None else ""))
         return RESUMABLE
     except BatonError as fault:
         sys.stderr.write(f"error: {type(fault).__name__}: {fault}\n")

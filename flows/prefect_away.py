@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from tasks.foundation.messages import without_password
 from tasks.foundation.telemetry.events import Note, Sink
 
 # How long a server may take to say that it is there; it is asked between stages, when nothing trains.
@@ -101,4 +102,4 @@ def _watched(task: Task[..., Any], outcome: _Outcome) -> Task[..., Any]:
 
 
 def _say(telemetry: Sink, text: str) -> None:
-    telemetry.emit(Note(text=text.splitlines()[0], warning=True))
+    telemetry.emit(Note(text=without_password(text.splitlines()[0]), warning=True))

@@ -13,23 +13,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flows.at_work import require_nobody_at_work
+from flows.first_look import first_look
 from flows.goal import (
     Goal,
     RelayResult,
     interrupted,
+    leaves_time,
     preflight,
     relay_is_done,
     require_not_stuck,
+    require_packages_and_source,
     result_of,
     storage_of,
 )
+from flows.trying_out import notes_about
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import next_border
+from tasks.foundation.contracts.schedule import acts_at_the_end, next_border
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost, StaleWriter
 from tasks.foundation.runlog.attempts import read_attempts
@@ -40,6 +45,7 @@ from tasks.foundation.stops.agreeing import agreed_stop
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.deadline import LEAVING
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.logged import warnings_as_notes
@@ -86,6 +92,7 @@ class NoDevices:
     """In place of an accelerator, where every stage that needs one runs elsewhere."""
 
     is_chief = True
+    hosts = 1
 
     def of_chief(self, number: int) -> int:
         """The number: this is the only host."""
@@ -109,6 +116,7 @@ def relay(
     telemetry: Sink,
     accept: Sequence[str] = (),
     try_again: bool = False,
+    take_over: bool = False,
     attempt: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RelayResult:
@@ -123,28 +131,36 @@ def relay(
         telemetry: is told of everything.
         accept: identity keys whose change is accepted, and logged.
         try_again: forget the attempts in a row that did not get further.
+        take_over: begin although another process is at work.
         attempt: a uuid4 made in this process, where stages elsewhere have been told of it.
         clock: seconds, never going back; the time budget counts from now.
 
     Raises:
         NoProgress: attempt after attempt has failed to get further than the run stands.
+        RunAtWork: another process trains it.
     """
     began = clock()
+    LEAVING.lift()
     with warnings_as_notes(telemetry):
         preflight(run)
         done = relay_is_done(run, goal, accept=accept)
         if done is not None:
             return done
+        require_packages_and_source(run)
         storage = storage_of(run)
         # Every host asks, so that none waits for a chief that has refused.
         require_not_stuck(run, try_again=try_again)
         writes = is_chief(run.spec.accelerator, os.environ)
-        if writes:
-            for note in storage.probe():
+        if writes:  # of several hosts the others would find their own chief's sign of life
+            require_nobody_at_work(run, take_over=take_over, telemetry=telemetry)
+            for note in notes_about(storage):
                 telemetry.emit(Note(text=note, warning=True))
         log = RunLog(storage.at(run.spec.run))
         # Of a process that outlives its first run, such as a notebook's, a later run counts its own time only.
-        with Ledger(attempt=attempt, whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger:
+        with (
+            Ledger(attempt=attempt, whole_process=next(_RELAYS_OF_THIS_PROCESS) == 0) as ledger,
+            LEAVING.of_a_command(run.spec.stop.grace_seconds),
+        ):
             head = log.head()
             if head is not None and writes:
                 ledger.open(log.home, head, afresh=try_again)
@@ -161,6 +177,7 @@ def relay(
                 telemetry=Several((telemetry, ledger)),
                 accept=tuple(accept),
                 elapsed=lambda: clock() - began,
+                begins=head is None,
             )
             try:
                 if isinstance(accelerator, NoDevices):
@@ -192,6 +209,7 @@ class _Relay:
     telemetry: Sink
     accept: tuple[str, ...]
     elapsed: Callable[[], float]
+    begins: bool  # nothing of the run is there yet
 
     def to_the_goal(self) -> RelayResult:
         """prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate."""
@@ -205,6 +223,7 @@ class _Relay:
                     head = self._agreed_head()
                 ended = self._ended(head, segments)
                 if ended is not None:
+                    self._let_callbacks_end(dataset, head, number=segments + 1)
                     break
                 ended, head_after, trained = self._train_and_commit(dataset, head, number=segments + 1)
             except DamagedCheckpoint as fault:
@@ -228,7 +247,8 @@ class _Relay:
                 break
         self.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads it
-        return result_of(self.log, segments=segments, exit_reason=ended, report=self.accelerator.is_chief)
+        report = self.accelerator.is_chief and leaves_time(ended)
+        return result_of(self.log, segments=segments, exit_reason=ended, report=report)
 
     def _moved_by_own_stage(self) -> bool:
         """Whether the tip is the work of a stage that this command has asked for, and then took for dead.
@@ -250,8 +270,10 @@ class _Relay:
         self.telemetry.emit(Phase(cause="prepare-data"))
         if not self.accelerator.is_chief:
             self.accelerator.of_chief(0)  # has prepared it
+        elsewhere, telemetry = self.stages.elsewhere, self.telemetry
+        look = first_look(self.run, self.accelerator, elsewhere=elsewhere, telemetry=telemetry) if self.begins else {}
         dataset: DatasetRef = self.stages.prepare_data(
-            self.run.spec, code_folder=self.run.folder, storage=self.storage, telemetry=self.telemetry
+            self.run.spec, code_folder=self.run.folder, storage=self.storage, telemetry=telemetry, **look
         )
         if self.accelerator.is_chief:
             self.accelerator.of_chief(0)
@@ -315,9 +337,21 @@ class _Relay:
             if result.staged is not None and self.accelerator.is_chief:
                 self.stages.checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.telemetry)
             trained = result.exit_reason not in {"finished", "superseded"}
-            return agreed_stop(stops, self.accelerator), self._agreed_head(), trained
+            stop = agreed_stop(stops, self.accelerator)
+            if stop is None and result.exit_reason == "time_budget":
+                # Another machine's clock is ahead of this one's. Its stages would stop at once, one after the other.
+                stop = "time_budget"
+            return stop, self._agreed_head(), trained
 
         return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
+
+    def _let_callbacks_end(self, dataset: DatasetRef, head: Head, *, number: int) -> None:
+        """Where the run's last evaluation ends an epoch, nothing is trained from there that would tell callbacks of it.
+
+        What they remember of it is not kept: a run that is prolonged tells them again, as it takes up the checkpoint.
+        """
+        if head.tip is not None and head.finished is None and acts_at_the_end(self.run.spec, head.tip.step):
+            self._train_and_commit(dataset, head, number=number)
 
     def _seconds_left(self) -> float | None:
         return None if self.goal.max_seconds is None else self.goal.max_seconds - self.elapsed()
@@ -330,7 +364,9 @@ def _acquire_accelerator(spec: RunSpec, head: Head | None, telemetry: Sink) -> A
     if spec.accelerator.kind == "multi_worker":
         addresses = cluster_of(os.environ).addresses
         telemetry.emit(Note(text=f"waiting until all workers are there: {', '.join(addresses)}"))
-    accelerator = acquire(spec.accelerator, None if head is None else head.environment)
+    accelerator = acquire(
+        spec.accelerator, None if head is None else head.environment, deterministic=spec.train.deterministic
+    )
     if accelerator.said:
         telemetry.emit(Note(text=accelerator.said))
     return accelerator

@@ -41,6 +41,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.deadline import LEAVING
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
@@ -190,7 +191,7 @@ class _Place:
         """With the accelerator; gives its environment. Devices that go are `AcceleratorLost`: another try helps."""
         from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
 
-        accelerator = acquire(self.spec.accelerator, as_in)
+        accelerator = acquire(self.spec.accelerator, as_in, deterministic=self.spec.train.deterministic)
         with may_be_lost(accelerator):
             yield accelerator.environment
 
@@ -203,7 +204,7 @@ class _Place:
 def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -> State[Any]:
     """Do the work, which leaves its answer; an error of Baton's is the state's name, so that it is the same there."""
     try:
-        told = kind.from_json(call.encode(), where="call", error=InvalidInput)
+        told = kind.from_json(call.encode(), where="call", error=InvalidInput, unknown_keys="forbid")
         folder = Path(told.code_folder)
         require_same_code(told, folder)
         storage = open_storage(told.spec.storage, relative_to=folder)
@@ -212,6 +213,7 @@ def _answered(kind: type[C], call: str, work: Callable[[C, _Place], Contract]) -
             stack.enter_context(tags(*TAGS, f"run:{told.spec.run}"))
             stack.enter_context(uninterrupted())
             ledger = stack.enter_context(Ledger())
+            stack.enter_context(LEAVING.of_a_command(told.spec.stop.grace_seconds))
             others = Several((PrefectLog(), ledger))
             shown = stack.enter_context(Shown(told.spec, home, parts=("progress",), said=others))
             telemetry = Several((others, shown))

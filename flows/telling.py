@@ -3,6 +3,7 @@
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 
+from tasks.foundation.messages import shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note
 
 
@@ -21,9 +22,9 @@ class PrefectLog:
             logger = self._of_flow
         match event:
             case Note(text=text, warning=True):
-                logger.warning(text)
+                logger.warning(shown_lines(text))
             case Note(text=text):
-                logger.info(text)
+                logger.info(shown_lines(text))
             case Committed(step=step, path=path, metrics=metrics):
                 logger.info("step %d committed as %s %s", step, path, _text(metrics))
             case Evaluated(step=step, metrics=metrics, examples=examples):
@@ -34,4 +35,4 @@ class PrefectLog:
 
 def _text(metrics: object) -> str:
     items = metrics.items() if isinstance(metrics, dict) else ()
-    return " ".join(f"{name} {value:.4g}" for name, value in items)
+    return shown(" ".join(f"{name} {value:.4g}" for name, value in items))

@@ -35,9 +35,9 @@ from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError
+from tasks.foundation.errors import BatonError, RunAtWork
 from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
-from tasks.foundation.telemetry.wording import metric_words
+from tasks.foundation.telemetry.wording import metric_words, step_words
 
 announce_tpu()  # a worker of Prefect's imports this file first of all, and the stages import TensorFlow
 
@@ -92,6 +92,7 @@ def train_run(
     max_seconds: float | None = None,
     accept: list[str] | None = None,
     try_again: bool = False,
+    take_over: bool = False,
 ) -> Any:
     """Train a run to its goal, in segments, from wherever its log says that it stands.
 
@@ -106,6 +107,7 @@ def train_run(
         max_seconds: stop after so many seconds; left out: train.stop_after_seconds.
         accept: changed identity keys that are accepted, as compile.optimizer.
         try_again: forget the attempts in a row that did not get further.
+        take_over: begin although another process trains the run; without it the flow run is `Stopped` at once.
     """
     run = load_run_file(Path(run_file), overrides or [])
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
@@ -116,7 +118,22 @@ def train_run(
         with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
             sinks = Several((others, shown))
             stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks, max_seconds=goal.max_seconds)
-            result = relay(run, goal, stages, telemetry=sinks, accept=accepted, try_again=try_again, attempt=attempt)
+            try:
+                result = relay(
+                    run,
+                    goal,
+                    stages,
+                    telemetry=sinks,
+                    accept=accepted,
+                    try_again=try_again,
+                    take_over=take_over,
+                    attempt=attempt,
+                )
+            except RunAtWork as fault:
+                if REACHED.get() is not None:  # the command says it
+                    raise
+                # A tick beside a run at work has nothing to do, and has not failed.
+                return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
     if (reached := REACHED.get()) is not None:
         reached.append(result)
     if not prefect_answers():
@@ -161,7 +178,7 @@ def _ended(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
     prefix = "validation_"
     evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
     words = metric_words(evaluated or result.metrics).replace("  ", ", ")
-    where = f"{spec.run} is at step {result.step} of {spec.train.steps}"
+    where = f"{spec.run} is at {step_words(result.step, spec.train.steps)}"
     if words:
         where += f", {'validation' if evaluated else 'training'} {words}"
     if result.stopped:

@@ -21,10 +21,17 @@ os.environ.setdefault("NO_GCE_CHECK", "true")
 for _folder in ("support", "fakes/gcs"):
     sys.path.insert(0, str(Path(__file__).parent / _folder))
 
+import forked  # noqa: E402 - on the path only now, and it notes the environment before any test changes it
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow ones first: at the end, when one process has nothing left to take over, only short ones are running."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_sessionfinish() -> None:
+    """The fork servers end with the tests that they served."""
+    forked.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,6 +42,15 @@ def _threads_before_tensorflow_is_used() -> None:
         from tasks.foundation.contracts.placement import AcceleratorSpec
 
         acquire(AcceleratorSpec(), None)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_leaves() -> Iterator[None]:
+    """What a test asks of this process, to go, is over with the test."""
+    yield
+    from tasks.foundation.storage.deadline import LEAVING
+
+    LEAVING.lift()
 
 
 @pytest.fixture

@@ -73,9 +73,13 @@ def _ignore(_: Finding) -> None:
 
 
 def _say(finding: Finding) -> None:
-    """One line, as soon as it is known, and one for the remedy below its text."""
+    """As soon as it is known: the text, and the remedy below it."""
     verdict, check = finding.verdict.ljust(_WIDTH["verdict"]), finding.check.ljust(_WIDTH["check"])
-    say(f"{verdict}  {check}  {finding.text}")
+    below = " " * (sum(_WIDTH.values()) + 4)
+    first, *others = finding.text.splitlines() or [""]
+    say(f"{verdict}  {check}  {first}")
+    for line in others:
+        say(f"{below}{line}")
     if finding.remedy:
         word = "hint" if finding.verdict == "pass" else "remedy"
-        say(f"{' ' * sum(_WIDTH.values())}    {word}: {finding.remedy}")
+        say(f"{below}{word}: {finding.remedy}")

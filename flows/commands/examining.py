@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from flows.commands.address import OpenedRun
@@ -13,8 +14,9 @@ from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissi
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import read_manifest
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.base import Storage, Stored
 from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.transit import require_damage_in_store
 from tasks.foundation.telemetry.wording import size_words
 
 _READ_TOGETHER = 64
@@ -203,7 +205,11 @@ def _shard_fault(dataset: Storage, shard: ShardRecord) -> str | None:
 def _file_fault(
     storage: Storage, path: str, size: int, crc32c: str, *, begin: int = 0, part: bool = False
 ) -> str | None:
-    """What is wrong with a file, or with `size` bytes of it from `begin` on, after two reads."""
+    """What is wrong with a file, or with `size` bytes of it from `begin` on, after two reads.
+
+    Raises:
+        StorageError: nothing is wrong with it, and its bytes are damaged on the way here.
+    """
 
     def read() -> None:
         try:
@@ -226,4 +232,7 @@ def _file_fault(
             verdict = str(fault)
         else:
             return None
+    if not part:
+        with suppress(FileMissing):
+            require_damage_in_store(storage, path, Stored(size=size, crc32c=crc32c))
     return verdict

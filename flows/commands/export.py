@@ -9,9 +9,10 @@ from flows.commands.address import Address, OpenedRun, Overrides, names_run_file
 from flows.commands.output import AsJson, aligned, say, say_json
 from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.runlog.choosing import choose
+from tasks.foundation.runlog.choosing import choose, read_chosen
 from tasks.foundation.user_code import require_function
 
 
@@ -36,13 +37,17 @@ def export(
     opened, run = _opened(address, run_file, overrides)
     require_function(run.spec.model.build, run.folder)
     head = opened.head()
-    ref = choose(opened.home, chosen, error=InvalidInput)
+    choose(opened.home, chosen, error=InvalidInput)  # typing errors are found before TensorFlow is waited for
     quiet_tensorflow()
-    from tasks.evaluate.export.exporting import export as export_checkpoint  # brings TensorFlow
+    from tasks.evaluate.export.exporting import Exported  # brings TensorFlow
+    from tasks.evaluate.export.exporting import export as export_checkpoint
 
-    done = export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
+    def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
+        return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
+
+    ref, done = read_chosen(opened.home, chosen, write, error=InvalidInput)
     for text in done.warnings:
-        typer.echo(f"warning: {text}", err=True)
+        say(f"warning: {text}", aside=True)
     if as_json:
         say_json(
             {
@@ -53,12 +58,14 @@ def export(
                 "state_digest": ref.state_digest,
                 "format": form,
                 "path": str(done.path),
+                "load_with": list(done.load_with),
                 "warnings": list(done.warnings),
             }
         )
         return
     rows = [("checkpoint", f"{opened.home.uri}/{ref.path}"), ("written", f"{done.path}  ({form})")]
-    for line in aligned([*rows, ("load with", _CALLS[form].format(path=str(done.path)))]):
+    labels = ("load with", *("" for _ in done.load_with[1:]))
+    for line in aligned([*rows, *zip(labels, done.load_with, strict=True)]):
         say(line)
 
 
@@ -70,14 +77,6 @@ def _chosen(step: str | None) -> int | Literal["best"] | None:
     if not step.isdecimal():
         raise InvalidInput(f"--step {step} is neither a step nor best; say a whole number, or best")
     return int(step)
-
-
-_CALLS = {
-    "keras": "keras.saving.load_model({path!r})",
-    "weights": "model.load_weights({path!r})",
-    "saved_model": "model = tf.saved_model.load({path!r}); model.serve(x)",
-    "checkpoint": "tf.train.Checkpoint(model=model).read({path!r})",
-}
 
 
 def _opened(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[OpenedRun, RunFile]:

@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 
+# Enough for the last sign of life.
+_LAST_SECONDS = 10.0
 _codes: list[int] = []
 _nobody_listens: list[bool] = []
 
@@ -21,7 +23,11 @@ def nobody_listens() -> None:
 
 def leaves_with(code: int) -> int:
     """This process is to end with `code`, which is handed back for `sys.exit`."""
+    from tasks.foundation.storage.deadline import LEAVING
+
     _codes.append(code)
+    # The interpreter waits for threads of abandoned transfers; this limits how long they wait for the store.
+    LEAVING.bind(_LAST_SECONDS)
     if _nobody_listens:
         # Before the interpreter waits for Prefect's threads, which it does before it calls these.
         atexit._run_exitfuncs()

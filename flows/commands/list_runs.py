@@ -10,9 +10,10 @@ from flows.commands.output import AsJson, aligned, say, say_json
 from flows.goal import storage_of
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import RunLogError
+from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.wording import metric_words, number_words
 
@@ -22,7 +23,10 @@ Folder = Annotated[
 
 
 def list_runs(address: Folder, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the runs below a storage folder."""
+    """List the runs below a storage folder.
+
+    Exits 2 if the folder is not there or a newer Baton wrote the log of a run, 4 if such a log cannot be read.
+    """
     root = _root(address, overrides)
     runs = [_facts(root, name) for name in _names(root)]
     if as_json:
@@ -33,15 +37,20 @@ def list_runs(address: Folder, overrides: Overrides = None, as_json: AsJson = Fa
         heading = ("run", "step", "validation", "best", "entries", "last commit")
         for line in aligned([heading, *map(_words, runs)]):
             say(line)
-    if any(run["error"] for run in runs):
-        raise typer.Exit(RunLogError.exit_code)
+    faults = {run.get("error_class") for run in runs if run["error"]}
+    if faults:
+        raise typer.Exit(AnotherVersion.exit_code if faults == {AnotherVersion.__name__} else RunLogError.exit_code)
 
 
 def _root(address: str, overrides: list[str] | None) -> Storage:
     if names_run_file(address):
         return storage_of(load_run_file(Path(address), overrides or ()))
     refuse_overrides(address, overrides)
-    return open_storage(address, relative_to=Path.cwd())
+    root = open_storage(address, relative_to=Path.cwd())
+    # On Cloud Storage there is nothing but names: a prefix below which nothing lies is no other than a mistyped one.
+    if isinstance(root, LocalStorage) and not root.root.is_dir():
+        raise NoSuchRun(f"{root.uri} is not there; name a folder that holds runs, gs://bucket/prefix, or a run file")
+    return root
 
 
 def _names(root: Storage) -> list[str]:
@@ -58,8 +67,8 @@ def _facts(root: Storage, name: str) -> dict[str, Any]:
         head = OpenedRun(root=root, home=home, run_file=None, log=log).head()
         commit = _newest_of(log, Commit, at_most=head.base)
         evaluation = None if not head.evaluated else _newest_of(log, Evaluation, at_most=head.number)
-    except RunLogError as fault:
-        return {**facts, "error": str(fault)}
+    except (RunLogError, AnotherVersion) as fault:
+        return {**facts, "error": str(fault), "error_class": type(fault).__name__}
     return {
         **facts,
         "step": head.tip.step if head.tip else 0,
@@ -86,7 +95,8 @@ def _best(head: Head) -> dict[str, Any] | None:
 
 def _words(run: dict[str, Any]) -> tuple[str, ...]:
     if run["error"]:
-        return (run["run"], "damaged", run["error"], "", "", "")
+        kind = "newer" if run["error_class"] == AnotherVersion.__name__ else "damaged"
+        return (run["run"], kind, run["error"].partition("\n")[0], "", "", "")
     best = run["best"]
     return (
         run["run"],

@@ -106,4 +106,5 @@ def _environment_words(environment: Environment) -> str:
         f"{environment.accelerator}, {environment.replicas} replicas"
         f"{f' on {environment.hosts} hosts' if environment.hosts > 1 else ''}, threads "
         f"{environment.intra_op_threads}/{environment.inter_op_threads}"
+        f"{', deterministic operations' if environment.deterministic else ''}"
     )

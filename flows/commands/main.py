@@ -10,15 +10,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
-from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 
 from flows.commands import doctor, export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
-from flows.commands.stopping import RESUMABLE, Terminated, sigterm_raises
+from flows.commands.stopping import RESUMABLE, Terminated, sender_words, sigterm_raises
+from flows.commands.streams import outliving_readers
 from tasks.foundation.errors import BatonError
+from tasks.foundation.messages import printed, without_password
 
 _INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _UNEXPECTED = 1
@@ -71,20 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    return leaves_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
+    with outliving_readers():
+        return leaves_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
 
 
 def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return a kind of ending
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without "…" must not end a run
     as_json = "--json" in arguments
     try:
         # Not standalone: typer would print a usage error itself, and leave the others to Python's traceback.
         with sigterm_raises():
             result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
     except Terminated as fault:
-        return _fail(fault, "stopped by SIGTERM; run the same command to continue", RESUMABLE, as_json=as_json)
+        return _fail(
+            fault, f"stopped by {sender_words()}; run the same command to continue", RESUMABLE, as_json=as_json
+        )
     except BatonError as fault:
         return _fail(fault, str(fault), fault.exit_code, as_json=as_json)
     except typer.TyperException as fault:
@@ -97,7 +98,7 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return a kind of e
             as_json=as_json,
         )
     except Exception as fault:  # noqa: BLE001 - the last place where a traceback can become a sentence
-        text = f"{type(fault).__name__}: {fault}\nThis is unexpected; set BATON_DEBUG=1 to see where it happened."
+        text = f"{type(fault).__name__}: {fault}\nhint: this is unexpected; set BATON_DEBUG=1 to see where it happened"
         return _fail(fault, text, _UNEXPECTED, as_json=as_json)
     if result == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
         return _fail(
@@ -107,18 +108,29 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return a kind of e
 
 
 def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> int:
+    text = without_password(text)
     if os.environ.get("BATON_DEBUG"):
-        traceback.print_exception(fault)
-    typer.echo(f"error: {text}", err=True)
+        typer.echo(without_password("".join(traceback.format_exception(fault))), err=True)
+    for line in printed(f"error: {text}", columns=_columns()):
+        typer.echo(line, err=True)
     if as_json:
         say_json({"error": type(fault).__name__, "message": text, "exit_code": exit_code})
     return exit_code
 
 
+def _columns() -> int | None:
+    """The width of the terminal that errors go to; None if they go elsewhere."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError):  # no terminal; no descriptor
+        return None
+
+
 def _usage(fault: typer.TyperException) -> str:
     context: Any = getattr(fault, "ctx", None)
     command = context.command_path if context is not None else "baton"
-    return f"{fault.format_message().rstrip('.')}. See: {command} --help"
+    text = fault.format_message().strip()
+    return f"{text if text.endswith(('.', '?', '!')) else f'{text}.'}\nhint: see {command} --help"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`baton prove`: is a run of this file the same however it is cut? Tried out, on this machine."""
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.storage.leftovers import PROVING, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.wording import number_words
 
@@ -68,12 +68,11 @@ def _hosts(run: RunFile) -> int:
 
 @contextmanager
 def _scratch(keep: bool) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="baton-prove-"))
-    try:
+    if keep:
+        yield Path(tempfile.mkdtemp(prefix="baton-prove-"))
+        return
+    with temporary_folder(PROVING) as folder:
         yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _say(receipt: Receipt, kept: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.at_work import require_nobody_at_work
 from flows.commands.address import Overrides
 from flows.commands.closing import print_closing
 from flows.commands.leaving import nobody_listens
@@ -23,8 +24,11 @@ from flows.goal import (
     relay_is_done,
     require_lasting_storage,
     require_not_stuck,
+    require_packages_and_source,
     storage_of,
 )
+from flows.trying_out import try_out
+from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError
@@ -49,6 +53,9 @@ def run(
     try_again: Annotated[
         bool, typer.Option("--try-again", help="after a repair: forget the attempts that did not get further")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="begin although another process trains the run; one of them loses")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a run file, or go on with it, to its target."""
@@ -66,12 +73,16 @@ def run(
         "max_seconds": max_seconds,
         "accept": list(accepted),
         "try_again": try_again,
+        "take_over": take_over,
     }
     with Console(sys.stderr if as_json else sys.stdout) as console, warnings_as_notes(console):
         result = relay_is_done(run_file, goal, accept=accepted)
         if result is None:
+            require_packages_and_source(run_file)
             require_not_stuck(run_file, try_again=try_again)
-            storage_of(run_file).probe()  # before Prefect and TensorFlow are waited for; the flow tells what it notes
+            if is_chief(run_file.spec.accelerator, os.environ):
+                require_nobody_at_work(run_file, take_over=take_over, telemetry=console)
+            try_out(storage_of(run_file))  # the flow emits its notes
             head = log.head()
             result = _train(run_file, goal, parameters, console, since=-1 if head is None else head.number)
         console.stop()
@@ -93,10 +104,12 @@ def _train(
         What was reached; None if a signal came before the run began.
     """
     from flows.quiet import quiet, start_prefect_api
+    from flows.require_prefect import require_prefect
 
     reached: list[RelayResult] = []
     try:
         quiet()
+        require_prefect()
         home = storage_of(run_file).at(run_file.spec.run).uri
         console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {home}"))
         api = start_prefect_api()
@@ -106,7 +119,7 @@ def _train(
         from flows.train_run import REACHED, WATCHER, import_stages, tags_of, train_run
 
         import_stages(run_file.spec)
-        api.join()
+        api.wait()
         token = WATCHER.set(console)
         REACHED.set(reached)
         try:
@@ -149,22 +162,28 @@ def _close(
         spec=run_file.spec,
         exit_reason=result.exit_reason,
         report_path=result.report,
+        report_command=_command("report", *said),
         continue_command=_continue_command(*said, run_file, result),
     )
 
 
 def _continue_command(file: str, overrides: Sequence[str], run_file: RunFile, result: RelayResult) -> str:
-    """What to type to train on; a finished run goes on to a later target."""
+    """What to type to train on; a finished run goes on to a target beyond the step that it has reached."""
     kept = list(overrides)
     if result.step >= run_file.spec.train.steps:
         kept = [override for override in kept if not override.startswith("train.steps=")]
-        kept.append(f"train.steps={2 * run_file.spec.train.steps}")
-    words = [word for override in kept for word in ("--set", override)]
-    return shlex.join([_program(), "run", file, *words])
+        kept.append(f"train.steps={2 * result.step}")
+    return _command("run", file, kept)
+
+
+def _command(verb: str, file: str, overrides: Sequence[str]) -> str:
+    """What to type; a command that is printed must work as it stands."""
+    words = [word for override in overrides for word in ("--set", override)]
+    return shlex.join([_program(), verb, file, *words])
 
 
 def _program() -> str:
-    """`baton`, or where it lies if the shell would not find it: a command that is printed must work as it stands."""
+    """`baton`, or where it lies if the shell would not find it."""
     program = Path(sys.argv[0])
     if program.name != "baton" or shutil.which("baton"):
         return "baton"

@@ -7,13 +7,14 @@ from typing import Any
 from flows.commands.address import Address, OpenedRun, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
 from flows.commands.spending import account_facts, account_words
+from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
 from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, commit_of, history_of
 from tasks.foundation.runlog.workers import Worker, workers_of
-from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words
+from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words, step_words
 
 
 def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -21,8 +22,10 @@ def status(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
     opened = open_run(address, overrides)
     entries = list(opened.log.entries())
     history = history_of(entries)
-    account = account_of(read_attempts(opened.home), entries, history, now=datetime.now(UTC))
-    facts = _facts(opened, history, history.head or opened.head(), account)
+    now = datetime.now(UTC)
+    account = account_of(read_attempts(opened.home), entries, history, now=now)
+    at_work = [] if account is None else [_at_work_facts(each.record, now) for each in account.attempts if each.alive]
+    facts = {**_facts(opened, history, history.head or opened.head(), account), "at_work": at_work}
     if as_json:
         say_json(facts)
     else:
@@ -60,6 +63,19 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "workers": [_worker_facts(worker) for worker in workers_of(history)],
         "environment": head.environment.model_dump(),
     }
+
+
+def _at_work_facts(record: AttemptRecord, now: datetime) -> dict[str, Any]:
+    """A process that trains the run at this moment, as of its last sign of life."""
+    silent_seconds = max((now - utc_time(record.alive)).total_seconds(), 0.0)  # another machine's clock
+    kept = ("attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within")
+    return {**record.model_dump(include=set(kept)), "silent_seconds": silent_seconds}
+
+
+def _at_work_words(record: dict[str, Any]) -> str:
+    doing = "waits for a stage that runs elsewhere" if record["doing"] == LAUNCH else record["doing"]
+    ago = duration_words(record["silent_seconds"])
+    return f"step {record['step']}  {doing}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
 
 
 def _checkpoint_facts(ref: CheckpointRef) -> dict[str, Any]:
@@ -115,11 +131,11 @@ def _worker_words(worker: dict[str, Any]) -> str:
 
 def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     best, evaluation = facts["best"], facts["evaluation"]
-    of_target = "" if facts["target"] is None else f" of {facts['target']}"
     lines = [
         ("run", facts["run"]),
         ("home", facts["home"]),
-        ("step", f"{facts['step']}{of_target}"),
+        ("step", _step_words(facts["step"], facts["target"])),
+        *(("at work", _at_work_words(record)) for record in facts["at_work"]),
         ("segments", str(facts["segments"])),
         ("log", f"entry {facts['entry']}, base {facts['base']}"),
         ("tip", facts["checkpoint"] or "no checkpoint to continue from"),
@@ -146,6 +162,10 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for label in ("retained", "quarantined"):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
     return lines
+
+
+def _step_words(step: int, target: int | None) -> str:
+    return str(step) if target is None else step_words(step, target).removeprefix("step ")
 
 
 def _time_words(facts: dict[str, Any], account: Account | None) -> list[tuple[str, str]]:

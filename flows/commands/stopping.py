@@ -1,4 +1,7 @@
-"""A command that is asked to go: SIGTERM becomes an exception, so that whatever holds a lock or a bar lets go of it."""
+"""A command that is asked to go: SIGTERM becomes an exception, so that whatever holds a lock or a bar lets go of it.
+
+SIGHUP is handled as SIGTERM is.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -6,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tasks.foundation.contracts.segment import STOP_REASONS
+from tasks.foundation.errors import StoreUnreachable
+from tasks.foundation.stops.hanging_up import sighup_as_sigterm, terminal_closed
 
 RESUMABLE = 3  # the exit code of a run that stopped with work left to do
 
@@ -22,7 +27,8 @@ def sigterm_raises() -> Iterator[None]:
     """
     before = signal.signal(signal.SIGTERM, _raise)
     try:
-        yield
+        with sighup_as_sigterm():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -30,6 +36,19 @@ def sigterm_raises() -> Iterator[None]:
 def _raise(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise Terminated
+
+
+def sender_words() -> str:
+    """What asked this command to go, after a `Terminated`."""
+    return "the closed terminal (SIGHUP)" if terminal_closed() else "SIGTERM"
+
+
+def unreachable_store(fault: BaseException) -> StoreUnreachable | None:
+    """The error that says that the last work was not committed because the store was away; None if there is none."""
+    known: BaseException | None = fault
+    while known is not None and not isinstance(known, StoreUnreachable):
+        known = known.__context__
+    return known
 
 
 def stop_reason(fault: BaseException) -> str:

@@ -17,7 +17,7 @@ def verify(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
     Exits 4 on damage and names each damaged file.
     """
     opened = open_run(address, overrides)
-    findings = examine(opened, lambda line: typer.echo(line, err=True))
+    findings = examine(opened, lambda line: say(line, aside=True))
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "ok": not findings.damages, **asdict(findings)})
     else:

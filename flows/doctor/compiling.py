@@ -6,7 +6,7 @@ import time
 from keras import tree
 
 from flows.doctor.finding import Finding, Verdict
-from flows.doctor.modelling import Built, count_of
+from flows.doctor.modelling import Built, count_of, is_parameter
 from flows.doctor.planning import Target
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import ModelError
@@ -47,7 +47,7 @@ def fits(built: Built, peak: int | None, target: Target) -> Finding:
     model that computes in bfloat16 the peak may be three times too much, and fails only if a third is too much, too.
     """
     variables = sum(_bytes(leaf) for leaf in built.state.leaves)
-    model = sum(_bytes(leaf) for leaf in built.state.leaves if leaf.path.startswith("model/"))
+    model = sum(_bytes(leaf) for leaf in built.state.leaves if is_parameter(leaf))
     batch = sum(math.prod(each.shape) * each.dtype.size for each in tree.flatten(built.arguments))
     text = f"{size_words(model)} of parameters, {size_words(variables - model)} of optimizer and metrics, "
     if peak is None:

@@ -12,7 +12,10 @@ from flows.doctor.planning import batch_arithmetic, code_is_there, not_refused, 
 from flows.doctor.sampling import sample_of
 from flows.doctor.storing import commit_cost, reachable_and_writable
 from tasks.foundation.accelerator.tpu_types import TpuType
-from tasks.foundation.storage.leftovers import temporary_folder
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.leftovers import DOCTOR, temporary_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,8 @@ def examine(question: Question, tell: Callable[[Finding], None]) -> Checks:
     code = checks.make("code", code_is_there, run)
     storage = checks.make("storage", reachable_and_writable, run)
     checks.make("preflight", lambda run, storage, *_: not_refused(run, storage), run, storage, batch, code)
-    with temporary_folder("baton-doctor-") as folder:
-        sample = checks.make("data", lambda run: sample_of(run, storage.value, folder), run)
+    with temporary_folder(DOCTOR) as folder:
+        sample = checks.make("data", lambda run: _sample(run, storage.value, folder), run)
         _examine_model(checks, question, _Ground(run=run, target=target, code=code, storage=storage, sample=sample))
     return checks
 
@@ -68,7 +71,15 @@ class _Ground:
 def _examine_model(checks: Checks, question: Question, ground: _Ground) -> None:
     """What needs TensorFlow, which takes seconds to be imported."""
     run, target, sample = ground.run, ground.target, ground.sample
-    model = checks.make("model", lambda *given: _modelling().builds(*given[:3]), run, target, sample, ground.code)
+    begins = _begins(ground.storage)
+    model = checks.make(
+        "model",
+        lambda *given: _modelling().builds(*given[:3], begins=begins(given[0])),
+        run,
+        target,
+        sample,
+        ground.code,
+    )
     checks.make("dtype", lambda *given: _modelling().dtypes(*given), model, target)
     graph = checks.make("graph", lambda *given: _modelling().static_shapes(*given), model, target)
     xla = checks.make("xla", lambda *given: _compiling().compiles(*given[:3]), run, target, model, graph)
@@ -95,6 +106,17 @@ def _examine_model(checks: Checks, question: Question, ground: _Ground) -> None:
         commit,
         model,
     )
+
+
+def _sample(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
+    if ":" in run.spec.data.source:
+        _modelling().devices(run)  # first of all, as in a run: importing the user's module may use TensorFlow
+    return sample_of(run, storage, folder)
+
+
+def _begins(storage: Finding) -> Callable[[RunFile], bool]:
+    """Whether a run begins, as far as the store tells."""
+    return lambda run: not storage.is_usable or RunLog(storage.value.at(run.spec.run)).head() is None
 
 
 def _modelling() -> Any:

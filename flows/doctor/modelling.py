@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -16,20 +17,22 @@ from flows.doctor.feeding import first_batch
 from flows.doctor.finding import Finding
 from flows.doctor.planning import Target, examples_each
 from flows.doctor.sampling import Sample
-from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.model.building import require_test_step
 from tasks.foundation.model.graph_scan import Suspect, scan
-from tasks.foundation.model.metrics import require_metric, take_metrics
+from tasks.foundation.model.own_steps import hints_about
 from tasks.foundation.model.stepping import step_failures, step_of, take_step, trace_step
 from tasks.foundation.model.variables import Leaf, layers_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.wording import duration_words, number_words, size_words
-from tasks.init_or_restore.beginning import require_callbacks
+from tasks.init_or_restore.beginning import require_best, require_callbacks, require_evaluation
+from tasks.init_or_restore.reading import state_of_examples
 from tasks.init_or_restore.weights.loading import load_weights
+from tasks.train_segment.loop import may_differ_words
 
 _SHOWN = 4
 _REMEDIES = {
@@ -61,34 +64,66 @@ class Built:
     seconds: float
 
 
-def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
+def devices(run: RunFile) -> Accelerator:
+    """One replica on the CPU, whatever the run is to train on: the process's only accelerator.
+
+    TensorFlow fixes devices and threads at its first use, which may be in the user's own modules.
+    """
+    asked = run.spec.accelerator
+    return acquire(
+        AcceleratorSpec(kind="cpu", intra_op_threads=asked.intra_op_threads, inter_op_threads=asked.inter_op_threads),
+        None,
+        deterministic=run.spec.train.deterministic,
+    )
+
+
+def builds(run: RunFile, target: Target, sample: Sample, *, begins: bool) -> Finding:
     """Imports and builds the model for one replica on the CPU, and traces its train step; its value is `Built`.
 
+    Args:
+        run: the run file.
+        target: what it is to train on.
+        sample: of its data.
+        begins: whether nothing of the run is there yet.
+
     Raises:
+        SourceError: the source yields batches, or may do so.
         ModelError: the user's code or model cannot be used.
     """
     spec = run.spec
-    asked = spec.accelerator
-    # One replica on the CPU, whatever the run is to train on: the process's only accelerator.
-    own = acquire(
-        AcceleratorSpec(kind="cpu", intra_op_threads=asked.intra_op_threads, inter_op_threads=asked.inter_op_threads),
-        None,
-    )
+    own = devices(run)
     began = time.monotonic()
     # What Keras cannot do on several replicas is to be refused here.
     pretended = replace(own, environment=own.environment.model_copy(update={"replicas": target.replicas}))
     unweighed = sample.zeros(examples_each(run, target))
     batch = weighed(unweighed, spec.train.class_weight)
-    state = build_train_state(spec, code_folder=run.folder, accelerator=pretended, batch=batch)
+    if begins:
+        features = sample.manifest.features
+        state = state_of_examples(spec, features, batch, code_folder=run.folder, accelerator=pretended, training=True)
+    else:
+        state = build_train_state(spec, code_folder=run.folder, accelerator=pretended, batch=batch, training=True)
     state.accelerator = own
-    _require_what_a_beginning_does(run, state, unweighed)
-    own_step = step_of(state.model, batch, spec.train.accumulate, reference=spec.model.build, accelerator=pretended)
+    _require_what_a_beginning_does(run, state, sample, batch, unweighed)
+    own_step = step_of(
+        state.model,
+        batch,
+        spec.train.accumulate,
+        reference=spec.model.build,
+        accelerator=pretended,
+        returned=state.returned,
+    )
 
     def step(*parts: Any) -> Any:
         return take_step(own_step, own.strategy, parts)[0]
 
     tensors = tree.map_structure(tf.convert_to_tensor, batch)
-    traced = trace_step(tf.function(step, jit_compile=False), tensors, leaves=state.leaves, reference=spec.model.build)
+    traced = trace_step(
+        tf.function(step, jit_compile=False),
+        tensors,
+        leaves=state.leaves,
+        reference=spec.model.build,
+        hints=partial(hints_about, state.model, batch),
+    )
     built = Built(
         state=state,
         step=step,
@@ -97,20 +132,24 @@ def builds(run: RunFile, target: Target, sample: Sample) -> Finding:
         layers=tuple(layer.name for layer in layers_of(state.model)),
         seconds=time.monotonic() - began,
     )
-    parameters = sum(count_of(leaf) for leaf in state.leaves if leaf.path.startswith("model/"))
+    parameters = sum(count_of(leaf) for leaf in state.leaves if is_parameter(leaf))
     text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
     return Finding(check="model", verdict="pass", text=text, value=built)
 
 
-def _require_what_a_beginning_does(run: RunFile, state: TrainState, batch: Sequence[Any]) -> None:
+def _require_what_a_beginning_does(
+    run: RunFile, state: TrainState, sample: Sample, batch: Sequence[Any], unweighed: Sequence[Any]
+) -> None:
     """Metrics, callbacks, the test step and initial weights, as the run would refuse them when it begins."""
     spec, own = run.spec, state.accelerator
     if spec.data.validation_fraction > 0:
-        require_metric(spec.checkpoint.keep_best, take_metrics(state.model, own.strategy))
-        require_test_step(state.model, batch, reference=spec.model.build, accelerator=own)
+        require_best(spec, state, unweighed)
+        require_test_step(state.model, unweighed, reference=spec.model.build, accelerator=own)
+        if sample.validation_examples is not None:
+            require_evaluation(spec, state, sample.manifest.features, sample.validation_examples)
     if spec.train.callbacks is not None:
-        require_callbacks(spec, state, code_folder=run.folder)
-    load_weights(state, spec.init, code_folder=run.folder, telemetry=Silent())
+        require_callbacks(spec, state, batch, unweighed, code_folder=run.folder)
+    load_weights(state, spec.init, code_folder=run.folder, telemetry=Silent(), seed=spec.train.seed)
 
 
 def dtypes(built: Built, target: Target) -> Finding:
@@ -148,15 +187,19 @@ def dtypes(built: Built, target: Target) -> Finding:
 
 
 def static_shapes(built: Built, target: Target) -> Finding:
-    """Operations of the step that a TPU does not run, though a CPU does."""
+    """Operations of the step that a TPU does not run, though a CPU does, and those whose state no checkpoint holds."""
     found = [each for each in scan(built.traced, built.layers) if each.kind != "float64"]
+    threads = built.state.accelerator.environment.intra_op_threads
+    unsure = may_differ_words(built.traced, intra_op_threads=threads)
+    if not found and unsure:
+        return Finding(check="graph", verdict="warn", text="; and ".join(unsure))
     if not found:
         return Finding(check="graph", verdict="pass", text="no strings, no Python code, all shapes static")
     kinds = list(dict.fromkeys(each.kind for each in found))
     return Finding(
         check="graph",
         verdict="fail" if target.is_tpu else "warn",
-        text=f"a TPU cannot run {_listed(found)}",
+        text="; and ".join((f"a TPU cannot run {_listed(found)}", *unsure)),
         remedy="; ".join(_REMEDIES[kind] for kind in kinds),
     )
 
@@ -194,6 +237,11 @@ def one_step(run: RunFile, target: Target, sample: Sample, built: Built, needed:
 def _listed(found: Sequence[Suspect]) -> str:
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(map(str, found[:_SHOWN])) + more
+
+
+def is_parameter(leaf: Leaf) -> bool:
+    """Whether it is the model's own, and not the state of a random source."""
+    return leaf.path.startswith("model/") and not leaf.seed
 
 
 def count_of(leaf: Leaf) -> int:

@@ -15,6 +15,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.wording import size_words
 from tasks.foundation.user_code import require_function
+from tasks.foundation.user_imports import require_imports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def code_is_there(run: RunFile) -> Finding:
     """Files and functions that the run file names, looked at without importing them.
 
     Raises:
-        ModelError: one of them is not there, or is no Python.
+        ModelError: one of them is not there, is no Python, or imports a package that is not installed.
     """
     spec = run.spec
     named = [spec.model.build, spec.data.source, spec.train.callbacks or ""]
@@ -125,6 +126,7 @@ def code_is_there(run: RunFile) -> Finding:
     references = [each for each in named if ".py:" in each]
     for reference in references:
         require_function(reference, run.folder)
+        require_imports(reference, run.folder)
     return Finding(check="code", verdict="pass", text=", ".join(references) or "none of the run file's own")
 
 

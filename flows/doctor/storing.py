@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
-from tasks.foundation.storage.leftovers import temporary_folder
+from tasks.foundation.storage.leftovers import DOCTOR, temporary_folder
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.wording import duration_words, size_words
 
@@ -83,7 +83,7 @@ def commit_cost(storage: Storage, state: Any) -> Finding:
     checkpoint = tf.train.Checkpoint(**tree_of({leaf.path: leaf.variable for leaf in state.leaves}))
     policy = tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES)
     options = tf.train.CheckpointOptions(experimental_sharding_callback=policy)
-    with temporary_folder("baton-doctor-") as folder, _scratch(storage) as scratch:
+    with temporary_folder(DOCTOR) as folder, _scratch(storage) as scratch:
         began = time.monotonic()
         written = checkpoint.write(str(folder / "ckpt"), options=options)
         reader = tf.train.load_checkpoint(written)
@@ -96,7 +96,7 @@ def commit_cost(storage: Storage, state: Any) -> Finding:
         began = time.monotonic()
         side_by_side(lambda file: scratch.upload(file, file.name), chosen, workers=storage.transfers)
         there = (time.monotonic() - began) * share
-        with temporary_folder("baton-doctor-") as fetched:
+        with temporary_folder(DOCTOR) as fetched:
             began = time.monotonic()
             side_by_side(
                 lambda file: scratch.download(file.name, fetched / file.name), chosen, workers=storage.transfers
@@ -126,14 +126,24 @@ def _first(files: list[Path], size: int) -> list[Path]:
 
 @contextmanager
 def _scratch(storage: Storage) -> Iterator[Storage]:
-    """A folder of its own name below the storage root, gone afterwards with whatever had to be made for it."""
-    name = f"{_PREFIX}{secrets.token_hex(8)}"
+    """A folder of its own name below the storage root, gone afterwards with whatever had to be made for it.
+
+    On this machine's disks it is locked, so that the next doctor removes what a killed one left.
+    """
     missing = _missing_folders(storage)
+    name = f"{_PREFIX}{secrets.token_hex(8)}"
     try:
-        yield storage.at(name)
+        with ExitStack() as locked:
+            if isinstance(storage, LocalStorage):
+                with suppress(OSError):  # the storage says itself why it cannot be written to
+                    storage.root.mkdir(parents=True, exist_ok=True)
+                    name = locked.enter_context(temporary_folder(_PREFIX, within=storage.root)).name
+            try:
+                yield storage.at(name)
+            finally:
+                with suppress(StorageError):  # what went wrong before is what has to be said
+                    storage.delete(name)
     finally:
-        with suppress(StorageError):  # what went wrong before is what has to be said
-            storage.delete(name)
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()

@@ -10,7 +10,7 @@ from flows.proving.receipt import End, VariableDifference
 from flows.proving.trial import Trial
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.segment import MetricRow, TracedStep
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
@@ -36,6 +36,7 @@ class Comparison:
     first_step: int | None
     same_digest: bool
     same_examples: bool
+    same_step: bool = True
 
     @property
     def same(self) -> bool:
@@ -51,6 +52,7 @@ class Reached:
     tip: CheckpointRef
     rows: tuple[MetricRow, ...]
     committed_steps: tuple[int, ...]
+    traced: frozenset[TracedStep] = frozenset()
 
     @property
     def end(self) -> End:
@@ -72,7 +74,8 @@ def reached(trial: Trial) -> Reached:
         at = "nowhere" if head is None or head.tip is None else f"at step {head.tip.step}"
         raise RunLogError(f"{trial.home.uri} was to be trained to step {trial.steps} and ended {at}")
     steps = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
-    return Reached(head=head, tip=head.tip, rows=history.rows, committed_steps=steps)
+    traced = frozenset(step for entry in history.commits if (step := commit_of(entry).traced) is not None)
+    return Reached(head=head, tip=head.tip, rows=history.rows, committed_steps=steps, traced=traced)
 
 
 def compare(
@@ -101,8 +104,15 @@ def compare(
         first_step=_first_step(first.rows, second.rows),
         same_digest=first.tip.state_digest == second.tip.state_digest,
         same_examples=first.end.content_digest == second.end.content_digest,
+        same_step=same_step(first.traced | second.traced),
     )
     return comparison, first, second
+
+
+def same_step(traced: Iterable[TracedStep]) -> bool:
+    """Whether all processes traced the same step in the same circumstances."""
+    found: dict[str, str] = {}
+    return all(found.setdefault(each.circumstances, each.fingerprint) == each.fingerprint for each in traced)
 
 
 class CheckpointArrays(Mapping[str, Any]):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import flows
+from flows.children import start_child
 from flows.proving.trial import Trial
 from tasks.foundation import errors
 from tasks.foundation.errors import BatonError, RunLogError
@@ -113,7 +114,7 @@ class FreshProcesses:
             (self._folder / f"{trial.name}{suffix}.stdout").open("ab") as stdout,
             (self._folder / f"{trial.name}{suffix}.stderr").open("ab") as stderr,
         ):
-            process = subprocess.Popen(
+            process = start_child(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

@@ -81,6 +81,7 @@ def prove(run: RunFile, overrides: tuple[str, ...], *, steps: int, workshop: Wor
     if not comparison.same:
         causes = causes_of(
             same_examples=comparison.same_examples,
+            same_step=comparison.same_step,
             repeatable=repeatable,
             ops=stateful_ops_told(ended.stderr),
             source=f"data.source {run.spec.data.source}",

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.own_steps import as_fit_gives
+from tasks.foundation.model.returned import Returned
 from tasks.foundation.model.stepping import step_failures
 from tasks.foundation.user_code import describe
 
@@ -20,19 +22,29 @@ from tasks.foundation.user_code import describe
 class Evaluator:
     """The compiled validation loops of one model."""
 
-    def __init__(self, model: keras.Model, strategy: Any, *, reference: str) -> None:
+    def __init__(self, model: keras.Model, strategy: Any, *, reference: str, returned: Returned | None = None) -> None:
+        """Nothing is traced yet.
+
+        Args:
+            model: with all its variables.
+            strategy: in whose scope it was made.
+            reference: what the user calls the model, for messages.
+            returned: what keeps the values that a test_step of the user's own returns.
+        """
         self._model = model
         self._strategy = strategy
         self._reference = reference
+        test_step = as_fit_gives(model.test_step) if returned is None else returned.step
+        self._returned = returned
 
         @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
         def run_batches(iterator: Any, n: Any) -> None:
             for _ in tf.range(n):
-                strategy.run(model.test_step, args=(next(iterator),))
+                strategy.run(test_step, args=(next(iterator),))
 
         @tf.function(jit_compile=False)  # type: ignore[untyped-decorator]
         def run_remainder(batch: Any) -> None:
-            strategy.run(_on_first_replica, args=(model.test_step, batch))
+            strategy.run(_on_first_replica, args=(test_step, batch))
 
         self._run_batches = run_batches
         self._run_remainder = run_remainder
@@ -53,13 +65,15 @@ class Evaluator:
         failed = f"{self._reference}: test_step failed on the validation examples"
         with self._strategy.scope(), step_failures(failed), reading_failures():
             self._model.reset_metrics()
+            if self._returned is not None:
+                self._returned.reset()
             if full_batches:
                 iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
                 n = tf.constant(full_batches, tf.int64)
                 self._traced(self._run_batches, iterator, n)(iterator, n)
             for batch in remainder or ():
                 self._traced(self._run_remainder, batch)(batch)
-        return take_metrics(self._model, self._strategy)
+        return take_metrics(self._model, self._strategy, self._returned)
 
     def _traced(self, function: Any, *arguments: Any) -> Any:
         try:

@@ -16,10 +16,13 @@ from tasks.foundation.contracts.log_entry import Body, Environment, Evaluation, 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, validation_dataset, validation_remainder, zero_batch
 from tasks.foundation.model.metrics import require_metric
+from tasks.foundation.model.returned import returned_by
+from tasks.foundation.model.stepping import once_training_has_begun
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Evaluated, Sink
+from tasks.foundation.telemetry.measured import seconds_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,12 @@ def evaluate(
     With `use_ema` the averaged weights are used, as Keras does at the end of `fit`.
 
     Raises:
-        ModelError: `checkpoint.keep_best` names a metric that the model does not have, or `test_step` fails.
+        ModelError: `checkpoint.keep_best` names a metric that the model does not have.
+        StepFailed: `test_step` fails.
         DamagedCheckpoint: the checkpoint is not what the log says.
     """
     began = clock()
-    accelerator = acquire(spec.accelerator, recorded)
+    accelerator = acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)
     batch_size = spec.train.global_batch_size
     per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
     warm = _take_warm(_Recipe(spec, dataset, code_folder), storage, accelerator, per_replica)
@@ -75,16 +79,16 @@ def evaluate(
     full = validation_dataset(storage, dataset, batch_size=per_host).shard(accelerator.hosts, accelerator.host)
     if per_host > per_replica:
         full = full.rebatch(per_replica, drop_remainder=True)
-    metrics = warm.evaluator.evaluate(
-        full=full,
-        full_batches=full_batches,
-        remainder=validation_remainder(storage, dataset, batch_size=batch_size),
-    )
+    with once_training_has_begun():
+        metrics = warm.evaluator.evaluate(
+            full=full,
+            full_batches=full_batches,
+            remainder=validation_remainder(storage, dataset, batch_size=batch_size),
+        )
     rule = spec.checkpoint.keep_best
     require_metric(rule, metrics)
-    body = Evaluation(
-        checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=clock() - began, keep_best=rule
-    )
+    seconds = seconds_between(began, clock())
+    body = Evaluation(checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=seconds, keep_best=rule)
     if accelerator.is_chief:
         RunLog(home).append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
     telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
@@ -102,5 +106,8 @@ def _take_warm(recipe: _Recipe, storage: Storage, accelerator: Accelerator, per_
     _warm.clear()
     batch = zero_batch(load_manifest(storage, recipe.dataset), per_replica)
     state = build_train_state(recipe.spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch)
-    _warm.append(_Warm(recipe, state, Evaluator(state.model, accelerator.strategy, reference=recipe.spec.model.build)))
+    reference = recipe.spec.model.build
+    returned = returned_by(state.model, "test_step", batch, reference=reference, accelerator=accelerator)
+    evaluator = Evaluator(state.model, accelerator.strategy, reference=reference, returned=returned)
+    _warm.append(_Warm(recipe, state, evaluator))
     return _warm[0]

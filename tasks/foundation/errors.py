@@ -4,13 +4,18 @@
     ├── InvalidInput                   2  no    refused before anything is written
     │   ├── RunFileError                        a key of the run file
     │   ├── SourceError                         a record of the data
+    │   │   ├── SourceChanged                   a file was written while it was being read
+    │   │   └── DamagedInTransit        yes     its bytes were damaged on their way here, twice
     │   ├── ModelError                          the user's model or its code
     │   ├── AcceleratorError                    devices, replicas, batch arithmetic
     │   ├── WeightsError                        initial weights, or their fit to the model
     │   ├── IdentityChanged                     the run on disk is another one
+    │   ├── PrefectUnavailable                  Prefect's server, or the folder of an embedded one, cannot be used
     │   └── NoSuchRun                           nothing is at that address
     ├── StorageError                   1  yes   the store refused or failed
     │   ├── StoreRefused             2  no    credentials, permissions, or the bucket's settings
+    │   ├── StoreUnreachable         3  yes   this process had to go while the store was away; what is committed stays
+    │   ├── PathRefused              2  no    a name or a link that leads out of the folder it belongs to
     │   ├── FileMissing                   no
     │   ├── FileTooShort                  no    it ends before the bytes that were asked for
     │   └── FileAlreadyThere                    a create-only write came second
@@ -20,8 +25,11 @@
     │   └── NothingToRestore           4  no    every retained checkpoint is damaged
     ├── DamagedDataset                 4  no    a shard differs from the manifest
     ├── StateMismatch                  2  no    the checkpoint is of another model
+    ├── AnotherVersion                 2  no    a file of a run's home was written by a newer Baton
     ├── StageLost                      3  yes   a stage that ran elsewhere crashed, or was not heard of again
     ├── AcceleratorLost                3  yes   devices or other hosts went away under the run; what is committed stays
+    ├── RunAtWork                      3  yes   another process trains the run at this moment
+    ├── StepFailed                     1  no    a step, a callback or an evaluation, once training had begun
     ├── NoProgress                     1  no    attempt after attempt, the run gets no further
     └── BlowUp                         1  no    the loss has run away
         └── NonFinite                  1  no    a loss or a weight is NaN or infinite
@@ -54,6 +62,16 @@ class SourceError(InvalidInput):
     """The data source is missing, empty or holds an unusable record."""
 
 
+class SourceChanged(SourceError):
+    """A file of the source was written while it was being read."""
+
+
+class DamagedInTransit(SourceError):
+    """Bytes of a source were damaged on their way here; the source itself may be sound."""
+
+    retryable = True
+
+
 class ModelError(InvalidInput):
     """The user's model or the code that builds it cannot be used."""
 
@@ -70,6 +88,10 @@ class IdentityChanged(InvalidInput):
     """The run file differs from the run that it would continue."""
 
 
+class PrefectUnavailable(InvalidInput):
+    """Prefect's API cannot be had as it is set up: no server answers, or none can be embedded."""
+
+
 class NoSuchRun(InvalidInput):
     """No run's home is at the address given."""
 
@@ -82,6 +104,19 @@ class StorageError(BatonError):
 
 class StoreRefused(StorageError):
     """The store will not have it until a person changes something: credentials, a role, a bucket's settings."""
+
+    exit_code = 2
+    retryable = False
+
+
+class StoreUnreachable(StorageError):
+    """The store could not be reached before this process had to go; what is committed stays."""
+
+    exit_code = 3
+
+
+class PathRefused(StorageError):
+    """A path of a home leads out of it: by its text, or by a link."""
 
     exit_code = 2
     retryable = False
@@ -142,6 +177,12 @@ class StateMismatch(BatonError):
     exit_code = 2
 
 
+class AnotherVersion(BatonError):
+    """A file, or a stage's call, was written by a newer Baton; it is sound, and this version cannot read it."""
+
+    exit_code = 2
+
+
 class AcceleratorLost(BatonError):
     """Devices, or other hosts of the same run, went away under it; what is committed stays."""
 
@@ -154,6 +195,20 @@ class StageLost(BatonError):
 
     exit_code = 3
     retryable = True
+
+
+class RunAtWork(BatonError):
+    """Another process trains the run at this moment; nothing was begun."""
+
+    exit_code = 3
+    retryable = True
+
+
+class StepFailed(BatonError):
+    """A train step, a test step or a callback failed once training had begun; what is committed stays.
+
+    The data, the model or the machine may be to blame. It costs devices each time, so it counts as an attempt.
+    """
 
 
 class NoProgress(BatonError):

@@ -50,6 +50,18 @@ def is_gone(name: str) -> bool:
         return False
 
 
+def is_here(name: str) -> bool:
+    """Whether the process of that name is known to run, on this machine; False where that cannot be told from here."""
+    parts = name.split("/")
+    try:
+        if len(parts) != _PARTS or tuple(parts[:2]) != _place():
+            return False
+        fields = _stat(int(parts[2]))
+    except (OSError, ValueError):
+        return False
+    return len(fields) > _START_TICKS and fields[_START_TICKS] == parts[3] and fields[_STATE] not in _DEAD
+
+
 def _place() -> tuple[str, str]:
     boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return boot, str((_PROC / "self/ns/pid").stat().st_ino)

@@ -18,18 +18,26 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from tasks.foundation.errors import ModelError
+from tasks.foundation.seeding import seeded_import
 
 USER_PACKAGE_PREFIX = "_baton_user_"
 _NAMES_SHOWN = 10
+# What TensorFlow says of such operations, and of random ones without a seed.
+_DETERMINISM = re.compile(r"determinism is (enabled|not)|deterministic (\w+ )?implementation", re.IGNORECASE)
+_DETERMINISM_REMEDY = (
+    "; give what draws a seed (a keras.random.SeedGenerator, tf.random.Generator.from_seed), use another operation, or "
+    "set train.deterministic: false"
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def load_function(reference: str, folder: Path) -> Callable[..., Any]:
+def load_function(reference: str, folder: Path, *, seed: int = 0) -> Callable[..., Any]:
     """The function that a run file names.
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
         folder: the run file's folder.
+        seed: `train.seed`, from which what the module draws when it is imported follows.
 
     Raises:
         ModelError: the file or the name is not there, or importing it raises.
@@ -37,7 +45,9 @@ def load_function(reference: str, folder: Path) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     try:
         module = (
-            _load_file(folder / module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+            _load_file(folder, module_name, seed)
+            if module_name.endswith(".py")
+            else _load(module_name, folder, seed, module=module_name)
         )
     except ModelError:
         raise
@@ -95,9 +105,16 @@ def describe(fault: BaseException) -> str:
         place = f"{Path(frame.f_code.co_filename).name}, line {line}"
     else:
         place = "unknown place"
-    # Keras's messages have many lines, and colours.
-    text = " ".join(_COLOURS.sub("", str(fault)).split())
-    return f"{type(fault).__name__}: {text} ({place})"
+    # Keras's messages have many lines, and colours; a KeyError would show both escaped.
+    many = isinstance(fault, KeyError) and any("\n" in str(each) for each in fault.args)
+    said = fault.args[0] if many else fault
+    text = " ".join(_COLOURS.sub("", str(said)).split())
+    return f"{type(fault).__name__}: {text} ({place}){determinism_remedy(text)}"
+
+
+def determinism_remedy(text: str) -> str:
+    """What to do where TensorFlow refuses an operation that is not deterministic; empty for any other message."""
+    return _DETERMINISM_REMEDY if _DETERMINISM.search(text) else ""
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -109,8 +126,16 @@ def _missing_file(file: Path) -> str:
     return f"{file} is not there; beside it: {', '.join(here) or 'no Python files'}"
 
 
-def _load_file(file: Path) -> ModuleType:
-    file = file.resolve()
+def _load(name: str, folder: Path, seed: int, *, module: str) -> ModuleType:
+    """Import a module, named in the run file as `module` in `folder`; what is imported already draws nothing."""
+    if name in sys.modules:
+        return importlib.import_module(name)
+    with seeded_import(module, folder, seed):
+        return importlib.import_module(name)
+
+
+def _load_file(folder: Path, module: str, seed: int) -> ModuleType:
+    file = (folder / module).resolve()
     if not file.is_file():
         raise ModelError(_missing_file(file))
     package = f"{USER_PACKAGE_PREFIX}{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}"
@@ -118,4 +143,4 @@ def _load_file(file: Path) -> ModuleType:
         spec = ModuleSpec(package, loader=None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
         sys.modules[package] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{package}.{file.stem}")
+    return _load(f"{package}.{file.stem}", folder, seed, module=module)

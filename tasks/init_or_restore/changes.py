@@ -6,12 +6,19 @@ from typing import Any
 from tasks.foundation.contracts.identity import differences, in_words, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
 from tasks.foundation.errors import StateMismatch
+from tasks.foundation.messages import HINT
 from tasks.foundation.model.batch_dependence import batch_dependent_parts, dependence_words
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import read_manifest
 from tasks.foundation.state.layout import require_same_signature
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.telemetry.events import Note, Sink
+
+_ON = (
+    "TensorFlow uses deterministic operations only from here on, which it did not before (train.deterministic: true; "
+    "false goes on as before)"
+)
+_OFF = "TensorFlow may use operations that are not deterministic from here on (train.deterministic: false)"
 
 
 def note_changes(
@@ -77,15 +84,17 @@ def _require_same_variables(log: RunLog, head: Head, state: TrainState) -> None:
         require_same_signature(manifest.signature, state.signature, where=f"{log.home.uri}/{head.tip.path}")
     except StateMismatch as fault:
         raise StateMismatch(
-            f"{fault}. A change of variables cannot be accepted, for the checkpoint does not hold them; put the run "
-            "file back as it was, or give it another name under run: to begin a new run"
+            f"{fault}\n{HINT}a change of variables cannot be accepted, since the checkpoint does not hold them"
         ) from fault
 
 
 def _environment_words(before: Environment, now: Environment, state: TrainState) -> str:
     """A change of devices, threads or versions can change the bits."""
     old, new = before.model_dump(), now.model_dump()
-    changed = "; ".join(f"{key}: {old[key]} -> {new[key]}" for key in new if new[key] != old[key])
+    told = {key: f"{key}: {old[key]} -> {new[key]}" for key in new if new[key] != old[key]}
+    if now.deterministic != before.deterministic:
+        told["deterministic"] = _ON if now.deterministic else _OFF
+    changed = "; ".join(told.values())
     words = f"the environment changed, so the bits may differ from an uninterrupted run: {changed}"
     if before.replicas == now.replicas:
         return words

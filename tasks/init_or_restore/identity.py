@@ -1,6 +1,7 @@
 """What this run file makes, in the terms that the origin entry records."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,27 @@ from tasks.foundation.state.layout import of_model
 from tasks.foundation.state.train_state import TrainState
 
 
-def identity_of(spec: RunSpec, dataset: DatasetRef, state: TrainState, code_folder: Path) -> dict[str, Any]:
-    """The identity keys of `contracts/identity.py`; data.source and data.folder come along for people and tools."""
-    signature = "\n".join(record.model_dump_json() for record in of_model(state.signature))
+def identity_of(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity keys of `contracts/identity.py`; data.source and data.folder come along for people and tools.
+
+    Args:
+        spec: the run file.
+        dataset: what it prepared.
+        model: see `identity_of_model`.
+    """
     return {
         "data.source": spec.data.source,
         "data.folder": dataset.folder,
         "data.content_digest": dataset.content_digest,
         **identity_in_run_file(spec),
+        **model,
+    }
+
+
+def identity_of_model(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
+    """Those that the user's code decides."""
+    signature = "\n".join(record.model_dump_json() for record in of_model(state.signature))
+    return {
         "model.signature": hashlib.sha256(signature.encode()).hexdigest(),
         **callbacks_identity(spec, code_folder),
         **model_identity(state.model, spec.model, code_folder),

@@ -4,28 +4,34 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.accelerator.strategy import acquire
-from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.accelerator.strategy import Accelerator, acquire, threads_of_others
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.weights import WeightsReport
 from tasks.foundation.dataset.class_weight import weighed
+from tasks.foundation.dataset.order import repeats_words
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.model.metrics import require_metric, take_metrics
 from tasks.foundation.runlog.committing import commit, sound_tip
 from tasks.foundation.runlog.following import head_of_chief, require_head_of_chief
-from tasks.foundation.runlog.forking import refuse_unfinished_fork
+from tasks.foundation.runlog.forked import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Sink
-from tasks.init_or_restore.beginning import require_callbacks, require_steps
+from tasks.foundation.telemetry.events import Committed, Note, Sink
+from tasks.init_or_restore.beginning import require_best, require_callbacks, require_evaluation
+from tasks.init_or_restore.begun import begin
 from tasks.init_or_restore.changes import note_changes
-from tasks.init_or_restore.identity import identity_of
-from tasks.init_or_restore.weights.loading import load_weights
+from tasks.init_or_restore.identity import identity_of, identity_of_model
+
+_NOT_DETERMINISTIC = (
+    "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "
+    "differ in their bits"
+)
 
 
 def init_or_restore(
@@ -61,31 +67,31 @@ def init_or_restore(
         InvalidInput: the run is a fork that was not finished.
         NothingToRestore: all that was retained is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
+        SourceError: a run would begin on batches that are taken for examples.
         ModelError: the user's model or callbacks cannot be used, or lack the metric of `checkpoint.keep_best`.
         WeightsError: the initial weights are not there, cannot be read, or do not fit; nothing is written.
     """
     attempt = uuid.uuid4().hex
     log = RunLog(storage.at(spec.run))
     head = log.head()
+    if head is None:
+        refuse_unfinished_fork(log)
     if is_chief(spec.accelerator, os.environ):
         head = _sound(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
-    accelerator = acquire(spec.accelerator, head.environment if head else None)
+    accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
     head = head_of_chief(log, head, accelerator)
-    batch_size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    unweighed = zero_batch(load_manifest(storage, dataset), batch_size)
-    batch = weighed(unweighed, spec.train.class_weight)
-    state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
-    if spec.data.validation_fraction > 0:
-        require_metric(spec.checkpoint.keep_best, take_metrics(state.model, accelerator.strategy))
-    # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
-    identity = identity_of(spec, dataset, state, code_folder)
-    fresh = head is None or head.tip is None
-    if spec.train.callbacks is not None and (fresh or accept):
-        # What they do to the model before training is part of step 0.
-        require_callbacks(spec, state, code_folder=code_folder)
-    if head is None:
-        require_steps(spec, state, batch, unweighed)
-    loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry) if fresh else None
+    manifest = load_manifest(storage, dataset)
+    loaded = None
+    if head is None or head.tip is None:
+        begun = begin(spec, manifest.features, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry)
+        state, of_model, loaded = begun.state, begun.identity, begun.loaded
+        require_evaluation(spec, state, manifest.features, manifest.validation_examples)
+        if repeats := repeats_words(dataset.train_examples, spec.train.global_batch_size):
+            telemetry.emit(Note(text=repeats, warning=True))
+    else:
+        state, of_model = _built(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
+    _note_environment(accelerator, telemetry)
+    identity = identity_of(spec, dataset, of_model)
     if head is None and accelerator.is_chief:
         head = _begin(log, identity, accelerator.environment, attempt=attempt)
     head = require_head_of_chief(log, head, accelerator)
@@ -107,6 +113,30 @@ def init_or_restore(
     if head.tip is not None:
         return head
     return _commit_step_0(log, state, head, loaded, attempt=attempt, telemetry=telemetry)
+
+
+def _built(
+    spec: RunSpec, manifest: DatasetManifest, *, code_folder: Path, accelerator: Accelerator, accept: Sequence[str]
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state of a run that has begun, at its initial values, and the model's identity."""
+    size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
+    unweighed = zero_batch(manifest, size)
+    batch = weighed(unweighed, spec.train.class_weight)
+    state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
+    # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
+    identity = identity_of_model(spec, state, code_folder)
+    require_best(spec, state, unweighed)
+    if spec.train.callbacks is not None and accept:
+        require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
+    return state, identity
+
+
+def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
+    """Say what can make bits differ; after the user's code was imported, which may set threads."""
+    if not accelerator.environment.deterministic:
+        telemetry.emit(Note(text=_NOT_DETERMINISTIC))
+    if words := threads_of_others(accelerator):
+        telemetry.emit(Note(text=words, warning=True))
 
 
 def _commit_step_0(

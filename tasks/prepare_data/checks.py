@@ -40,7 +40,10 @@ class Checker:
         if not self._kinds:
             self._first, self._kinds = where, kinds
         elif kinds != self._kinds:
-            raise SourceError(f"{where}: {self._difference(kinds)}; make all examples of one kind")
+            remedy = "make all examples of one kind"
+            if _may_be_shorter_batch(self._kinds, kinds):
+                remedy += ", or, if these are batches, yield their examples one by one, as yield from zip(x, y)"
+            raise SourceError(f"{where}: {self._difference(kinds)}; {remedy}")
         if not self._allow_nan:
             _check_finite(where, arrays)
         if self._classes is not None:
@@ -59,6 +62,19 @@ class Checker:
         here, first = next(pair for pair in zip(kinds, self._kinds, strict=True) if pair[0] != pair[1])
         word, at = ("dtype", 1) if here[1] != first[1] else ("shape", 2)
         return f"{here[0]} has {word} {here[at]}, in the first example ({self._first}) it has {first[at]}"
+
+
+def _may_be_shorter_batch(first: list[_Kind], kinds: list[_Kind]) -> bool:
+    """Whether all differ in their first dimension alone, by which the last batch differs from the others.
+
+    Vectors of different lengths are more likely to be just that.
+    """
+    if all(len(shape) < 2 for _, _, shape in first):  # noqa: PLR2004 - examples of a batch that are more than numbers
+        return False
+    lengths = {tuple(shape[0] if shape else 0 for _, _, shape in each) for each in (first, kinds)}
+    of_each = [set(each) for each in lengths]
+    rests = [[(name, dtype, shape[1:]) for name, dtype, shape in each] for each in (first, kinds)]
+    return rests[0] == rests[1] and len(lengths) > 1 and all(len(each) == 1 and 0 not in each for each in of_each)
 
 
 def _check_finite(where: str, arrays: dict[str, Array]) -> None:

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.manifest import (
     content_digest,
@@ -14,9 +15,20 @@ from tasks.foundation.dataset.manifest import (
     manifest_path,
     read_manifest,
 )
-from tasks.foundation.errors import FileAlreadyThere, InvalidInput, SourceError, StorageError
+from tasks.foundation.errors import (
+    BatonError,
+    DamagedInTransit,
+    FileAlreadyThere,
+    InvalidInput,
+    SourceChanged,
+    SourceError,
+    StorageError,
+)
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.deadline import LEAVING
+from tasks.foundation.storage.discarding import discard
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.checks import Checker
 from tasks.prepare_data.in_place import indexed
@@ -35,7 +47,21 @@ _SHARD_BYTES = 32 << 20
 _TOLD_EVERY_EXAMPLES = 10_000
 
 
-def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink) -> DatasetRef:
+# What may refuse the run once it is known what its examples hold.
+Look = Callable[[tuple[Feature, ...]], None]
+
+
+class _RefusedByLook(Exception):
+    """Not the data's fault: what was prepared before stays for the corrected model."""
+
+    def __init__(self, fault: BatonError) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def prepare_data(
+    spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink, look: Look | None = None
+) -> DatasetRef:
     """Make the dataset that a run file asks for, unless it is there.
 
     Shards are written first and the manifest last, create-only: its existence means completeness. Two processes may
@@ -47,24 +73,56 @@ def prepare_data(spec: RunSpec, *, code_folder: Path, storage: Storage, telemetr
         code_folder: its folder, which relative paths start from.
         storage: the root that datasets and runs are kept below.
         telemetry: is told of the progress.
+        look: called with what the first example holds, unless the dataset is there; before any is written. What it
+            raises is raised.
 
     Raises:
         RunFileError: `data.source` or one of `data.options` cannot be used.
-        SourceError: the source is missing or empty, or holds an unusable record.
+        SourceError: the source is missing or empty, or holds an unusable record; or its bytes were damaged on their way
+            here, twice.
         StorageError: the store failed, or has too little room.
         DamagedDataset: the manifest that is there cannot be read.
     """
-    source = open_source(spec.data, code_folder)
+    try:
+        return _prepare_once(spec, code_folder=code_folder, storage=storage, telemetry=telemetry, look=look)
+    except _RefusedByLook as refused:
+        raise refused.fault from refused.fault.__cause__
+    except DamagedInTransit as fault:
+        # It may happen once. The bad examples are scattered over the shards by now, so all of them are made again.
+        telemetry.emit(Note(text=f"{fault}. Reading the source once more", warning=True))
+    return _prepare_once(spec, code_folder=code_folder, storage=storage, telemetry=telemetry)
+
+
+def _prepare_once(
+    spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink, look: Look | None = None
+) -> DatasetRef:
+    source = open_source(spec.data, code_folder, spec.train.seed)
     digest = dataset_digest(spec, source)
     folder = dataset_folder(digest)
     if (prepared := _prepared(storage, folder)) is not None:
         return prepared
+    if ":" in spec.data.source and RunLog(storage.at(spec.run)).head() is not None:
+        # What was taken for single examples when the run began is so now.
+        source = open_source(spec.data.model_copy(update={"batched": False}), code_folder, spec.train.seed)
     try:
-        written = _write(spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry)
+        written = _confirmed(spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, look=look)
         return _commit(written, storage=storage, folder=folder)
     except InvalidInput:
         # Another input gets another folder, so nobody would ever come back to this one.
         _clear(storage, folder)
+        raise
+
+
+def _confirmed(
+    spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink, look: Look | None
+) -> DatasetManifest:
+    """As `_write`, but input is refused only if its bytes were not damaged on the way."""
+    try:
+        return _write(spec, source, digest=digest, storage=storage, telemetry=telemetry, look=look)
+    except (DamagedInTransit, SourceChanged):
+        raise
+    except InvalidInput:
+        source.confirm()
         raise
 
 
@@ -97,15 +155,23 @@ def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> D
     )
 
 
-def _write(spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink) -> DatasetManifest:
+def _write(
+    spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink, look: Look | None
+) -> DatasetManifest:
     """All shards; returns the manifest, which is not written yet."""
     checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
     if source.in_place is not None:
+        _looked(look, source.in_place.features)
         return indexed(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
     writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
+    first = list(islice(records, 1))
+    if first:
+        _looked(look, checker.features)
+    records = chain(first, records)
     with ExitStack() as scratch:
         uploads = scratch.enter_context(ShardUploads(storage))
+        scratch.enter_context(LEAVING.bound_by_interruption(spec.stop.grace_seconds))  # uploads are waited for
         for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
             if not writers:
                 writers = _writers(spec, source.length, len(record), uploads, scratch)
@@ -127,6 +193,15 @@ def _write(spec: RunSpec, source: Source, *, digest: str, storage: Storage, tele
         train=train,
         validation=validation,
     )
+
+
+def _looked(look: Look | None, features: tuple[Feature, ...]) -> None:
+    if look is None:
+        return
+    try:
+        look(features)
+    except BatonError as fault:
+        raise _RefusedByLook(fault) from fault
 
 
 def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[bytes]:
@@ -209,4 +284,4 @@ def _prepared(storage: Storage, folder: str) -> DatasetRef | None:
 def _clear(storage: Storage, folder: str) -> None:
     """Drop unfinished shards; those that a manifest names stay, whoever wrote it."""
     if not storage.exists(manifest_path(folder)):
-        storage.delete(folder)
+        discard(storage, folder)

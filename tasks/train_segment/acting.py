@@ -2,7 +2,7 @@
 
 What they are told as an epoch ends with an evaluation, or with a logged row if the run has no evaluations between its
 ends. At an evaluation they act when training begins from the checkpoint that was evaluated; at a row, right after it is
-read. What they remember is in the state from then on.
+read. What they remember is in the state from then on. At the run's last evaluation they act in a segment of no steps.
 """
 
 from pathlib import Path

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.segment import WorkerStats
+from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.measured import measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +39,32 @@ class Effort:
         self._input_wait_seconds += min(loop.input_wait_seconds, seconds)
         self._losses = loop.losses
 
-    def of_all_hosts(self, accelerator: Accelerator, global_batch_size: int) -> tuple[WorkerStats, ...]:
-        """What all hosts did, in their order. Each of them calls it, at the same step."""
+    def of_all_hosts(
+        self, accelerator: Accelerator, global_batch_size: int, *, telemetry: Sink
+    ) -> tuple[WorkerStats, ...]:
+        """What all hosts did, in their order; empty where a value of any host is not valid.
+
+        Each host calls it, at the same step.
+        """
         if not self._steps:
             return ()
         numbers = [self._steps, self._train_seconds, self._input_wait_seconds, *self._losses]
         local_replicas = accelerator.replicas // accelerator.hosts
         examples_per_step = global_batch_size // accelerator.hosts
-        return tuple(
-            WorkerStats(
-                host=host,
-                replicas=local_replicas,
-                steps=int(steps),
-                examples=int(steps) * examples_per_step,
-                train_seconds=train,
-                input_wait_seconds=wait,
-                losses=tuple(losses),
+        told = accelerator.of_all_hosts(numbers).tolist()
+
+        def build() -> tuple[WorkerStats, ...]:
+            return tuple(
+                WorkerStats(
+                    host=host,
+                    replicas=local_replicas,
+                    steps=int(steps),
+                    examples=int(steps) * examples_per_step,
+                    train_seconds=train,
+                    input_wait_seconds=wait,
+                    losses=tuple(losses),
+                )
+                for host, (steps, train, wait, *losses) in enumerate(told)
             )
-            for host, (steps, train, wait, *losses) in enumerate(accelerator.of_all_hosts(numbers).tolist())
-        )
+
+        return measured(build, (), what="statistics of the hosts", telemetry=telemetry)

@@ -18,6 +18,7 @@ from tasks.foundation.contracts.segment import (
     SegmentRequest,
     SegmentResult,
     StopReason,
+    TracedStep,
     WorkerStats,
 )
 from tasks.foundation.errors import BlowUp
@@ -26,6 +27,7 @@ from tasks.foundation.runlog.following import require_head_of_chief
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.measured import seconds_between
 from tasks.foundation.telemetry.stopwatch import Stopwatch
 from tasks.foundation.telemetry.wording import duration_words
 from tasks.train_segment.effort import Effort, InnerLoop
@@ -61,6 +63,7 @@ class Leg:
         self._trains_since = 0.0
         self._effort = Effort()
         self._workers: tuple[WorkerStats, ...] = ()
+        self._traced: TracedStep | None = None
         self._stopwatch = Stopwatch(telemetry, clock)
 
     def spends(self, cause: str) -> None:
@@ -92,12 +95,15 @@ class Leg:
             StaleWriter: another writer moved the tip, and swept what was being staged.
         """
         self.spends("stage")
-        self._workers = self._effort.of_all_hosts(trainer.accelerator, self._spec.train.global_batch_size)
+        self._workers = self._effort.of_all_hosts(
+            trainer.accelerator, self._spec.train.global_batch_size, telemetry=self._telemetry
+        )
         self._effort = Effort()
         began = self._clock()
         where = f", in segment {self._number}"
         staged = trainer.state.stage(self.home, base=self.base, attempt=uuid.uuid4().hex, where=where)
-        trainer.staging_seconds = self._clock() - began
+        self._traced = trainer.traced
+        trainer.staging_seconds = seconds_between(began, self._clock())
         trainer.holds(staged)
         return staged
 
@@ -175,4 +181,5 @@ class Leg:
             examples=trained * self._spec.train.global_batch_size,
             seconds=self._stopwatch.seconds,
             workers=self._workers if staged is not None else (),
+            traced=self._traced if staged is not None else None,
         )

@@ -1,7 +1,9 @@
 """The stage train-segment: committed checkpoint -> staged checkpoint."""
 
+import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
@@ -9,6 +11,7 @@ from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.schedule import next_multiple
 from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult
 from tasks.foundation.errors import BlowUp
+from tasks.foundation.model.stepping import once_training_has_begun
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.runlog.landing import land as land_on_home
 from tasks.foundation.runlog.log import RunLog
@@ -16,7 +19,9 @@ from tasks.foundation.stops.agreeing import agreed_stop
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.deadline import LEAVING
 from tasks.foundation.telemetry.events import Sink, Training
+from tasks.foundation.telemetry.measured import seconds_between
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.leg import Land, Leg
 from tasks.train_segment.loop import steps_within
@@ -44,7 +49,8 @@ def train_segment(
 
     Asked to stop (by a signal, the metadata server or the time budget), it ends the inner loop, commits what was
     trained if that fits into the grace period, and returns with the reason; what a signal's handler raised meanwhile is
-    raised then. Model, loop and data live in the thread that `hold` keeps for such work.
+    raised then. Model, loop and data live in the thread that `hold` keeps for such work. Where the start is the end,
+    callbacks act on its evaluation, and nothing is trained or staged.
 
     Args:
         request: where to start and where to stop.
@@ -57,7 +63,8 @@ def train_segment(
 
     Raises:
         DamagedCheckpoint: the checkpoint to start from is not what the log says.
-        ModelError: the user's model cannot be trained.
+        ModelError: the user's model cannot be trained, or its callbacks fail before the first step.
+        StepFailed: a step or a callback failed.
         BlowUp: the loss ran away, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
         StaleWriter: another writer moved the tip, before a commit inside the segment.
     """
@@ -66,7 +73,7 @@ def train_segment(
         leg = Leg(request, storage.at(request.spec.run), telemetry=telemetry, clock=clock, land=land)
         stops.at_stake = False
         leg.spends("build")
-        accelerator = acquire(request.spec.accelerator, recorded)
+        accelerator = acquire(request.spec.accelerator, recorded, deterministic=request.spec.train.deterministic)
         recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
         trainer = _take_trainer(recipe, storage, accelerator)
         for prepare in (_restore, _compile):
@@ -77,7 +84,16 @@ def train_segment(
         stops.at_stake = True
         leg.spends("train")
         try:
-            result = _train(trainer, request, leg, stops, telemetry=telemetry, clock=clock)
+            # Before the first step, what callbacks do is a matter of the run file.
+            with nullcontext() if leg.start.step == 0 else once_training_has_begun():
+                ended = trainer.begin(leg.home, leg.start)
+            if ended is not None:
+                result = leg.finish(ended, accelerator)
+            elif request.until_step == leg.start.step:
+                result = leg.result(None, "finished")
+            else:
+                with once_training_has_begun():
+                    result = _train(trainer, request, leg, stops, telemetry=telemetry, clock=clock)
         except BlowUp as fault:
             if request.spec.train.on_blowup == "stop":
                 raise
@@ -99,9 +115,9 @@ def _restore(trainer: Trainer, request: SegmentRequest, leg: Leg, _telemetry: Si
     trainer.seek(request.start.step + request.skipped_batches)
 
 
-def _compile(trainer: Trainer, _request: SegmentRequest, leg: Leg, telemetry: Sink) -> None:
+def _compile(trainer: Trainer, request: SegmentRequest, leg: Leg, telemetry: Sink) -> None:
     leg.spends("compile")
-    trainer.compile(telemetry)
+    trainer.compile(RunLog(leg.home), request.base, telemetry)
 
 
 def _take_trainer(recipe: Recipe, storage: Storage, accelerator: Accelerator) -> Trainer:
@@ -123,9 +139,6 @@ def _train(
     steps_per_second = 0.0
     watch = _loss_watch(request, leg.home)
     reason: BorderReason = "segment_end"
-    ended = trainer.begin(leg.home, leg.start)
-    if ended is not None:
-        return leg.finish(ended, trainer.accelerator)
     while trainer.state.step < request.until_step:
         step = trainer.state.step
         end = min(request.until_step, next_multiple(train.log_every_steps, step))
@@ -139,6 +152,8 @@ def _train(
             steps=min(end - step, steps_within(longest, steps_per_second)),
         ).agreed(trainer.accelerator)
         if turn.stop is not None:
+            if math.isfinite(turn.grace_left):
+                LEAVING.bind(turn.grace_left)  # the notice may be another host's
             if step > leg.start.step:
                 leg.commit_if_it_fits(trainer, turn.stop, grace_left=turn.grace_left)
             return leg.result(None, turn.stop)
@@ -150,7 +165,7 @@ def _train(
             leg.spends("train")
         inner_began = clock()
         inner = trainer.run(turn.steps, segment=request.number)
-        inner_seconds = clock() - inner_began
+        inner_seconds = seconds_between(inner_began, clock())
         leg.ran(inner, inner_seconds)
         steps_per_second = turn.steps / max(inner_seconds, 1e-9)
         if trainer.state.step % train.log_every_steps == 0:

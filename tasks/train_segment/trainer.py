@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.segment import MetricRow, TracedStep
 from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
 from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
 from tasks.foundation.errors import NonFinite
+from tasks.foundation.messages import listed
 from tasks.foundation.model.accumulating import tells_a_mask
+from tasks.foundation.model.building import unused_settings
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.own_steps import hints_about
 from tasks.foundation.model.placement import kernel_shapes, placement_words
 from tasks.foundation.model.stepping import step_failures, step_of, trace_step
 from tasks.foundation.runlog.log import RunLog
@@ -28,7 +32,8 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.train_segment.acting import Callbacks
 from tasks.train_segment.effort import InnerLoop
-from tasks.train_segment.loop import NOT_FOUND, make_loop, stateful_ops
+from tasks.train_segment.fingerprint import note_another_step, traced_step
+from tasks.train_segment.loop import NOT_FOUND, make_loop, may_differ_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +58,19 @@ class Trainer:
         )
         batch = weighed(zero_batch(load_manifest(storage, recipe.dataset), self._per_replica), spec.train.class_weight)
         self.state: TrainState = build_train_state(
-            spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch
+            spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch, training=True
         )
         # Before anything is restored: Keras's callbacks forget in on_train_begin what they remember.
         self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
         step = step_of(
-            self.state.model, batch, spec.train.accumulate, reference=spec.model.build, accelerator=accelerator
+            self.state.model,
+            batch,
+            spec.train.accumulate,
+            reference=spec.model.build,
+            accelerator=accelerator,
+            returned=self.state.returned,
         )
+        self._hints = partial(hints_about, self.state.model, batch)
         self._masked = spec.train.accumulate > 1 and tells_a_mask(self.state.model, batch)
         self._loop = make_loop(step, accelerator)
         # How long the last staging took; known costs decide whether a commit fits into a grace period.
@@ -67,7 +78,8 @@ class Trainer:
         self._restored: str | None = None
         self._iterator: Any = None
         self._next_batch: int | None = None
-        self._traced = False
+        # The step as it was traced, once it is.
+        self.traced: TracedStep | None = None
 
     def restore(self, home: Storage, ref: CheckpointRef) -> bool:
         """Have the state of `ref` in memory, on every host; False if it was there already."""
@@ -121,24 +133,34 @@ class Trainer:
         self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
         self._next_batch = batch
 
-    def compile(self, telemetry: Sink) -> None:
+    def compile(self, log: RunLog, base: int, telemetry: Sink) -> None:
         """Trace the loop, and refuse a model with state that would not be saved.
+
+        Args:
+            log: the run's, which may hold what another process has traced.
+            base: the entry that training starts from.
+            telemetry: is told of what a resumed run may lose.
 
         Raises:
             ModelError: the step cannot be traced, or uses a variable that is not in the tree.
         """
-        if self._traced:
+        if self.traced is not None:
             return
         reference = self.recipe.spec.model.build
         arguments = (self._iterator, tf.constant(1, tf.int64))
-        function = trace_step(self._loop, arguments, leaves=self.state.leaves, reference=reference)
-        ops = stateful_ops(function)
-        if ops:
+        function = trace_step(self._loop, arguments, leaves=self.state.leaves, reference=reference, hints=self._hints)
+        for words in may_differ_words(function, intra_op_threads=self.accelerator.environment.intra_op_threads):
+            telemetry.emit(Note(text=f"{reference}: {words}", warning=True))
+        unused = unused_settings(self.state.model)
+        if unused:
+            text = f"{reference}: compiled with {unused}, which is not used: steps run inside one compiled loop"
+            telemetry.emit(Note(text=text))
+        ignored = () if self.state.returned is None else self.state.returned.ignored
+        if ignored:
             telemetry.emit(
                 Note(
-                    text=f"{reference}: {', '.join(ops)} draw from TensorFlow's own random state or run Python code, "
-                    "and no checkpoint holds the state of either: a resumed run can differ. Draw with keras.random and "
-                    "a SeedGenerator, or with tf.random.Generator; keep what Python code remembers in variables",
+                    text=f"{reference}: train_step returns {listed(ignored)}, which are no scalars and are not logged; "
+                    "return their means",
                     warning=True,
                 )
             )
@@ -155,7 +177,10 @@ class Trainer:
         filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
         if words := padding_words(filled_up, kind=self.accelerator.kind):
             telemetry.emit(Note(text=words, warning=True))
-        self._traced = True
+        head = log.entry(base).head
+        self.traced = traced_step(function, environment=self.accelerator.environment, identity=head.identity)
+        if self.accelerator.is_chief:
+            note_another_step(log, base, self.traced, telemetry=telemetry)
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:
         """Train `steps` steps, and tell how it went on this host.
@@ -184,7 +209,7 @@ class Trainer:
 
     def read_metrics(self) -> MetricRow:
         """Metrics since the row before, which are reset: call at absolute steps only."""
-        metrics = take_metrics(self.state.model, self.accelerator.strategy)
+        metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
         return MetricRow(step=self.state.step, metrics=metrics)
 
     def hear(self, row: MetricRow) -> bool:

@@ -91,6 +91,14 @@ def test_never_two_tensorflows(image: str, distributions: set[str]) -> None:
         assert requirement.specifier.contains(locked[requirement.name])
 
 
+@pytest.mark.parametrize("lock", ["requirements.lock", *(f"containers/locks/{image}.lock" for image in TENSORFLOW)])
+def test_tensorboard_has_the_package_that_it_imports(lock: str) -> None:
+    locked = pins(CHECKOUT / lock)
+    assert ("tensorboard" in locked) == ("keras" in locked)
+    if "tensorboard" in locked:
+        assert int(locked["setuptools"].partition(".")[0]) < 82
+
+
 def test_what_only_moves_files_stays_small() -> None:
     assert not pins(LOCKS / "checkpoint.lock").keys() & {"numpy", "matplotlib", "scikit-learn", "scipy", "pillow"}
     with_learning = {image for image in TENSORFLOW if "scikit-learn" in pins(LOCKS / f"{image}.lock")}

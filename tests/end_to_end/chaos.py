@@ -25,6 +25,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import forked
 from children import Child
 from disks import SmallDisk, may_mount, small_disk
 from homes import commits_in, entries_of, folders_of, head_of, temporary_files
@@ -211,7 +214,7 @@ def _same_house(home: Path, straight: Path, witness: Witness) -> None:
 
 def _commits(home: Path, until_step: int, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(COMMITS), str(home), "--until-step", str(until_step), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forked.run(command, capture_output=True, text=True, check=False)
 
 
 def main() -> int:

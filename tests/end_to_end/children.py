@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 from homes import commits_of
 from processes import DRIVER, Finished, run_file, settings
 
@@ -54,7 +55,7 @@ class Child:
         self.home = storage / {"digits": "digits-cnn", "text": "stdlib-transformer"}[name]
         self._said = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
         with self._said[0].open("wb") as out, self._said[1].open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 command,
                 stdout=out,
                 stderr=err,

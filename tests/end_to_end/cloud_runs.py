@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 from fake_gcs import FakeGcs
 from processes import run_file, settings
 from run_stoppable import RESUMABLE
@@ -39,7 +39,7 @@ class CloudChild:
         self._said = [disk / "out", disk / "err"]
         words = settings(name, f"gs://bucket/{root}", extra=extra)
         with self._said[0].open("wb") as out, self._said[1].open("wb") as err:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, "-W", "ignore", str(STOPPABLE), str(run_file(name)), *words, *options],
                 stdout=out,
                 stderr=err,

@@ -1,12 +1,12 @@
 """Real processes on real run files, and a reader of checkpoints that does not trust Baton's own digest."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from prefect_server import running_server
 from processes import DRIVER, Finished, run_file, settings
@@ -21,14 +21,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def plainly() -> Callable[..., Finished]:
-    """Run a shipped run file, shortened, through the real stages without Prefect, in a fresh process."""
+    """Run a shipped run file, shortened, through the real stages without Prefect, in a process of its own."""
 
     def run(
         name: str, storage: Path, *options: str, replicas: int = 1, extra: Sequence[str] = (), code: int | None = 0
     ) -> Finished:
         command = [sys.executable, str(DRIVER), str(run_file(name))]
         command += settings(name, storage, replicas=replicas, extra=extra)
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, check=False)
+        done = forked.run([*command, *options], capture_output=True, text=True, timeout=600, check=False)
         if code is not None:
             assert done.returncode in ({0, 3} if code == 0 else {code}), done.stderr[-3000:]
         lines = done.stdout.splitlines()

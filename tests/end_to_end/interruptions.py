@@ -77,7 +77,7 @@ def overtaken(scene: Scene) -> bool:
     if child is None or not child.stop():
         return False
     before = commits_of(scene.home)
-    rival = scene.start("--max-segments", "1").finish()
+    rival = scene.start("--take-over", "--max-segments", "1").finish()
     if rival.code not in {0, RESUMABLE}:
         scene.witness.fault("other", f"the rival ended with {rival.code}: {rival.stderr[-500:]}")
     passed = commits_of(scene.home) > before

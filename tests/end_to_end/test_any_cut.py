@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,29 @@ import pytest
 pytestmark = pytest.mark.slow
 
 Read = Callable[[str], Any]
+Uncut = Callable[[str, int], Any]
 
 # `make chaos` cuts all of them; here, each model and each number of replicas once.
 WHOLE = "BATON_TEST_WHOLE_TABLE" in os.environ
 RUNS = [("digits", 1), ("text", 2), *([("text", 1), ("digits", 2)] if WHOLE else [])]
 
 
+@pytest.fixture(scope="module")
+def uncut(plainly: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Uncut:
+    """Trained once for all that are compared with it."""
+
+    @cache
+    def train(name: str, replicas: int) -> Any:
+        storage = tmp_path_factory.mktemp("uncut")
+        return plainly(name, storage, replicas=replicas, extra=["train.segment_steps=1000"]).result
+
+    return train
+
+
 def in_processes(
     plainly: Callable[..., Any], name: str, storage: Path, *, replicas: int, extra: list[str], options: list[list[str]]
 ) -> Any:
-    """One fresh process for each list of options; the last one's result."""
+    """A process of its own for each list of options; the last one's result."""
     for words in options[:-1]:
         plainly(name, storage, *words, replicas=replicas, extra=extra)
     return plainly(name, storage, *options[-1], replicas=replicas, extra=extra)
@@ -27,11 +41,11 @@ def in_processes(
 
 @pytest.mark.parametrize("run", RUNS)
 def test_any_cut_gives_the_same_bytes(
-    plainly: Callable[..., Any], stored_bytes: Read, told: Read, tmp_path: Path, run: tuple[str, int]
+    plainly: Callable[..., Any], uncut: Uncut, stored_bytes: Read, told: Read, tmp_path: Path, *, run: tuple[str, int]
 ) -> None:
     name, replicas = run
     steps = {"digits": 60, "text": 40}[name]
-    straight = plainly(name, tmp_path / "straight", replicas=replicas, extra=["train.segment_steps=1000"]).result
+    straight = uncut(name, replicas)
     one_process = plainly(name, tmp_path / "one", replicas=replicas, extra=[f"train.segment_steps={steps // 5}"]).result
     evaluated = slice(None)
     # Many processes where they are quick; the others are cut at odd steps.
@@ -94,8 +108,10 @@ def test_more_replicas(plainly: Callable[..., Any], stored_bytes: Read, tmp_path
     assert resumed["state_digest"] == straight["state_digest"]
 
 
-def test_segments_cut_by_the_clock(plainly: Callable[..., Any], stored_bytes: Read, tmp_path: Path) -> None:
-    straight = plainly("digits", tmp_path / "straight", extra=["train.segment_steps=1000"]).result
+def test_segments_cut_by_the_clock(
+    plainly: Callable[..., Any], uncut: Uncut, stored_bytes: Read, tmp_path: Path
+) -> None:
+    straight = uncut("digits", 1)
     clocked = plainly("digits", tmp_path / "clocked", extra=["train.segment_steps=null", "train.segment_seconds=0.05"])
     assert clocked.result["segments"] > 3
     assert stored_bytes(clocked.result["checkpoint"]) == stored_bytes(straight["checkpoint"])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def baton(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.commands.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return forked.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_flipped_byte(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from processes import CHECKOUT
 
@@ -17,7 +18,7 @@ BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | r
 def relay(folder: Path, *words: str) -> dict[str, object]:
     driver = Path(__file__).with_name("run_plainly.py")
     command = [sys.executable, str(driver), str(folder / "run.yaml"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
+    done = forked.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
     assert done.returncode == (3 if "--max-segments" in command else 0), done.stderr[-3000:]
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -39,6 +40,43 @@ def test_the_readme_files_train_and_resume_outside_the_checkout(tmp_path: Path) 
     assert results["straight"]["state_digest"] == results["resumed"]["state_digest"]
     assert results["straight"]["step"] == 400
     assert results["straight"]["metrics"]["validation_accuracy"] > 0.9  # type: ignore[index]
+    exported_model_loads(tmp_path / "straight")
+
+
+def exported_model_loads(folder: Path) -> None:
+    """By the printed lines, in the folder of the run file, in a process that knows nothing of Baton."""
+    command = [sys.executable, "-m", "flows.commands.main", "export", "run.yaml", "--format", "keras"]
+    done = subprocess.run([*command, "--to", "iris.keras"], capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr  # its layer is registered
+    lines = [line.strip() for line in done.stdout.partition("load with")[2].splitlines()]
+    assert lines == ["from layers import Scale", "import keras", "keras.saving.load_model('iris.keras')"]
+    program = "\n".join([*lines[:-1], f"print({lines[-1]}.count_params())"])
+    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, '.')\n{program}"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert loaded.returncode == 0, loaded.stderr[-3000:]
+    assert loaded.stdout.splitlines()[-1] == str(4 + 4 * 32 + 32 + 32 * 3 + 3)
+
+
+def test_a_run_whose_output_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
+    """The user's own code prints, too, and a print into a closed pipe raises."""
+    files = dict(BLOCK.findall((CHECKOUT / "README.md").read_text()))
+    for name, print_at in (("data.py", "    for x, y in"), ("layers.py", "        return x")):
+        assert print_at in files[name]
+        indent = " " * (len(print_at) - len(print_at.lstrip()))
+        files[name] = files[name].replace(print_at, f"{indent}print('here', flush=True)\n{print_at}")
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    driver = Path(__file__).with_name("run_plainly.py")
+    words = ["--set", "train.steps=20", "--set", "evaluate.every_steps=null"]
+    process = forked.Popen(
+        [sys.executable, str(driver), "run.yaml", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    assert process.wait(300) == 0
+    assert max(int(path.name[:8]) for path in (tmp_path / "runs/iris/checkpoints").iterdir()) == 20
 
 
 def test_a_data_function_may_use_tensorflow_before_two_replicas_are_set_up(tmp_path: Path) -> None:

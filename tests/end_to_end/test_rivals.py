@@ -41,7 +41,10 @@ def test_who_was_stopped_in_the_middle_and_overtaken_is_refused(straight: Finish
     assert slow.until_said("step 200/2000")
     assert slow.stop()
     assert commits_of(slow.home) == 1, "it was too late"
-    Child("digits", tmp_path, "--max-segments", "1", extra=RUN, notes=tmp_path).finish()
+    warned = Child("digits", tmp_path, "--max-segments", "1", extra=RUN, notes=tmp_path).finish(3)
+    assert warned.stderr.splitlines()[-3].startswith("error: RunAtWork: digits-cnn is at work: process ")
+    assert commits_of(slow.home) == 1
+    Child("digits", tmp_path, "--take-over", "--max-segments", "1", extra=RUN, notes=tmp_path).finish()
     overtaken = entries_of(slow.home)
     assert commits_in(overtaken)[-1].step == 1000
     slow.go_on()
@@ -67,7 +70,8 @@ def test_two_that_are_started_at_once(straight: Finished, tmp_path: Path) -> Non
     for _ in range(ROUNDS):
         children = []
         for _ in range(2):
-            children.append(Child("digits", tmp_path, "--max-segments", "3", extra=SHORT_SEGMENTS, notes=tmp_path))
+            words = ["--take-over", "--max-segments", "3"]
+            children.append(Child("digits", tmp_path, *words, extra=SHORT_SEGMENTS, notes=tmp_path))
             time.sleep(chance.uniform(0, 0.3))
         ended = [child.finish() for child in children]
         for done in ended:

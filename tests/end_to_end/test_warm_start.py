@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 
@@ -56,7 +57,7 @@ KEPT = {
 
 def relay(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
     driver = Path(__file__).with_name("run_plainly.py")
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, str(driver), str(folder / "run.yaml"), *words],
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import pytest
 from lab import Lab, differing, in_fresh_process, lab_of, spec_of
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import ModelError
+from tasks.foundation.errors import ModelError, StepFailed
 from tasks.train_segment.stage import forget_trainer
 
 MODEL = """
@@ -244,9 +244,9 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_training(tmp_path: P
 def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
     spec = spec_of("narrow")
     head = lab.begin(spec)
-    with pytest.raises(ModelError) as stopped:
+    with pytest.raises(StepFailed) as stopped:
         lab.evaluate(spec, head.tip)
     assert "model.py:narrow: test_step failed on the validation examples: InvalidArgumentError" in str(stopped.value)
-    assert "Received a label value of 2 which is outside the valid range of [0, 2)" in str(stopped.value)
+    assert "= 2 is not in [0, 2)" in str(stopped.value)
     assert str(stopped.value).endswith("Set data.classes to have labels checked when the data is prepared")
     assert lab.log(spec).head() == head

@@ -43,6 +43,10 @@ class Listed(keras.layers.Layer):
 class Tripled(keras.layers.Layer):
     def call(self, x):
         return 3 * x
+
+
+def bent(x):
+    return keras.ops.tanh(x) / 2
 """
 MODEL = """
 from . import own
@@ -50,6 +54,7 @@ from . import own
 
 def build(kind="Doubled", activation="tanh"):
     x = keras.Input((6,))
+    activation = getattr(own, activation, activation)
     y = keras.layers.Dense(5, activation=activation, name="hidden")(getattr(own, kind)()(x))
     y = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(y))
     model = keras.Model(x, keras.layers.Dense(3)(y))
@@ -187,14 +192,25 @@ def test_what_a_checkpoint_of_tensorflow_lacks_is_named(lab: Lab, capsys: pytest
     assert "gamma" not in told  # which the optimizer trains
 
 
-def test_a_class_that_keras_will_not_find_is_named_and_an_early_step_is_exported(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
+def test_what_keras_does_not_find_is_named_and_the_printed_lines_load_an_early_step(
+    lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    spec = spec_of("build", run="tripled", model__options={"kind": "Tripled"})
+    """In a process without Baton, in another folder than that of the user's code."""
+    options = {"kind": "Tripled", "activation": "bent"}
+    spec = spec_of("build", run="tripled", model__options=options)
     lab.begin(spec)
-    file, home = run_file_of(lab, "tripled.yaml", kind="Tripled"), f"{lab.root}/storage/tripled"
-    words = ["--run-file", str(file), "--step", "0", "--format", "keras", "--to", str(lab.code / "tripled.keras")]
+    file, home = run_file_of(lab, "tripled.yaml", **options), f"{lab.root}/storage/tripled"
+    words = ["--run-file", str(file), "--step", "0", "--format", "keras", "--to", str(tmp_path / "tripled.keras")]
     assert main(["export", home, *words]) == 0
     captured = capsys.readouterr()
-    assert captured.err.startswith("warning: Tripled: not registered with Keras")
-    assert "keras.saving.load_model(" in captured.out
+    assert captured.err.startswith("warning: Tripled, bent: not registered with Keras")
+    lines = captured.out.partition("load with   ")[2].splitlines()
+    program = "\n".join(
+        [*(line.strip() for line in lines[:-1]), f"model = {lines[-1].strip()}", "print(model.count_params())"]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, program + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == str(restored(lab, spec, lab.begin(spec).retained[0]).model.count_params())

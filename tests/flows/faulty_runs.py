@@ -40,7 +40,7 @@ import numpy as np
 
 def load():
     draw = np.random.default_rng(7)
-    for number in range(80):
+    for number in range(96):
         yield draw.normal(size=6).astype(np.float32), np.int64(number % 3)
 """
 _MODEL = """

@@ -78,6 +78,7 @@ def test_dicts_and_a_train_step_of_its_own_pass(tmp_path: Path) -> None:
 
 
 NEW_CODE = "model.py", "import tensorflow as tf", "import tensorflow as tf\nimport no_such_package"
+NO_IMPORT = "model.py", "import tensorflow as tf", "import tensorflow as tf\n1 / 0"
 MASK = layer_doing("kept = tf.boolean_mask(x, x[:, 0] > 0)", "return x + tf.reduce_sum(kept)")
 UNIQUE = layer_doing("kept, _ = tf.unique(tf.stop_gradient(tf.reshape(x, [-1])))", "return x + tf.reduce_sum(kept)")
 STRING = layer_doing("return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)")
@@ -105,7 +106,15 @@ FAULTS: dict[str, tuple[list[tuple[str, str, str]], dict[str, Any], str, str, li
         ["stepz", "steps"],
         set(ALL_CHECKS[1:]),
     ),
-    "a model that does not import": ([NEW_CODE], {}, "model", "fail", ["no_such_package", "line 3"], MODEL_SKIPS),
+    "a package that is missing": (
+        [NEW_CODE],
+        {},
+        "code",
+        "fail",
+        ["no_such_package", "line 3"],
+        {"preflight", "model", *MODEL_SKIPS},
+    ),
+    "a model that does not import": ([NO_IMPORT], {}, "model", "fail", ["ZeroDivisionError", "line 3"], MODEL_SKIPS),
     "a function that is not there": (
         [("run.yaml", "build_model", "build_modle")],
         {},
@@ -251,6 +260,52 @@ def test_callbacks_metrics_and_initial_weights_are_tried_as_a_beginning_would(tm
         assert told in " ".join(failed.values()), (override, failed)
 
 
+LOOKUP = (
+    "data.py",
+    "import numpy as np\n",
+    'import keras\nimport numpy as np\n\nkinds = keras.layers.StringLookup(vocabulary=["a", "b", "c"])\n',
+)
+NOISE = layer_doing("return x + tf.random.normal(tf.shape(x))")
+DROPOUT = "model.py", "keras.layers.Dense(3)(hidden)", "keras.layers.Dense(3)(keras.layers.Dropout(0.5)(hidden))"
+
+
+@pytest.mark.slow
+def test_what_a_run_would_warn_of_and_nothing_that_works(tmp_path: Path) -> None:
+    """In a process of its own: TensorFlow is not to be used before the doctor has looked at the devices."""
+    file = make_run(
+        tmp_path / "run", LOOKUP, NOISE, DROPOUT, ("run.yaml", "global_batch_size: 64", "global_batch_size: 80")
+    )
+    command = [sys.executable, "-m", "flows.commands.main", "doctor", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert {check: each["verdict"] for check, each in found.items() if each["verdict"] != "pass"} == {
+        "data": "warn",
+        "graph": "warn",
+    }, found
+    assert "train.global_batch_size = 80 is more than the 72 training examples" in found["data"]["text"]
+    assert "RandomStandardNormal" in found["graph"]["text"]
+    assert "a resumed run can differ" in found["graph"]["text"]
+    assert "83 parameters" in found["model"]["text"]
+    assert "332 bytes of parameters" in found["memory"]["text"]
+
+
+@pytest.mark.slow
+def test_batches_and_a_fixed_batch_size_are_found_as_a_beginning_would(tmp_path: Path) -> None:
+    def failures(name: str, *edits: tuple[str, str, str]) -> dict[str, str]:
+        found = diagnose(make_run(tmp_path / name, *edits, ("run.yaml", ", classes: 3", "")), tpu=None)
+        return {check: each.text for check, each in found.items() if each.verdict == "fail"}
+
+    batches = (
+        "data.py",
+        "draw.normal(size=6).astype(np.float32), np.int64(number % 3)",
+        ("draw.normal(size=(16, 6)).astype(np.float32), np.arange(16) % 3"),
+    )
+    assert "yields batches" in failures("batches", batches)["model"]
+    fixed = "model.py", "keras.Input((6,))", "keras.Input(batch_shape=(64, 6))"
+    shaped = layer_doing("return tf.reshape(x, (64, 8))")
+    assert "validation examples end with a batch of 24" in failures("fixed", fixed, shaped)["model"]
+
+
 @pytest.mark.slow
 def test_a_run_in_a_bucket_passes_and_the_bucket_stays_empty(tmp_path: Path, cloud: FakeGcs) -> None:
     found = diagnose(make_run(tmp_path / "run"), overrides=["storage=gs://bucket/team"])
@@ -322,6 +377,15 @@ def test_usage_errors(options: list[str], words: list[str], capsys: pytest.Captu
     assert json.loads(captured.out)["exit_code"] == 2
 
 
+def test_a_finding_of_several_lines_stands_in_its_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = make_run(tmp_path / "run")
+    assert main(["doctor", str(file), "--set", "train.steps=0", "--set", "train.seed=x"]) == 2
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    column = first.index("--set train.")
+    assert second.index("--set train.") == column
+    assert second[:column].strip() == ""
+
+
 def test_a_slice_of_several_hosts_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
     run = load_run_file(make_run(tmp_path / "run"))
     found = target_of(run, tpu_type("v5litepod-32"))
@@ -357,7 +421,9 @@ def test_a_bucket_is_asked(cloud: FakeGcs, denied: list[str], said: str, tmp_pat
     found = checks.make("storage", lambda: reachable_and_writable(run))
     assert found.verdict == ("fail" if denied else "pass")
     assert said in found.text
-    assert cloud.store.names("bucket") == (["team/.probe"] if "storage.objects.delete" in denied else [])
+    left = cloud.store.names("bucket")
+    assert len(left) == ("storage.objects.delete" in denied)
+    assert all(name.startswith("team/.probe-") for name in left)
 
 
 def test_whatever_a_check_raises_is_its_finding() -> None:

@@ -115,7 +115,7 @@ def test_a_cpu_of_the_run_file_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_a_source_without_end_is_looked_at_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_MOST_EXAMPLES", 50)
-    file = make_run(tmp_path / "run", ("data.py", "number in range(80)", "number in __import__('itertools').count()"))
+    file = make_run(tmp_path / "run", ("data.py", "number in range(96)", "number in __import__('itertools').count()"))
     sample: Sample = sample_of(load_run_file(file), None, tmp_path / "scratch").value
     assert sample.manifest.train_examples == 50
     monkeypatch.setattr(sampling, "_MOST_BYTES", 300)
@@ -125,7 +125,7 @@ def test_a_source_without_end_is_looked_at_for_a_while(tmp_path: Path, monkeypat
 
 
 def test_an_empty_source_is_refused(tmp_path: Path) -> None:
-    file = make_run(tmp_path / "run", ("data.py", "range(80)", "range(0)"))
+    file = make_run(tmp_path / "run", ("data.py", "range(96)", "range(0)"))
     with pytest.raises(SourceError, match="holds no example"):
         sample_of(load_run_file(file), None, tmp_path / "scratch")
 
@@ -137,7 +137,7 @@ def test_a_prepared_dataset_is_used_as_it_is(tmp_path: Path) -> None:
     storage = storage_of(run)
     prepare_data(run.spec, code_folder=run.folder, storage=storage, telemetry=Silent())
     found = sample_of(run, storage, tmp_path / "scratch")
-    assert found.text.startswith("prepared: 80 examples of x float32[6], y int64[]")
+    assert found.text.startswith("prepared: 96 examples of x float32[6], y int64[]")
     assert found.value.is_whole
     assert not (tmp_path / "scratch").exists()
     x, y = first_batch(run, found.value, each=16)

@@ -28,6 +28,7 @@ from tasks.foundation.errors import (
     NoProgress,
     SourceError,
     StaleWriter,
+    StepFailed,
     StorageError,
 )
 from tasks.foundation.stops.holding import hold
@@ -78,7 +79,7 @@ def test_completed_without_an_answer_is_asked_for_again(run: FakeRun) -> None:
     assert f"not in {run.home.uri}" in asked.heard.text
 
 
-@pytest.mark.parametrize("kind", [StaleWriter, ModelError, SourceError, DamagedCheckpoint])
+@pytest.mark.parametrize("kind", [StaleWriter, ModelError, StepFailed, SourceError, DamagedCheckpoint])
 def test_an_error_is_the_same_error_here(run: FakeRun, kind: type[BatonError]) -> None:
     asked = Asked(run, ends(Running(), Failed(name=kind.__name__, message="the tip moved")))
     with pytest.raises(kind, match="the tip moved") as caught:
@@ -99,8 +100,9 @@ def test_what_is_no_error_of_batons_is_told_and_not_tried_again(run: FakeRun) ->
     assert caught.value.exit_code == 1
 
 
-def test_devices_that_go_are_asked_for_again(run: FakeRun) -> None:
-    asked = Asked(run, ends(Failed(name="AcceleratorLost", message="the TPU is gone")), answers(staged(run)))
+@pytest.mark.parametrize("name", ["AcceleratorLost", "StoreUnreachable"])
+def test_a_stage_whose_machine_goes_is_asked_for_again(run: FakeRun, name: str) -> None:
+    asked = Asked(run, ends(Failed(name=name, message="the machine goes")), answers(staged(run)))
     assert asked.train() == staged(run)
 
 

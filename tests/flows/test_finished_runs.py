@@ -66,6 +66,7 @@ def test_closing_tells_how_to_go_on(run: FakeRun, exit_reason: str, word: str) -
         spec=load_run_file(run.run_file()).spec,
         exit_reason=exit_reason,
         report_path=None,
+        report_command="baton report run.yaml",
         continue_command="baton run run.yaml",
     )
     text = stream.getvalue()

@@ -101,6 +101,18 @@ def test_an_api_that_refuses_who_asks_is_told_of_with_what_to_set(code: int) -> 
                 ask()
 
 
+@pytest.mark.parametrize("code", [401, 404])
+def test_the_password_of_the_api_is_not_told(code: int) -> None:
+    with server_that_says(code) as url:
+        known = url.replace("//", "//me:secret@")
+        with temporary_settings({PREFECT_API_URL: known}):
+            for ask in asks():
+                with pytest.raises(InvalidInput) as caught:
+                    ask()
+                assert "secret" not in str(caught.value)
+                assert url.replace("//", "//***@") in str(caught.value)
+
+
 def test_a_deployment_that_is_not_there_or_not_any_more_is_refused_alike() -> None:
     said = set()
     with server_that_says(404) as url:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,8 @@ def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> 
     assert f"forked from {run.address} at step 200; cpu, 2 replicas, threads 2/1" in lines[0]
     assert re.search(r"  200  checkpoints/00000200-\S+  .*  forked$", lines[1])
     assert main(["report", home]) == 0
+    page = (Path(home) / "report" / "index.html").read_text()
+    assert f"forked from step 200 of {run.address} ({facts['forked_from']['path']})" in page
 
 
 @pytest.mark.parametrize(
@@ -92,14 +95,23 @@ def test_the_log_shows_rewinds_and_accepted_changes(run: FakeRun, capsys: pytest
     environment = run.head.environment
     rewind = Rewind(to=run.head.retained[1], blown_up_at=150, reason="the loss is NaN", skip_batches=7)
     change = Change(environment=environment, identity={**run.head.identity, "train.seed": 3}, accepted=("train.seed",))
-    for body in (rewind, change, Change(environment=environment)):
+    versions = {"tensorflow": "2.19.1", "keras": "3.16"}
+    other = environment.model_copy(update={"replicas": 8, "inter_op_threads": 4, "versions": versions})
+    for body in (rewind, change, Change(environment=environment), Change(environment=other)):
         run.log.append(lambda _, body=body: body, attempt=uuid.uuid4().hex)  # type: ignore[misc]
     assert main(["log", run.address]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.search(
-        r" rewind +100  back to checkpoints/00000100-\S+, skips 7 batches; step 150: the loss is NaN$", lines[-3]
+        r" rewind +100  back to checkpoints/00000100-\S+, skips 7 batches; step 150: the loss is NaN$", lines[-4]
     )
-    assert re.search(r" change +accepted train.seed: train.seed: 0 -> 3; cpu, 2 replicas, threads 2/1$", lines[-2])
-    assert re.search(r" change +cpu, 2 replicas, threads 2/1$", lines[-1])
+    assert re.search(r" change +accepted train.seed: train.seed: 0 -> 3; cpu, 2 replicas, threads 2/1$", lines[-3])
+    assert re.search(r" change +cpu, 2 replicas, threads 2/1$", lines[-2])
     assert said(capsys, "verify", run.address)["ok"] is True
     assert main(["report", run.address]) == 0
+    page = re.sub(r"<[^>]+>", " ", run.path("report/index.html").read_text())
+    for words in (
+        "rewound to step 100, skipping 7 global batches: the loss is NaN",
+        "accepted train.seed: train.seed: 0 -&gt; 3",
+        "environment: replicas: 2 -&gt; 8; operations at a time: 1 -&gt; 4; version of keras: none -&gt; 3.16",
+    ):
+        assert words in page, words

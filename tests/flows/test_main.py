@@ -1,17 +1,25 @@
 """The command as a whole: errors become a sentence and an exit code; help waits for nothing heavy."""
 
+import fcntl
 import json
+import os
+import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from fake_run import FakeRun
 
-from flows.commands import address
+from flows.commands import address, status
 from flows.commands.main import main
 from tasks.foundation import errors
+from tasks.foundation.stops import hanging_up
 
 HEAVY = ("tensorflow", "keras", "prefect", "matplotlib", "numpy", "gcsfs")
 
@@ -64,6 +72,28 @@ def test_an_unexpected_error_is_named_without_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGTERM, "stopped by SIGTERM; run"), (signal.SIGHUP, "stopped by the closed terminal (SIGHUP); run")],
+)
+def test_whoever_asks_a_command_to_go_is_named(
+    number: signal.Signals, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hanging_up, "_heard", [])
+    before = signal.signal(number, signal.SIG_DFL)
+
+    def asked(*_: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(status, "open_run", asked)
+    try:
+        assert main(["status", "x"]) == 3
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert words in capsys.readouterr().err
+
+
 def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     raising(monkeypatch, KeyboardInterrupt())
     assert main(["status", "run.yaml", "--json"]) == 130
@@ -76,6 +106,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (["nonsense"], "nonsense"),
+        (["rn"], "No such command 'rn'. Did you mean 'run'?\nhint: see baton --help\n"),
         (["status"], "RUN"),
         (["status", "x", "--nonsense"], "--nonsense"),
         (["run", "x.yaml", "--until-step", "many"], "--until-step"),
@@ -89,6 +120,32 @@ def test_usage_errors(arguments: list[str], words: str, capsys: pytest.CaptureFi
     assert "--help" in err
     assert main([*arguments, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_a_long_message_is_broken_for_a_terminal_and_whole_for_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a real terminal device of 60 columns."""
+    text = f"the checkpoint is of another model: {'a variable that differs, ' * 100}and so on; put the file back"
+    raising(monkeypatch, errors.StateMismatch(f"{text}\nhint: {'look at it, ' * 10}"))
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with os.fdopen(side, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["status", "run.yaml", "--json"]) == 2
+        seen = b""
+        os.set_blocking(terminal, False)
+        with suppress(BlockingIOError):
+            while True:
+                seen += os.read(terminal, 4096)
+    os.close(terminal)
+    lines = seen.decode().splitlines()
+    assert lines[0].startswith("error: the checkpoint is of another model: a variable")
+    assert max(map(len, lines)) <= 60
+    assert sum(map(len, lines)) < 1300
+    assert "put the file back" in " ".join(lines)
+    assert sum(line.startswith("hint: ") for line in lines) == 1
+    assert json.loads(capsys.readouterr().out)["message"].startswith(f"{text}\nhint: ")
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,3 +193,15 @@ def test_the_installed_command(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"] == "NoSuchRun"
     assert done.stderr.startswith("error: no run is at ")
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_no_password_of_a_url_is_printed(
+    debug: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_DEBUG", debug)
+    assert main(["list", "http://me:secret@host/runs", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert "http://***@host/runs" in printed.err
+    assert "http://***@host/runs" in json.loads(printed.out)["message"]
+    assert "secret" not in printed.out + printed.err

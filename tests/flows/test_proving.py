@@ -27,6 +27,7 @@ from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import BatonError, InvalidInput, RunLogError, SourceError
 from tasks.foundation.runlog.committing import commit
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage import leftovers
 from tasks.foundation.telemetry.events import Silent
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})
@@ -362,19 +363,26 @@ def test_the_command_says_where_they_differ(run: RunFile, fakes: Fakes, capsys: 
     assert len(list((run.folder / "runs" / "mine" / "proofs").iterdir())) == 2
 
 
-def test_the_scratch_folder_goes_whatever_happens(
-    run: RunFile, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(verb.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
-
+def test_the_scratch_folder_goes_whatever_happens(run: RunFile, fakes: Fakes, tmp_path: Path) -> None:
     def interrupted(_: Trial) -> Ended:
         raise KeyboardInterrupt
 
     fakes.to_its_end = interrupted  # type: ignore[method-assign]
     assert main(["prove", str(run.path)]) == 130
     assert fakes.killed
-    assert not (tmp_path / "baton-prove-").exists()
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert not (run.folder / "runs").exists()
+
+
+def test_what_a_killed_proof_left_goes_with_the_next_and_what_was_kept_stays(
+    run: RunFile, fakes: Fakes, tmp_path: Path
+) -> None:
+    for left in ("baton-proving-killed", "baton-doctor-killed"):
+        (tmp_path / "temporary" / left / "shared").mkdir(parents=True)
+    assert main(["prove", str(run.path), "--keep"]) == 0
+    leftovers._LOOKED_AT.clear()  # the next command is another process
+    assert main(["prove", str(run.path)]) == 0
+    assert [path.name for path in (tmp_path / "temporary").iterdir()] == [fakes.ended[0].storage.parent.name]
 
 
 def test_a_home_that_holds_only_proofs_is_no_run(

@@ -82,6 +82,10 @@ def test_status_tells_where_the_time_went(run: FakeRun, capsys: pytest.CaptureFi
     assert (account["alive"], account["died_without_a_word"], account["unreadable"]) == (1, 1, 1)
     assert [each["lost_seconds"] for each in account["attempts"]] == [30.0, 0.0, 0.0]
     assert [each["is_alive"] for each in account["attempts"]] == [False, False, True]
+    assert [(each["attempt"], each["step"], each["committed_step"]) for each in facts["at_work"]] == [
+        ("c" * 32, 130, 100)
+    ]
+    assert (facts["step"], facts["at_work"][0]["doing"]) == (300, "train")
 
 
 def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +100,24 @@ def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[st
     ):
         assert re.search(f"^{line}$", out, re.MULTILINE), line
     assert "not recorded" not in out
+
+
+def test_status_of_a_run_at_work_tells_the_step_that_is_reached(
+    run: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the committed one: a first segment may last for hours."""
+    now = datetime.now(UTC).isoformat()
+    run.attempt("a" * 32, began=now, alive=now, step=340, pid=77, host="tpu-vm")
+    run.attempt("b" * 32, began=now, alive=now, step=300, doing="launch", seconds={"launch": 5.0})
+    assert main(["status", str(run.run_file())]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step +300 of 400$", out, re.MULTILINE)
+    assert re.search(r"^at work +step 340  train  \(process 77 on tpu-vm, as of \d+\.\d s ago\)$", out, re.MULTILINE)
+    assert re.search(r"^at work +step 300  waits for a stage that runs elsewhere  \(", out, re.MULTILINE)
+    run.attempt("a" * 32, ended="complete")
+    run.attempt("b" * 32, ended="complete")
+    assert main(["status", run.address]) == 0
+    assert "at work" not in capsys.readouterr().out
 
 
 def test_a_run_file_and_its_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +177,20 @@ def test_list(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
+
+
+def test_a_folder_that_is_not_there_is_refused(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for address in ("nowhere", str(tmp_path / "nowhere"), f"file://{tmp_path}/nowhere"):
+        assert main(["list", address]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert "nowhere is not there; name a folder that holds runs" in err
+    # The storage of a run file is made by its first run.
+    assert main(["list", str(run.run_file()), "--set", "storage=later"]) == 0
+    assert capsys.readouterr().out.startswith("no runs below ")
+    assert not (tmp_path / "later").exists()
 
 
 def test_list_goes_on_past_a_damaged_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

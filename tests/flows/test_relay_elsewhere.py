@@ -68,6 +68,22 @@ def test_a_stage_that_was_taken_for_dead_and_commits_first_is_gone_on_from(run: 
     ]  # fmt: skip
 
 
+def test_a_stage_whose_clock_is_hours_ahead_is_not_started_again_and_again(run: FakeRun) -> None:
+    """It takes the time budget for used up, and trains nothing."""
+    asked: list[int] = []
+
+    def train_segment(request: SegmentRequest, **_: object) -> SegmentResult:
+        asked.append(request.number)
+        assert len(asked) == 1
+        result = SegmentResult.superseded(request)
+        return result.model_copy(update={"exit_reason": "time_budget"})
+
+    spec = load_run_file(run.run_file(steps=300))
+    goal = Goal.of(spec.spec, max_seconds=3600.0)
+    result = relay(spec, goal, stages(run, train_segment), telemetry=Heard(), attempt=OURS)
+    assert (result.exit_reason, result.stopped, result.step) == ("time_budget", True, 100)
+
+
 def test_another_command_that_commits_first_wins(run: FakeRun) -> None:
     with pytest.raises(StaleWriter, match="Another process trains the same run"):
         trains_beside(run, within=ANOTHERS)

@@ -42,7 +42,7 @@ def test_devices_that_go_are_a_lost_accelerator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(
-        strategy, "acquire", lambda *_: SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=None)
+        strategy, "acquire", lambda *_, **_settings: SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=None)
     )
     monkeypatch.setattr(stages, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
     run = FakeRun(tmp_path)
@@ -63,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     """A run with code, and devices that need no TensorFlow."""
     asked = Asked(run_with_code(tmp_path))
     acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=asked.run.head.environment)
-    monkeypatch.setattr(strategy, "acquire", lambda *_: acquired)
+    monkeypatch.setattr(strategy, "acquire", lambda *_, **_settings: acquired)
     monkeypatch.setattr(stages, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
     return asked
 

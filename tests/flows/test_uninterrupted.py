@@ -1,10 +1,10 @@
 """A server that is away when a lease is to be renewed: Prefect's own renewal, in a process of its own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 WORK = """
@@ -33,7 +33,7 @@ except BaseException as fault:
 )
 def test_work_is_not_ended_for_a_lease_that_could_not_be_renewed(how: str, said: list[str], tmp_path: Path) -> None:
     nobody = "http://127.0.0.1:9/api"
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", WORK, how],
         capture_output=True,
         text=True,

@@ -125,11 +125,11 @@ def test_other_slots_are_refused_before_anything_is_logged(lab: Lab) -> None:
     with pytest.raises(StateMismatch, match=r"only in the model: optimizer/\S+momentum float32") as refused:
         begin(lab, changed, "model.options", "compile.optimizer", "model.signature")
     assert refused.value.exit_code == 2
-    assert "A change of variables cannot be accepted" in str(refused.value)
+    assert "hint: a change of variables cannot be accepted" in str(refused.value)
     with pytest.raises(IdentityChanged) as told:
         begin(lab, changed)
     assert "--accept" not in str(told.value)
-    assert "give it another name under run:" in str(told.value)
+    assert "give the run another name under run:" in str(told.value)
     assert lab.log(spec).head() == before
 
 
@@ -152,7 +152,7 @@ def test_the_words_that_a_refusal_names_are_those_that_help(lab: Lab, change: st
     changed = spec_of("build", **changes)
     with pytest.raises(IdentityChanged) as refused:
         begin(lab, changed, "compile.metrics")
-    assert f"baton run FILE --accept {words};" in str(refused.value)
+    assert f"baton run FILE --accept {words}\n" in str(refused.value)
     assert f"baton fork {lab.root}/storage/build --as NEW" in str(refused.value)
     *some, last = accepted_keys(words)
     if some:
@@ -206,9 +206,16 @@ def test_a_fork_that_was_not_finished_is_not_begun_at_step_0(lab: Lab) -> None:
     spec, forked = spec_of("build"), spec_of("build", run="forked")
     lab.begin(spec)
     fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
-    # As if the process had died between origin and commit.
-    for path in ("log/00000001.json", "log/HINT"):
-        lab.home(forked).delete(path)
+    made = fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
+    home, origin_file = lab.home(forked), lab.home(forked).read("log/00000000.json")
+    # As if the process had died before the origin.
+    home.delete("log")
+    home.write("fork.json", made.lineage.to_json())
+    with pytest.raises(InvalidInput, match=r"forked is a fork that has no checkpoint yet.*--at-step 0 --as forked"):
+        begin(lab, forked)
+    assert lab.log(forked).head() is None
+    # And as if it had died between origin and commit.
+    home.create("log/00000000.json", origin_file)
     origin = lab.log(forked).head()
     with pytest.raises(
         InvalidInput, match=r"forked is a fork that has no checkpoint yet.*baton fork .*/build --at-step 0"

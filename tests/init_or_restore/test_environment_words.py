@@ -31,6 +31,20 @@ def test_other_replicas(rate: float, follows: str) -> None:
     assert ("drop (random" in text) == bool(rate)
 
 
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (False, "TensorFlow uses deterministic operations only from here on, which it did not before"),
+        (True, "TensorFlow may use operations that are not deterministic from here on (train.deterministic: false)"),
+    ],
+)
+def test_deterministic_operations_are_told_of_in_words(before: bool, told: str) -> None:
+    one, other = (on(1).model_copy(update={"deterministic": value}) for value in (before, not before))
+    text = words(one, other)
+    assert told in text
+    assert "False" not in text
+
+
 def test_the_same_replicas_say_nothing_of_it() -> None:
     text = words(on(4), on(4, intra=2), keras.layers.Dropout(0.1))
     assert text.endswith("intra_op_threads: 1 -> 2")

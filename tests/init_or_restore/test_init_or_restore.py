@@ -107,7 +107,7 @@ def test_another_run_under_the_same_name_is_refused(lab: Lab, change: str) -> No
     assert refused.value.exit_code == 2
     assert text in str(refused.value)
     assert f"{lab.root}/storage/build was begun as another run" in str(refused.value)
-    assert "Put the run file back as it was" in str(refused.value)
+    assert "hint: put the run file back as it was" in str(refused.value)
     assert lab.log(spec).head() == before
 
 
@@ -171,7 +171,7 @@ def test_a_change_of_environment_is_said_and_logged(lab: Lab, monkeypatch: pytes
     acquired = stage.acquire(spec.accelerator, None)
     versions = {**acquired.environment.versions, "keras": "9.9"}
     other = type(acquired)(acquired.strategy, acquired.environment.model_copy(update={"versions": versions}))
-    monkeypatch.setattr(stage, "acquire", lambda *_: other)
+    monkeypatch.setattr(stage, "acquire", lambda *_, **_settings: other)
     for _ in range(2):
         head = lab.begin(spec)
         assert (head.tip, head.base) == (before.tip, before.base)

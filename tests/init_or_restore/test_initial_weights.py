@@ -11,12 +11,15 @@ import pytest
 import tensorflow as tf
 from lab import Heard, Lab, built, in_fresh_process, lab_of, restored, spec_of
 
-from tasks.foundation.contracts.log_entry import Commit
+from tasks.foundation.contracts.log_entry import Commit, Rewind
 from tasks.foundation.contracts.run_spec import InitSpec, RunSpec
 from tasks.foundation.contracts.weights import WeightsReport
 from tasks.foundation.errors import InvalidInput, WeightsError
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
 from tasks.init_or_restore.weights.loading import load_weights
+from tasks.init_or_restore.weights.run_checkpoint import read_run
 
 MODEL = """
 class Block(keras.layers.Layer):
@@ -266,6 +269,34 @@ def test_another_run_gives_its_newest_checkpoint_or_the_one_that_is_named(lab: L
         assert state.step == 0
     assert "retains no checkpoint at step 2; it has: 0, 3" in refusal(lab, {"source": home, "step": 2})
     assert "has no best checkpoint" in refusal(lab, {"source": home, "step": "best"})
+
+
+class Retires(LocalStorage):
+    """A run's home on which, while a checkpoint is being read, the run goes back to step 0 and deletes it."""
+
+    def read(self, path: str) -> bytes:
+        if path.endswith("manifest.json") and self.exists(path):
+            head = RunLog(LocalStorage(self.root)).require_head()
+            first, newest = head.retained[0], head.retained[-1]
+            body = Rewind(to=first, blown_up_at=3, reason="loss", skip_batches=1)
+            if path.startswith(newest.path) and newest != first:
+                RunLog(LocalStorage(self.root)).append(lambda _: body, attempt="a")
+                self.delete(newest.path)
+        return super().read(path)
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_checkpoint_that_is_retired_while_it_is_read(lab: Lab, tmp_path: Path, step: int | None) -> None:
+    shutil.copytree(lab.root / "storage" / "source", tmp_path / "live")
+    live = Retires(tmp_path / "live")
+    into = tmp_path / "here"
+    if step is not None:
+        with pytest.raises(WeightsError, match=r"step 3 was retired while it was being read.*it now has: 0"):
+            read_run(live, step, into)
+        return
+    found = read_run(live, step, into)
+    assert found.step == 0
+    assert found.variables
 
 
 def test_layers_of_other_names_are_related_by_their_places_where_the_file_fits_as_a_whole(lab: Lab) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.errors import BatonError, RunFileError, SourceError, StorageError
+from tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
 from tasks.prepare_data import space
 
 CSV = {"path": "t.csv", "label": "y"}
@@ -71,6 +71,18 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     (LOAD, {}, each("(1.0, 1)", "(1.0, 1.0)"), ["example 3", "y has dtype float32", "int64", "one kind"]),
     (LOAD, {}, each("(1.0, 1)", "1.0"), ["example 3", "has x, the first", "has x, y"]),
     (LOAD, {}, each("{'a': 1}", "{'b': 1}"), ["example 3", "has x/b", "has x/a"]),
+    (
+        LOAD,
+        {},
+        each("np.zeros((8, 2))", "np.zeros((3, 2))"),
+        ["example 3", "(3, 2)", "one kind", "if these are batches"],
+    ),
+    (
+        LOAD,
+        {},
+        each("(np.zeros((8, 2)), [1] * 8)", "(np.zeros((3, 2)), [1] * 3)"),
+        ["example 3", "one kind", "if these are batches"],
+    ),
     # unusable examples
     (LOAD, {}, each("1.0", "'one'"), ["example 3", "x has dtype <U3", "float32 or int64"]),
     (LOAD, {}, each("(1.0, 1)", "(1.0, None)"), ["example 3", "y is None", "leave it out"]),
@@ -171,7 +183,7 @@ def test_a_source_that_is_written_to_while_it_is_read(workshop: Any, monkeypatch
     workshop.emit = lambda _: file.write_text("y,a\n0,1\n1,2\n2,3\n")
     monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 1)
     fault = refused(workshop, "csv", CSV, {})
-    assert type(fault) is SourceError
+    assert type(fault) is SourceChanged
     assert "changed while it was being read; run again" in str(fault)
 
 

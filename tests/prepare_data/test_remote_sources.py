@@ -15,6 +15,7 @@ from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data.sources.ahead import in_order
 from tasks.prepare_data.sources.files import find_files
+from tasks.prepare_data.sources.source_file import SourceFile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes" / "gcs"))
 
@@ -178,16 +179,22 @@ def test_a_file_that_changes_or_goes_while_it_is_read(
     assert workshop.files() == {}
 
 
+def blocks_of(file: SourceFile) -> list[bytes]:
+    with file.reading() as blocks:
+        return list(blocks)
+
+
 def test_a_long_file_is_asked_for_in_pieces_side_by_side(
     remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.prepare_data.sources.source_file._REQUEST_BYTES", 1000)
+    monkeypatch.setattr("tasks.prepare_data.sources.arriving._REQUEST_BYTES", 1000)
+    monkeypatch.setattr("tasks.prepare_data.sources.arriving._SMALL_BYTES", 0)
     monkeypatch.setattr(MemoryStorage, "transfers", 3)
     data = np.random.default_rng(0).bytes(12_345)
     remote.write("long", data)
     (file,) = find_files("memory://remote-test/long", Path())
-    assert [len(block) for block in file.blocks()] == [1000] * 12 + [345]
-    assert b"".join(file.blocks()) == data
+    assert [len(block) for block in blocks_of(file)] == [1000] * 12 + [345]
+    assert b"".join(blocks_of(file)) == data
     with file.open() as opened:
         opened.seek(-5, 2)
         assert (opened.tell(), opened.read(100), opened.read(1)) == (12_340, data[-5:], b"")
@@ -197,7 +204,7 @@ def test_a_long_file_is_asked_for_in_pieces_side_by_side(
     # A file that got shorter between the two questions.
     monkeypatch.setattr(MemoryStorage, "stat", lambda *_: checksum_bytes(data + b"more"))
     with pytest.raises(SourceError, match="changed while it was being read"):
-        list(file.blocks())
+        blocks_of(file)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -6,13 +6,14 @@ Imports TensorFlow only when a stage is called, so that a module of tests can ch
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import forked
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -253,7 +254,7 @@ def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function of a test's module in a process of its own; arguments and result are JSON."""
     file = sys.modules[function.__module__].__file__
     path = os.pathsep.join([str(_FRESH.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, str(_FRESH), str(file), function.__name__, json.dumps(arguments)],
         env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
+
 
 def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.commands.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    return forked.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
 def environment_with(home: Path, **more: str) -> dict[str, str]:
@@ -68,7 +70,7 @@ class Server:
         """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
         with (self._home / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+            self._process = forked.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_for(f"{self.url}/health", self._process)
         except BaseException:

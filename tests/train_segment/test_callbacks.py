@@ -1,11 +1,11 @@
 """Callbacks act at absolute steps and go on where they were, however a run is cut; what cannot hold is refused."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from tasks.evaluate import stage as evaluating
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import BatonError, IdentityChanged, ModelError
+from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
 from tasks.foundation.model.memory import give_back, remembered
 from tasks.foundation.runlog.forking import fork
 from tasks.foundation.runlog.history import history_of
@@ -72,6 +72,19 @@ def on_rows():
     return [early, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
 
 
+class Teller(Recorder):
+    """Tells others, too."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        with open(__file__ + ".told", "a") as file:
+            print(epoch, sorted(logs), file=file)
+
+
+def telling():
+    return [Teller()]
+
+
 def scheduled():
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
 '''
@@ -104,7 +117,10 @@ def run_file(folder: Path, name: str, *extra: str, callbacks: str = "both", ever
     return load_run_file(path, extra)
 
 
-goal.write_report = lambda _home, **_title: None  # nobody looks at its pictures
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at its pictures."""
+    monkeypatch.setattr(goal, "write_report", lambda _home, **_title: None)
 
 
 def forget() -> None:
@@ -170,7 +186,7 @@ def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None
     processes = run_file(tmp_path, "cut")
     for options in (("--until-step", "14"), ()):
         command = [sys.executable, str(DRIVER), str(processes.path), *options]
-        subprocess.run(command, check=True, capture_output=True)
+        forked.run(command, check=True, capture_output=True)
     assert story(processes) == straight
     # A fork takes along what they remember, and is evaluated where it begins.
     source = LocalStorage(tmp_path / "storage")
@@ -342,6 +358,22 @@ def test_what_cannot_hold_is_refused_by_name_before_anything_is_written(tmp_path
     assert "set evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
 
 
+def test_the_last_epoch_ends_too(tmp_path: Path) -> None:
+    lab = make_code(tmp_path)
+    told = tmp_path / "code" / "callbacks.py.told"
+    run = run_file(tmp_path, "ends", "train.steps=12", callbacks="telling")
+    assert train(run, 9).exit_reason == "complete"
+    logs = "['accuracy', 'loss', 'val_accuracy', 'val_loss']"
+    assert told.read_text().splitlines() == [f"0 {logs}", f"1 {logs}"]
+    number = log_of(run).require_head().number
+    assert train(run).exit_reason == "nothing_to_do"
+    assert log_of(run).require_head().number == number
+    assert len(told.read_text().splitlines()) == 2
+    # Prolonged, the run takes the checkpoint up, which remembers nothing of its own end, as if there had been none.
+    train(run_file(tmp_path, "ends", "train.steps=13", callbacks="telling"))
+    assert [dict(each["dict"])["epoch"] for each in memory_of(run, lab)["memories"][0]["told"]] == [0, 1]
+
+
 class Keeps(keras.callbacks.Callback):
     """Plain values of every kind."""
 
@@ -394,5 +426,10 @@ def test_a_callback_that_comes_to_keep_what_it_cannot_ends_the_segment(tmp_path:
     (tmp_path / "code" / "callbacks.py").write_text(
         "import keras\n\n\n" + own("def on_epoch_end(self, epoch, logs=None)", "self.file = object()")
     )
-    with pytest.raises(ModelError, match="Own keeps file of type object"):
-        train(run_file(tmp_path, "late", callbacks="make", every=None))
+    late = run_file(tmp_path, "late", "stop.attempts_without_progress=1", callbacks="make", every=None)
+    with pytest.raises(StepFailed, match="Own keeps file of type object") as failed:
+        train(late)
+    assert failed.value.exit_code == 1
+    # It has cost training, and does so each time: it counts.
+    with pytest.raises(NoProgress, match="StepFailed: callback Own keeps file"):
+        train(late)

@@ -11,7 +11,7 @@ import pytest
 from lab import Lab, differing, in_fresh_process, lab_of, restored, spec_of
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, DamagedCheckpoint, ModelError, NonFinite
+from tasks.foundation.errors import BatonError, DamagedCheckpoint, ModelError, NonFinite, StepFailed
 from tasks.foundation.telemetry.events import Training
 from tasks.train_segment.stage import forget_trainer
 
@@ -346,7 +346,7 @@ def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
 def assert_refused(told: dict[str, str]) -> None:
     assert told["unseeded"].startswith("ModelError 2: model.py:unseeded: train_step ")
     assert "seed_generator_state" in told["unseeded"]
-    assert "Give keras.random functions a keras.random.SeedGenerator that a layer holds" in told["unseeded"]
+    assert "give keras.random functions a keras.random.SeedGenerator that a layer holds" in told["unseeded"]
     assert told["outside"].startswith("ModelError 2: model.py:outside: train_step uses variables that no layer")
     assert "kept_outside" in told["outside"]
     assert "as attributes of a layer or of the model" in told["outside"]
@@ -369,14 +369,15 @@ def label_failure(folder: str, replicas: int) -> str:
     spec = spec_of("narrow", replicas=replicas)
     start = lab.begin(spec).tip
     assert start is not None
-    with pytest.raises(ModelError) as stopped:
+    with pytest.raises(StepFailed) as stopped:
         lab.train(spec, start, 3, clock=fast(lab))
+    assert stopped.value.exit_code == 1
     return str(stopped.value)
 
 
 def assert_label_is_named(told: str) -> None:
     assert told.startswith("model.py:narrow: train_step failed between step 0 and step 1, in segment 1: Invalid")
-    assert "Received a label value of 2 which is outside the valid range of [0, 2)" in told
+    assert "= 2 is not in [0, 2)" in told
     assert told.endswith("Set data.classes to have labels checked when the data is prepared")
     assert "\n" not in told
     assert len(told) < 500

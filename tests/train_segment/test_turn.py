@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.stops.agreeing import agreed_stop, first_reason, number_of
+from tasks.foundation.telemetry.events import Silent
 from tasks.train_segment.effort import Effort, InnerLoop
 from tasks.train_segment.turn import Turn
 
@@ -88,10 +89,10 @@ def test_effort_is_told_host_by_host() -> None:
     class Accelerator(Others):
         hosts, replicas = 2, 2
 
-    stats = effort.of_all_hosts(Accelerator(0, [6, 4.0, 0.0, 0.5]), 32)  # type: ignore[arg-type]
+    stats = effort.of_all_hosts(Accelerator(0, [6, 4.0, 0.0, 0.5]), 32, telemetry=Silent())  # type: ignore[arg-type]
     mine, other = stats
     assert (mine.host, mine.steps, mine.examples, mine.train_seconds) == (0, 6, 96, 3.0)
     assert mine.input_wait_seconds == 1.5  # never more than the loop took
     assert mine.losses == (0.125,)
     assert (other.host, other.train_seconds, other.losses) == (1, 4.0, (0.5,))
-    assert Effort().of_all_hosts(Accelerator(0), 32) == ()  # type: ignore[arg-type]
+    assert Effort().of_all_hosts(Accelerator(0), 32, telemetry=Silent()) == ()  # type: ignore[arg-type]

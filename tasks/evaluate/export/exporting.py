@@ -1,17 +1,15 @@
 """Committed checkpoint -> a file of Keras, a SavedModel or a checkpoint of TensorFlow."""
 
-import json
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.evaluate.averages import use_averages
+from tasks.evaluate.export.loading import Loading
 from tasks.evaluate.export.target import made_whole, require_free_target
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import acquire
@@ -23,13 +21,19 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.dataset.reader import zero_batch
 from tasks.foundation.errors import InvalidInput, ModelError
+from tasks.foundation.messages import listed
 from tasks.foundation.model.identity import model_identity
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe
+from tasks.foundation.user_code import describe
 
 # What a checkpoint's files begin with, in its folder.
 PREFIX = "ckpt"
+_CALLS = {
+    "weights": "model.load_weights({path!r})",
+    "saved_model": "model = tf.saved_model.load({path!r}); model.serve(x)",
+    "checkpoint": "tf.train.Checkpoint(model=model).read({path!r})",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,12 @@ class Exported:
     Attributes:
         path: to load from: the file, the folder of a SavedModel, or what the names of a checkpoint's files begin with.
         warnings: what whoever loads it should know.
+        load_with: Python that loads it without Baton, line by line.
     """
 
     path: Path
     warnings: tuple[str, ...]
+    load_with: tuple[str, ...]
 
 
 def export(
@@ -70,7 +76,7 @@ def export(
         StorageError: the disk refused or failed.
     """
     require_free_target(form, target)
-    accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment)
+    accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment, deterministic=run.spec.train.deterministic)
     batch_size = per_replica_batch_size(run.spec.train.global_batch_size, head.environment.replicas)
     batch = zero_batch(read_manifest(root, head.identity["data.folder"]), batch_size)
     state = build_train_state(run.spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
@@ -87,8 +93,13 @@ def export(
                 f"{run.spec.model.build}: Keras cannot write this model as {form}: {describe(fault)}; "
                 "--format weights and checkpoint need the least of a model"
             ) from fault
-        warnings = tuple(_shortcomings(state.model, form, path))
-    return Exported(path=target / PREFIX if form == "checkpoint" else target, warnings=warnings)
+        loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
+        missed = tuple(_untracked(state.model, str(path / PREFIX))) if form == "checkpoint" else ()
+    written = target / PREFIX if form == "checkpoint" else target
+    if loading is not None:
+        lines = loading.lines(written, here=Path.cwd())
+        return Exported(path=written, warnings=tuple(loading.warnings()), load_with=lines)
+    return Exported(path=written, warnings=missed, load_with=(_CALLS[form].format(path=str(written)),))
 
 
 def _write(model: keras.Model, form: str, path: Path) -> None:
@@ -115,13 +126,6 @@ def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Stor
         )
 
 
-def _shortcomings(model: keras.Model, form: str, path: Path) -> Iterator[str]:
-    if form == "keras":
-        yield from _unregistered(path)
-    elif form == "checkpoint":
-        yield from _untracked(model, str(path / PREFIX))
-
-
 def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:
     """What `tf.train.Checkpoint` does not see of a model of Keras, such as statistics of layers kept in a list."""
     reader = tf.train.load_checkpoint(prefix)
@@ -132,30 +136,6 @@ def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:
     weights = [path for path in missed if not path.endswith("seed_generator_state")]
     if weights:
         yield (
-            f"{', '.join(weights)}: not in the checkpoint, for tf.train.Checkpoint does not find them in this model; "
+            f"{listed(weights)}: not in the checkpoint, since tf.train.Checkpoint does not find them in this model; "
             "--format keras or weights has them"
         )
-
-
-def _unregistered(file: Path) -> Iterator[str]:
-    """Classes of the user's that Keras will not find again, for it looks for them in Baton's private package."""
-    with zipfile.ZipFile(file) as archive:
-        config = json.loads(archive.read("config.json"))
-    names = dict.fromkeys(_private_classes(config))
-    if names:
-        yield (
-            f"{', '.join(names)}: not registered with Keras, so keras.saving.load_model will not find them; decorate "
-            'them with @keras.saving.register_keras_serializable("a-name") and train or export again, or load with '
-            "custom_objects"
-        )
-
-
-def _private_classes(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        registered = str(value.get("registered_name") or "")
-        if str(value.get("module") or "").startswith(USER_PACKAGE_PREFIX) and ">" not in registered:
-            yield str(value.get("class_name"))
-        value = list(value.values())
-    if isinstance(value, list):
-        for below in value:
-            yield from _private_classes(below)

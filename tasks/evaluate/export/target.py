@@ -11,6 +11,8 @@ from tasks.foundation.errors import InvalidInput, StorageError
 Form = Literal["keras", "weights", "saved_model", "checkpoint"]
 FORMS: tuple[str, ...] = get_args(Form)
 _ENDINGS = {"keras": ".keras", "weights": ".weights.h5"}
+# In this order: of w.weights.h5 and w.weights only w is left.
+_OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights")
 
 
 def require_free_target(form: str, target: Path) -> None:
@@ -29,11 +31,20 @@ def require_free_target(form: str, target: Path) -> None:
         raise InvalidInput(f"--to {target}: an export is written on this machine; name a path, and copy it from there")
     ending = _ENDINGS.get(form, "")
     if not target.name.endswith(ending):
-        raise InvalidInput(f"--to {target}: the name of a {form} export ends in {ending}; name {target}{ending}")
+        better = target.with_name(_bare(target.name) + ending)
+        raise InvalidInput(f"--to {target}: the name of a {form} export ends in {ending}; name {better}")
     if target.exists() or target.is_symlink():
         raise InvalidInput(f"--to {target} is there already, and nothing is overwritten; name another path")
     if not target.absolute().parent.is_dir():
         raise InvalidInput(f"--to {target}: the folder {target.absolute().parent} is not there; make it first")
+
+
+def _bare(name: str) -> str:
+    """The name without what another form's name ends in: w of w.h5."""
+    bare = name
+    for ending in _OTHER_ENDINGS:
+        bare = bare.removesuffix(ending)
+    return bare or name
 
 
 @contextmanager

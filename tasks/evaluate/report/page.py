@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tasks.evaluate.report.changes import beginnings, changes_section
 from tasks.evaluate.report.tables import Cell, code, table, time_words
 from tasks.evaluate.report.times import goodput_words, where_the_time_went, workers_section
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
+from tasks.foundation.contracts.plain_values import plain
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.workers import workers_of
@@ -73,6 +75,7 @@ def render(
     """The page, a function of the log and of the account of the attempts."""
     head = entries[-1].head
     as_of = f"as of log entry {head.number}, {time_words(entries[-1].time)} UTC"
+    as_of += "".join(f"<br>{escape(sentence)}" for sentence in beginnings(entries, history))
     if head.finished is not None:
         as_of += f"<br>ended early, at step {head.finished.step:,}: {escape(head.finished.reason)}"
     parts = [
@@ -85,6 +88,7 @@ def render(
         "<h2>Checkpoints</h2>",
         _checkpoints(entries, head),
         *_evaluations(history),
+        *changes_section(entries),
         "<h2>Environment</h2>",
         _facts({"accelerator": head.environment.accelerator, "replicas": head.environment.replicas,
                 "hosts": head.environment.hosts,
@@ -210,5 +214,5 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"

@@ -103,20 +103,22 @@ class _Taken:
     settings: tuple[str, int, int, int]
     accelerator: Accelerator
     lost: bool = False
+    deterministic: bool = True
 
 
 _taken: list[_Taken] = []
 
 
-def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
+def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministic: bool = True) -> Accelerator:
     """The process's accelerator; made by the first call, and made anew after a TPU was lost.
 
     Args:
         spec: what the run file asks for.
         recorded: the environment that the run began with, whose thread counts are kept.
+        deterministic: `train.deterministic`; TensorFlow is told once, before anything is built.
 
     Raises:
-        AcceleratorError: the devices are not there, or the process has another accelerator already.
+        AcceleratorError: the devices are not there, or the process has another accelerator or setting already.
         AcceleratorLost: they were there, and have gone.
     """
     kind, said = _choose() if spec.kind == "auto" else (spec.kind, "")
@@ -124,23 +126,51 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None) -> Accelerator:
     settings = (_name(kind, spec), spec.replicas, intra, inter)
     if not _taken:
         _set_up(kind, spec.replicas, intra, inter)
-        _taken.append(_Taken(settings, _make(kind, spec, intra, inter, said=said)))
+        # A TPU runs XLA's programs, which repeat as they are; with this, XLA would refuse some of them (the gradient of
+        # max pooling), whose kernels TensorFlow takes for a GPU's.
+        if deterministic and kind != "tpu":
+            tf.config.experimental.enable_op_determinism()
+        made = _make(kind, spec, intra, inter, deterministic=deterministic, said=said)
+        _taken.append(_Taken(settings, made, deterministic=deterministic))
     taken = _taken[0]
     if taken.settings != settings:
         raise AcceleratorError(
             f"this process runs with accelerator, replicas and threads {taken.settings}; {settings} needs a process of "
             "its own"
         )
+    if taken.deterministic != deterministic:
+        raise AcceleratorError(
+            f"this process runs with train.deterministic = {str(taken.deterministic).lower()}; "
+            f"{str(deterministic).lower()} needs a process of its own"
+        )
     if taken.lost:
         gone = f"this process has lost its accelerator {settings[0]}"
         if kind != "tpu":
             raise AcceleratorLost(f"{gone}; run the same command again")
         try:
-            taken.accelerator, taken.lost = _make(kind, spec, intra, inter, said=said, again=True), False
+            taken.accelerator = _make(kind, spec, intra, inter, deterministic=deterministic, said=said, again=True)
+            taken.lost = False
         except AcceleratorError as fault:
             # It was there: nothing is wrong with the run file.
             raise AcceleratorLost(f"{gone}, and could not begin with it again: {fault}") from fault
     return taken.accelerator
+
+
+def threads_of_others(accelerator: Accelerator) -> str:
+    """What to say where code of the user's has set TensorFlow's threads after `acquire`: its numbers hold; else empty.
+
+    After TensorFlow's first operation it refuses to change them, so what it tells then is what holds.
+    """
+    environment, threading = accelerator.environment, tf.config.threading
+    asked = (environment.intra_op_threads, environment.inter_op_threads)
+    hold = (threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads())
+    if hold == asked:
+        return ""
+    return (
+        f"code of this run set TensorFlow's threads to {hold[0]} within an operation and {hold[1]} operations at a "
+        f"time (0: one for each CPU), which holds, and not {asked[0]} and {asked[1]}, which the log records; set "
+        "accelerator.intra_op_threads and accelerator.inter_op_threads in the run file instead"
+    )
 
 
 @contextmanager
@@ -225,7 +255,9 @@ def _set_up(kind: str, replicas: int, intra: int, inter: int) -> None:
         ) from fault
 
 
-def _make(kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, said: str, again: bool = False) -> Accelerator:
+def _make(
+    kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, deterministic: bool, said: str, again: bool = False
+) -> Accelerator:
     cluster = cluster_of(os.environ) if kind == "multi_worker" else None
     exchange = None
     if cluster is not None:
@@ -246,6 +278,7 @@ def _make(kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, said: str
         intra_op_threads=intra,
         inter_op_threads=inter,
         versions=installed_versions(),
+        deterministic=deterministic,
     )
     return Accelerator(
         strategy=strategy,

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.names import AttemptId, CheckpointPath
 
 # Time that nothing claimed. Shown, never hidden.
 UNATTRIBUTED = "unattributed"
@@ -46,7 +47,10 @@ def utc_time(text: str) -> datetime:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
         raise ValueError(f"{text} lacks its time zone")
-    return time.astimezone(UTC)
+    try:
+        return time.astimezone(UTC)
+    except OverflowError as fault:
+        raise ValueError(f"{text} is before the first year, or after the last") from fault
 
 
 def _is_time(text: str) -> str:
@@ -62,7 +66,7 @@ class AttemptRecord(Contract):
     """`attempts/<attempt>.json`, replaced at every sign of life. It informs; nothing about a commit depends on it."""
 
     schema_version: Literal[1] = 1
-    attempt: str = Field(description="a uuid4 made in this process")
+    attempt: AttemptId = Field(description="a uuid4 made in this process")
     host: str
     pid: int
     process: str = Field(default="", description="names the process on its machine, see foundation/process.py")
@@ -80,8 +84,10 @@ class AttemptRecord(Contract):
     )
     ended: str | None = Field(default=None, description="why it ended; None: it runs, or died without a word")
     message: str | None = Field(default=None, description="the error that ended it")
-    within: str | None = Field(default=None, description="the attempt that waits for this one, which is a stage of it")
-    staged: str | None = Field(
+    within: AttemptId | None = Field(
+        default=None, description="the attempt that waits for this one, which is a stage of it"
+    )
+    staged: CheckpointPath | None = Field(
         default=None, description="path of the checkpoint that this attempt staged and left to another to commit"
     )
     afresh: bool = Field(default=False, description="the user asked to forget the attempts before this one")

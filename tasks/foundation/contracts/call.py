@@ -12,6 +12,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.names import AnswerPath, AttemptId
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import SegmentRequest
 
@@ -25,7 +26,7 @@ class StageCall(Contract):
     code: dict[str, str] = Field(
         default_factory=dict, description="digest of each function of that folder that the run file names, by reference"
     )
-    attempt: str | None = Field(
+    attempt: AttemptId | None = Field(
         default=None,
         description="the attempt that the stage is a part of; None: it is none's, and leaves none itself",
     )
@@ -57,7 +58,7 @@ class CheckpointToGcsCall(StageCall):
     """`checkpoint_to_gcs`, which answers with the Entry."""
 
     request: SegmentRequest
-    result: str = Field(
+    result: AnswerPath = Field(
         description="path of the SegmentResult in the run's home: a long segment's curves are more than Prefect takes"
     )
 

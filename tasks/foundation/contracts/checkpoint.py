@@ -5,12 +5,13 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.names import AttemptId, CheckpointPath, FileName
 
 
 class FileRecord(Contract):
     """One file of a checkpoint."""
 
-    name: str
+    name: FileName
     size: int = Field(ge=0, description="bytes")
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
 
@@ -39,7 +40,7 @@ class CheckpointManifest(Contract):
     schema_version: Literal[1] = 1
     step: int = Field(ge=0)
     base: int = Field(ge=0, description="number of the log entry that the work started from")
-    attempt: str
+    attempt: AttemptId
     replicas: int = Field(ge=1)
     state_digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of the train state")
     signature: tuple[VariableRecord, ...]
@@ -53,10 +54,10 @@ class CheckpointRef(Contract):
     """Points at a checkpoint below a run's home, by a path that no other attempt can take."""
 
     schema_version: Literal[1] = 1
-    path: str = Field(description="checkpoints/<step>-<base>-<attempt>, relative to the run's home")
+    path: CheckpointPath = Field(description="checkpoints/<step>-<base>-<attempt>, relative to the run's home")
     step: int = Field(ge=0)
     base: int = Field(ge=0)
-    attempt: str
+    attempt: AttemptId
     state_digest: str
     manifest_digest: str = Field(description="sha256 of manifest.json as it was written")
     size: int = Field(ge=0, description="bytes of all files")
@@ -68,8 +69,9 @@ def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
 
 
 def step_in_folder_name(folder: str) -> int:
-    """The step in the name of a folder that `checkpoint_folder` made."""
-    return int(folder.rsplit("/", 1)[-1].split("-", maxsplit=1)[0])
+    """The step in the name of a folder that `checkpoint_folder` made; 0 of any other."""
+    step = folder.rsplit("/", 1)[-1].split("-", maxsplit=1)[0]
+    return int(step) if step.isdecimal() else 0
 
 
 def base_in_folder_name(folder: str) -> int | None:

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.names import DatasetPath, ShardPath
 
 
 class Feature(Contract):
@@ -33,7 +34,9 @@ class Feature(Contract):
 class ShardRecord(Contract):
     """One TFRecord file, or a range of one that Baton did not write: cut at records, it is a TFRecord file itself."""
 
-    path: str = Field(description="relative to the dataset's folder; absolute path or address of a file elsewhere")
+    path: ShardPath = Field(
+        description="relative to the dataset's folder; absolute path or address of a file elsewhere"
+    )
     examples: int = Field(ge=1, description="examples of its part, training or validation, that it holds")
     size: int = Field(ge=0, description="bytes")
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
@@ -98,7 +101,7 @@ class DatasetRef(Contract):
     """Points at a prepared dataset below the run's storage."""
 
     schema_version: Literal[1] = 1
-    folder: str = Field(description="datasets/<digest>, relative to the storage root")
+    folder: DatasetPath = Field(description="datasets/<digest>, relative to the storage root")
     content_digest: str
     train_examples: int = Field(ge=1)
     validation_examples: int = Field(ge=0)

@@ -3,13 +3,16 @@
 Which keys of the run file decide what is recorded here stands in run_file_keys.py.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.foundation.contracts.plain_values import plain
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
+from tasks.foundation.messages import message
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,15 @@ _BEFORE: Mapping[str, Any] = {
     "init.freeze": [],
 }
 
+# Shapes that layers were built with. Their first size is that of the batch, which depends on the number of replicas:
+# the identity has null there, and logs from before that have the size.
+_BUILD_SHAPE = re.compile(
+    r"^model\.config\..*(\bbuild_config\.(input_shape|shapes_dict)\b|\b(batch|build_input)_shape$)"
+)
+
 _ABSENT = "absent"
 _SHOWN = 6
+_VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,11 @@ class Difference:
     of: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {_short(self.recorded)} -> {_short(self.now)}"
+        before, after = str(plain(self.recorded)), str(plain(self.now))
+        if before == after:  # a float32 and a double may differ in what is not shown
+            before, after = str(self.recorded), str(self.now)
+        before, after = _around_the_difference(before, after)
+        return f"{self.key}: {before} -> {after}"
 
 
 def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Difference, ...]:
@@ -96,9 +110,16 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
         after = dict(_leaves(key, now[key])) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
-            if old != new:
+            if old != new and not _is_any_batch(leaf, old, new):
                 found.append(Difference(leaf, old, new, key))
     return tuple(found)
+
+
+def _is_any_batch(leaf: str, recorded: Any, now: Any) -> bool:
+    """Whether two shapes of a build differ only in the size of the batch, which does not count now."""
+    if not (isinstance(recorded, list) and isinstance(now, list) and recorded and now):
+        return False
+    return now[0] is None and recorded[1:] == now[1:] and _BUILD_SHAPE.search(leaf) is not None
 
 
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
@@ -168,7 +189,10 @@ def require_same_identity(
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
     refused = tuple(each for each in found if each.of not in accept or IDENTITY[each.of].accepted is None)
     if refused:
-        raise IdentityChanged(f"{home} was begun as another run: {in_words(refused)}. {_remedies(found, home)}")
+        details = [str(difference) for difference in refused]
+        raise IdentityChanged(
+            message(f"{home} was begun as another run", details=details, hints=_remedies(found, home))
+        )
     return found
 
 
@@ -178,17 +202,20 @@ def in_words(found: Sequence[Difference]) -> str:
     return f"{shown}; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
 
 
-def _remedies(found: Sequence[Difference], home: str) -> str:
-    back = "Put the run file back as it was"
+def _remedies(found: Sequence[Difference], home: str) -> list[str]:
+    back = "put the run file back as it was"
+    begin = "or give the run another name under run: to begin a new one"
     keys = list(dict.fromkeys(each.of for each in found))
     if any(IDENTITY[key].accepted is None for key in keys):
-        return f"{back}, or give it another name under run: to begin a new run"
-    accept = ",".join(map(_word, keys))
-    return (
-        f"{back}; or go on with the change from the newest checkpoint: baton run FILE --accept {accept}; or keep this "
-        f"run and change a copy of it: baton fork {shlex.quote(home)} --as NEW, then baton run FILE --set run=NEW "
-        f"--accept {accept}; or give it another name under run: to begin a new run"
-    )
+        return [back, begin]
+    accept = f"--accept {','.join(map(_word, keys))}"
+    fork = f"baton fork {shlex.quote(home)} --as NEW, then baton run FILE --set run=NEW {accept}"
+    return [
+        back,
+        f"or go on with the change from the newest checkpoint: baton run FILE {accept}",
+        f"or change a copy of the run: {fork}",
+        begin,
+    ]
 
 
 def _words() -> dict[str, tuple[str, ...]]:
@@ -217,6 +244,16 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, list(value) if isinstance(value, tuple) else value
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - fits a line of a message
+def _around_the_difference(before: str, after: str) -> tuple[str, str]:
+    """Two texts that differ, cut to what fits a line of a message; long ones to where they begin to differ."""
+    if len(before) <= _VALUE_CHARACTERS and len(after) <= _VALUE_CHARACTERS:
+        return before, after
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((place for place, (old, new) in pairs if old != new), min(len(before), len(after)))
+    start = max(same - _VALUE_CHARACTERS // 3, 0)
+    return _cut(before, start), _cut(after, start)
+
+
+def _cut(text: str, start: int) -> str:
+    end = start + _VALUE_CHARACTERS - 6
+    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"

@@ -6,8 +6,16 @@ from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.names import AttemptId, CheckpointPath
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import BorderReason, ExitReason, MetricRow, SegmentResult, WorkerStats
+from tasks.foundation.contracts.segment import (
+    BorderReason,
+    ExitReason,
+    MetricRow,
+    SegmentResult,
+    TracedStep,
+    WorkerStats,
+)
 from tasks.foundation.contracts.weights import WeightsReport
 
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
@@ -22,13 +30,14 @@ class Environment(Contract):
     intra_op_threads: int = Field(ge=1)
     inter_op_threads: int = Field(ge=1)
     versions: dict[str, str]
+    deterministic: bool = Field(default=False, description="whether TensorFlow used deterministic operations only")
 
 
 class Lineage(Contract):
     """The checkpoint of another run that this one began from."""
 
     home: str = Field(description="address of the other run's home when it was forked")
-    path: str
+    path: CheckpointPath
     step: int = Field(ge=0)
     state_digest: str
     entry: int = Field(ge=0, description="number of the entry of the other run's log that committed it")
@@ -49,12 +58,13 @@ class Commit(Contract):
 
     kind: Literal["checkpoint"] = "checkpoint"
     checkpoint: CheckpointRef
-    parent: str | None = Field(description="path of the checkpoint that training started from")
+    parent: CheckpointPath | None = Field(description="path of the checkpoint that training started from")
     exit_reason: ExitReason | Literal["initialized", "forked"]
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one of each host, in their order")
+    traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
     initialized_from: WeightsReport | None = Field(default=None, description="of step 0: what init.weights loaded")
 
     @property
@@ -79,6 +89,7 @@ class Commit(Contract):
             examples=result.examples,
             seconds=result.seconds,
             workers=result.workers,
+            traced=result.traced,
         )
 
 
@@ -86,7 +97,7 @@ class Quarantine(Contract):
     """The tip proved damaged; the one before is the tip again."""
 
     kind: Literal["quarantine"] = "quarantine"
-    path: str
+    path: CheckpointPath
     reason: str
 
 
@@ -94,8 +105,8 @@ class Retire(Contract):
     """Checkpoints are no longer needed (`paths`), or their files are gone (`deleted`)."""
 
     kind: Literal["retire"] = "retire"
-    paths: tuple[str, ...]
-    deleted: tuple[str, ...]
+    paths: tuple[CheckpointPath, ...]
+    deleted: tuple[CheckpointPath, ...]
 
 
 class Evaluation(Contract):
@@ -147,7 +158,7 @@ Body = Annotated[
 class Retired(Contract):
     """A checkpoint whose files are deleted two commits after it was retired."""
 
-    path: str
+    path: CheckpointPath
     at_commit: int
 
 
@@ -178,8 +189,12 @@ class Head(Contract):
     retired: tuple[Retired, ...]
     quarantined: tuple[CheckpointRef, ...]
     best: Best | None
-    evaluated: tuple[str, ...] = Field(description="paths of the retained checkpoints that have been evaluated")
-    borders: tuple[str, ...] = Field(default=(), description="paths of the retained checkpoints on segment borders")
+    evaluated: tuple[CheckpointPath, ...] = Field(
+        description="paths of the retained checkpoints that have been evaluated"
+    )
+    borders: tuple[CheckpointPath, ...] = Field(
+        default=(), description="paths of the retained checkpoints on segment borders"
+    )
     skipped_batches: int = Field(ge=0)
     rewinds: int = Field(default=0, ge=0, description="rewinds in a row that have not got past `blown_up_at` yet")
     blown_up_at: int | None = None
@@ -194,6 +209,6 @@ class Entry(Contract):
     schema_version: Literal[1] = 1
     number: int = Field(ge=0)
     time: str = Field(description="UTC, ISO 8601; for people, never for decisions")
-    attempt: str = Field(description="who wrote it: a uuid4 made in the writing process")
+    attempt: AttemptId = Field(description="who wrote it: a uuid4 made in the writing process")
     body: Body
     head: Head

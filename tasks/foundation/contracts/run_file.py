@@ -130,7 +130,8 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place])
 def _explain(faults: ValidationError, data: dict[str, Any], *, file: str, places: dict[KeyPath, Place]) -> str:
     """Pydantic's findings in Baton's words: one line each, the first few."""
     lines: dict[KeyPath, str] = {}
-    for fault in faults.errors(include_url=False):
+    # A key that is mistyped is missing too, and under its wrong name it is found.
+    for fault in sorted(faults.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden"):
         path = tuple(str(part) for part in fault["loc"])
         while path and fault["type"] != "missing" and path not in places:
             path = path[:-1]  # model: x is checked as model.build, a union's branches as keys of their own

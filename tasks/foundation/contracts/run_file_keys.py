@@ -49,6 +49,7 @@ KEYS: Mapping[str, Key] = {
     "data.validation_fraction": Key("identity", "other examples are held out", _EXAMPLES),
     "data.classes": Key("operational", "a check of the examples, which changes none"),
     "data.allow_nan": Key("operational", "a check of the examples, which changes none"),
+    "data.batched": Key("operational", "says how the examples are meant, which changes none"),
     "data.shard_examples": Key("identity", "other shards, and so another order", _EXAMPLES),
     "data.window_shards": Key("identity", "another order", ("data.window_shards",)),
     "model.build": Key("identity", "another model; the name of the function may change", _MODEL),
@@ -61,6 +62,7 @@ KEYS: Mapping[str, Key] = {
     "train.seed": Key(
         "identity", "other weights, split, order and dropout", ("train.seed", "data.content_digest")
     ),
+    "train.deterministic": Key("environment", "operations that are not deterministic give other bits each time"),
     "train.stop_after_seconds": Key("operational", _ANSWER),
     "train.on_blowup": Key("operational", _REWIND),
     "train.blowup_factor": Key("operational", _REWIND),

@@ -45,6 +45,14 @@ def _check_source(source: str) -> str:
     return _check_code_reference(source) if ":" in source else source
 
 
+def _check_batched(batched: bool | None) -> bool | None:
+    if batched:
+        raise ValueError(
+            "batches are not read yet; yield their examples one by one, as yield from zip(x, y), and drop the key"
+        )
+    return batched
+
+
 class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
@@ -62,6 +70,10 @@ class DataSpec(Contract):
     )
     classes: int | None = Field(default=None, ge=1, description="number of classes; labels y must lie in [0, classes)")
     allow_nan: bool = Field(default=False, description="true lets NaN and infinity into the dataset")
+    batched: Annotated[bool | None, AfterValidator(_check_batched)] = Field(
+        default=None,
+        description="false: what data.py:load yields are single examples; left out: refused where they may be batches",
+    )
     shard_examples: int | None = Field(
         default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
     )
@@ -108,6 +120,11 @@ class TrainSpec(Contract):
         default=50, ge=1, description="metrics are read, logged and reset at each multiple of so many steps"
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
+    deterministic: bool = Field(
+        default=True,
+        description="true: TensorFlow uses deterministic operations only, as TPUs do by themselves; false is faster "
+        "for some models, and two runs may then differ",
+    )
     stop_after_seconds: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="a command stops, resumable, after so many seconds"
     )

@@ -26,6 +26,13 @@ def act_at_evaluations(spec: RunSpec) -> bool:
     return spec.evaluate.every_steps is not None and spec.data.validation_fraction > 0
 
 
+def acts_at_the_end(spec: RunSpec, step: int) -> bool:
+    """Whether an epoch of callbacks ends with the evaluation at `step`, from which nothing is trained."""
+    if spec.train.callbacks is None or not act_at_evaluations(spec):
+        return False
+    return step == spec.train.steps and step % steps_of_an_epoch(spec) == 0
+
+
 def steps_of_an_epoch(spec: RunSpec) -> int:
     """An epoch, to callbacks, is so many steps; they act at each multiple."""
     every = spec.evaluate.every_steps

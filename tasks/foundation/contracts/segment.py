@@ -7,6 +7,7 @@ from pydantic import Field
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.names import CheckpointPath
 from tasks.foundation.contracts.run_spec import RunSpec
 
 # Asked for from outside; the run can go on from where it stopped.
@@ -40,6 +41,13 @@ class WorkerStats(Contract):
     )
 
 
+class TracedStep(Contract):
+    """The train step as a process traced it. Two processes in the same circumstances should trace the same."""
+
+    fingerprint: str = Field(description="digest of what the traced graph computes")
+    circumstances: str = Field(description="digest of devices, replicas, versions and the run's identity")
+
+
 class SegmentRequest(Contract):
     """Train from a committed checkpoint to an absolute step."""
 
@@ -63,12 +71,13 @@ class SegmentResult(Contract):
 
     schema_version: Literal[1] = 1
     staged: CheckpointRef | None
-    parent: str = Field(description="path of the checkpoint that `staged` was trained from")
+    parent: CheckpointPath = Field(description="path of the checkpoint that `staged` was trained from")
     exit_reason: ExitReason
     history: tuple[MetricRow, ...]
     examples: int = Field(ge=0, description="examples that went through train_step")
     seconds: dict[str, float] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
+    traced: TracedStep | None = None
 
     @classmethod
     def superseded(cls, request: SegmentRequest) -> "SegmentResult":

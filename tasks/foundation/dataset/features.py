@@ -2,7 +2,7 @@
 
 user:  x | (x, y) | (x, y, sample_weight)         x, y: an array, or a flat dict name -> array
 flat:  {"x": …, "x/<key>": …, "y": …, "y/<key>": …, "sample_weight": …}
-Keras: (x,) | (x, y) | (x, y, sample_weight)
+Keras: (x,) | (x, y) | (x, y, sample_weight)      a step gets x itself for (x,), see `own_steps.as_fit_gives`
 """
 
 from collections.abc import Iterator, Mapping

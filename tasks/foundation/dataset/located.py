@@ -17,4 +17,4 @@ def located(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
     if not record.is_elsewhere:
         return storage, record.path
     folder, _, name = record.path.rpartition("/")
-    return open_storage(folder or "/", relative_to=Path("/")), name
+    return open_storage(folder or "/", relative_to=Path("/"), fenced=False), name

@@ -6,9 +6,11 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import DamagedDataset, FileMissing
+from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
 
 REMEDY = "delete that folder and run again: it is prepared anew from the source"
@@ -75,6 +77,7 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
 
     Raises:
         DamagedDataset: it is not there, not readable or disagrees with itself.
+        AnotherVersion: a newer Baton wrote it.
     """
     where = f"{storage.uri}/{manifest_path(folder)}"
     try:
@@ -84,6 +87,10 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
     found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out)
     if found != manifest.content_digest:
+        unknown = DatasetManifest.unknown_keys(data)
+        if unknown:  # which the digest may cover
+            why = f"it has unknown keys ({listed(unknown)}), and without them its content_digest is another"
+            raise another_version(where, DatasetManifest, why)
         raise DamagedDataset(f"{where}: its content_digest is not that of the shards it lists; {REMEDY}")
     return manifest
 
@@ -98,4 +105,9 @@ def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, 
     Returns:
         (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts of them.
     """
-    return unflatten({feature.name: np.zeros((size, *feature.shape), feature.dtype) for feature in manifest.features})
+    return zeros_of(manifest.features, size)
+
+
+def zeros_of(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
+    """As `zero_batch`, of examples that hold these features."""
+    return unflatten({feature.name: np.zeros((size, *feature.shape), feature.dtype) for feature in features})

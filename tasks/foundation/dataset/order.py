@@ -85,3 +85,13 @@ def shuffled_indices(size: Any, seed: Any) -> Any:
 
     size = tf.cast(size, tf.int64)
     return tf.random.experimental.index_shuffle(tf.range(size), tf.cast(seed, tf.int64), size - 1)
+
+
+def repeats_words(train_examples: int, global_batch_size: int) -> str | None:
+    """What follows where a batch is larger than the data; None where it is not."""
+    if train_examples >= global_batch_size:
+        return None
+    return (
+        f"train.global_batch_size = {global_batch_size} is more than the {train_examples} training examples: every "
+        "step has some of them more than once. Take a smaller batch, or more data"
+    )

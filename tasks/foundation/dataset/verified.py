@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from tasks.foundation.dataset.shared_cache import shared_cache
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, FileTooShort, StorageError
 from tasks.foundation.storage.base import Storage, Stored
 from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.transit import damaged_in_transit, require_damage_in_store
 
 _T = TypeVar("_T")
 
@@ -190,13 +192,22 @@ def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> No
     try:
         found = storage.download(name, target, begin=record.begin, size=size)
         if not _agrees(found, record):
-            found = storage.download(name, target, begin=record.begin, size=size)
+            first, found = found, storage.download(name, target, begin=record.begin, size=size)
+            if first != found and not _agrees(found, record):
+                raise damaged_in_transit(where)
     except FileMissing as fault:
         raise _missing(where, record) from fault
     except FileTooShort as fault:
         raise DamagedDataset(f"{fault}; {_remedy(record)}") from fault
     if not _agrees(found, record):
+        _require_damage_in_store(storage, name, record)
         raise _damaged(where, found, record)
+
+
+def _require_damage_in_store(storage: Storage, name: str, record: ShardRecord) -> None:
+    if not record.is_elsewhere:  # of a part of a file the store knows no checksum
+        with suppress(FileMissing):
+            require_damage_in_store(storage, name, Stored(size=record.size, crc32c=record.crc32c))
 
 
 def _agrees(found: Stored, record: ShardRecord) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import keras
 
+from tasks.foundation.model.own_steps import has_own
 from tasks.foundation.model.variables import layers_of
 
 _SHOWN = 4
@@ -28,11 +29,11 @@ class Dependence:
 def batch_dependent_parts(model: keras.Model) -> tuple[Dependence, ...]:
     """What of a built and compiled model depends on the number of replicas, and why; empty if nothing does.
 
-    Layers that keep a `keras.random.SeedGenerator` are taken to draw, unless all their rates are 0. What a layer or a
-    `train_step` of the user's own computes over the examples of its batch cannot be seen from here, nor whether a mask
-    of Keras's reaches the loss.
+    Layers that keep a `keras.random.SeedGenerator` are taken to draw, unless all their rates are 0. What a layer
+    of the user's own computes over the examples of its batch cannot be seen from here, nor whether a mask of Keras's
+    reaches the loss; of a `train_step` of the user's own nothing can, so it is named.
     """
-    return tuple(dict.fromkeys((*_layers(model), *_losses(model), *_clipping(model))))
+    return tuple(dict.fromkeys((*_layers(model), *_steps(model), *_losses(model), *_clipping(model))))
 
 
 def dependence_words(parts: Sequence[Dependence]) -> str:
@@ -48,7 +49,7 @@ def dependence_words(parts: Sequence[Dependence]) -> str:
     named = "; ".join(f"{_listed(names)} ({why})" for why, names in of_reason.items())
     return (
         "the same examples form the same global batches, but losses will differ by more than rounding, for these "
-        f"depend on which examples share a replica: {named}"
+        f"depend on which examples share a replica, or on their number: {named}"
     )
 
 
@@ -73,6 +74,12 @@ def _draws(layer: keras.Layer) -> bool:
     rates = [rate for name in _RATES if isinstance(rate := getattr(layer, name, None), int | float)]
     keeps = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return keeps and (any(rates) or not rates)
+
+
+def _steps(model: keras.Model) -> Iterator[Dependence]:
+    if has_own(model, "train_step"):
+        why = "the replicas' gradients are summed, so a loss that is not Keras's is to be divided by their number"
+        yield Dependence(part=f"train_step of {type(model).__name__}", why=why)
 
 
 def _losses(model: keras.Model) -> Iterator[Dependence]:

@@ -2,7 +2,6 @@
 
 import inspect
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
-from keras.src.random import seed_generator  # nothing public says where seeds come from
 
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
+from tasks.foundation.messages import message
+from tasks.foundation.model.batch_shapes import note_batch_sizes
 from tasks.foundation.model.freezing import freeze
+from tasks.foundation.model.own_steps import as_fit_gives, has_own
 from tasks.foundation.model.precision import policy_to_build_with, require_precision
+from tasks.foundation.model.variables import layers_of
+from tasks.foundation.seeding import own_seeds
 from tasks.foundation.user_code import describe, load_function
+
+_BUILD_IT = "if call is not meant for a batch, build the layers in the function that makes the model"
 
 # The dtype policy right after a module of the user's was imported. Importing happens once in a process, and clearing
 # Keras's session before each build would undo a policy that is set at the top of the module.
@@ -32,14 +37,14 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
         ModelError: the function raises, or returns something else than a compiled `keras.Model`.
     """
     reference = spec.model.build
-    function, policy = _load(reference, code_folder)
+    function, policy = _load(reference, code_folder, spec.train.seed)
     # Automatic names count up within a process; from zero they are the same in every process. Clearing resets the
     # dtype policy as well, so the seed, and whatever else is global, is set after it.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_dtype_policy(policy_to_build_with(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     source = random.Random(spec.train.seed)  # noqa: S311 - to be drawn again
-    with accelerator.strategy.scope(), _own_seeds(source):
+    with accelerator.strategy.scope(), own_seeds(source):
         try:
             model = function(**spec.model.options)
         except OUTER_CAUSES:
@@ -50,33 +55,23 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
         raise ModelError(f"{reference} returned {type(model).__name__}; it must return a compiled keras.Model")
     if not model.compiled or model.optimizer is None:
         raise ModelError(f"{reference} returned a model that is not compiled; call model.compile(optimizer, loss)")
+    note_batch_sizes(model)
     require_precision(model, spec.train, reference=reference)
     _refuse_what_keras_cannot_do(model, reference, accelerator.replicas)
     return model
 
 
-@contextmanager
-def _own_seeds(source: random.Random) -> Iterator[None]:
-    """Have Keras draw the seeds that nobody gave from `source`, also after the block, until the next build.
-
-    Keras takes them from Python's one generator of the process, and so do other threads (Prefect's client draws its
-    pauses there): one draw during a build and every layer from there on begins with other weights. Seeded alike, this
-    source gives the numbers that the process's would give. A model's function may seed that one, as
-    `keras.utils.set_random_seed` does; within the block that seeds this source too.
-    """
-    seed_generator.python_random = source
-    seed, builder = random.seed, threading.get_ident()
-
-    def seed_both(*given: Any, **named: Any) -> None:
-        seed(*given, **named)
-        if threading.get_ident() == builder:
-            source.seed(*given, **named)
-
-    random.seed = seed_both
-    try:
-        yield
-    finally:
-        random.seed = seed
+def unused_settings(model: keras.Model) -> str:
+    """What the model is compiled with and Baton's loop makes nothing of; empty if that is nothing."""
+    unused = []
+    if model.run_eagerly:
+        unused.append("run_eagerly=True")
+    if model.steps_per_execution != 1:
+        unused.append(f"steps_per_execution={model.steps_per_execution}")
+    # With other devices than the CPU, Keras sets it by itself.
+    if model.jit_compile and not any(device.device_type != "CPU" for device in tf.config.list_physical_devices()):
+        unused.append("jit_compile=True")
+    return ", ".join(unused)
 
 
 def make_variables(
@@ -105,14 +100,20 @@ def make_variables(
         ModelError: the model does not take such a batch, or nothing is there to freeze.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
-    own_step = type(model).train_step is not keras.Model.train_step
+    own_step = has_own(model, "train_step")
     shapes = ", ".join(f"{name} {_shapes(value)}" for name, value in (("x", x), ("y", y)) if value is not None)
     with accelerator.strategy.scope():
         predictions = None
         # Networks that only a train_step of its own knows how to use, such as two adversaries, have no `call`.
-        if not (own_step and type(model).call is keras.Model.call):
-            with _as_model_error(f"{reference}: the model does not take a batch of {shapes}"):
-                predictions = model(x, training=False)
+        if not (own_step and not has_own(model, "call")):
+            built = own_step and all(layer.built for layer in layers_of(model) if layer is not model)
+            try:
+                with _as_model_error(f"{reference}: the model does not take a batch of {shapes}"):
+                    predictions = model(x, training=False)
+            except ModelError as fault:
+                # Another `call` is for something else than a batch, which only the step knows.
+                if not built:
+                    raise ModelError(message(str(fault), hints=[_BUILD_IT] if own_step else [])) from fault
         frozen = freeze(model, freezing, reference=reference)
         with _as_model_error(f"{reference}: its optimizer cannot be built"):
             model.optimizer.build(model.trainable_variables)
@@ -125,6 +126,11 @@ def make_variables(
                 model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
                 if model.loss is not None or not own_step:
                     _compute_loss(model, x, y, predictions, sample_weight)
+        elif not all(getattr(metric, "built", True) for metric in model.metrics):
+            raise ModelError(
+                f"{reference}: compile(metrics=…) is for what model(x) and y give, and here a train_step of your own "
+                "makes something else of its batch; keep metrics as attributes of the model, and update them there"
+            )
         model.reset_metrics()
     return frozen
 
@@ -142,26 +148,31 @@ def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: st
         ModelError: `test_step` cannot be traced.
     """
     steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
-    if all(getattr(type(model), name) is getattr(keras.Model, name) for name in steps):
+    if not any(has_own(model, name) for name in steps):
         return
-    strategy = accelerator.strategy
     what = (
         f"{reference}: its test_step cannot be traced, so the validation examples would be of no use; give the model a "
         "test_step, or set data.validation_fraction to 0"
     )
     with _as_model_error(what):
-        tf.function(lambda *parts: strategy.run(model.test_step, args=(parts,))).get_concrete_function(
-            *tree.map_structure(tf.convert_to_tensor, tuple(batch))
-        )
+        trace_test_step(model, batch, accelerator)
 
 
-def _load(reference: str, code_folder: Path) -> tuple[Callable[..., Any], Any]:
+def trace_test_step(model: keras.Model, batch: Sequence[Any], accelerator: Accelerator) -> None:
+    """Trace `test_step` with a batch; what it does to the metrics' sums stays in the graph, which is thrown away."""
+    test_step = as_fit_gives(model.test_step)
+    tf.function(
+        lambda *parts: accelerator.strategy.run(test_step, args=(parts,)), jit_compile=False
+    ).get_concrete_function(*tree.map_structure(tf.convert_to_tensor, tuple(batch)))
+
+
+def _load(reference: str, code_folder: Path, seed: int) -> tuple[Callable[..., Any], Any]:
     """The user's function, and the dtype policy that its module is to begin with."""
     module = (reference.partition(":")[0], code_folder)
     if module not in _policies and _policies:
         # What an earlier build set for itself is not this module's.
         keras.utils.clear_session(free_memory=False)
-    function = load_function(reference, code_folder)
+    function = load_function(reference, code_folder, seed=seed)
     return function, _policies.setdefault(module, keras.config.dtype_policy())
 
 

@@ -40,7 +40,7 @@ def callbacks_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     reference = spec.train.callbacks
     if reference is None:
         return {CALLBACKS: None}
-    function = load_function(reference, code_folder)
+    function = load_function(reference, code_folder, seed=spec.train.seed)
     return {
         CALLBACKS: {
             "function": reference.partition(":")[2],
@@ -62,7 +62,7 @@ def begin_callbacks(
     reference = spec.train.callbacks
     if reference is None:
         return []
-    function = load_function(reference, code_folder)
+    function = load_function(reference, code_folder, seed=spec.train.seed)
     try:
         made = function()
     except (Exception, SystemExit) as fault:
@@ -94,19 +94,21 @@ def call(callback: keras.callbacks.Callback, hook: str, *arguments: Any, referen
         raise ModelError(f"{reference}: {hook} of {type(callback).__name__} raised {describe(fault)}") from fault
 
 
-def require_monitors(callbacks: Iterable[keras.callbacks.Callback], metrics: Iterable[str], spec: RunSpec) -> None:
+def require_monitors(
+    callbacks: Iterable[keras.callbacks.Callback], metrics: Iterable[str], spec: RunSpec, *, tested: Iterable[str]
+) -> None:
     """Refuse a callback that watches what it will never be told; Keras only warns, again and again.
 
     Args:
         callbacks: see `begin_callbacks`.
-        metrics: names of the model's metrics, the loss among them.
+        metrics: names of what training logs, the loss among them.
         spec: the run file.
+        tested: names of what an evaluation that they are told of logs.
 
     Raises:
         ModelError: naming what it will be told.
     """
-    trained = list(metrics)
-    told = sorted({*trained, *(f"val_{name}" for name in trained if act_at_evaluations(spec))})
+    told = sorted({*metrics, *(f"val_{name}" for name in tested)})
     for callback in callbacks:
         watched = getattr(callback, "monitor", None)
         if isinstance(watched, str) and watched not in told:

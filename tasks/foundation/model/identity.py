@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tasks.foundation.contracts.run_spec import ModelSpec
+from tasks.foundation.model.batch_shapes import means_a_batch_size, of_any_batch
 from tasks.foundation.model.code_digest import digests_of_user_code, module_digest
 from tasks.foundation.model.variables import other_optimizers
 from tasks.foundation.user_code import USER_PACKAGE_PREFIX
@@ -24,6 +25,8 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
     """Configuration of model and compile as JSON values; the digest of the source where Keras cannot serialize it."""
     config = _serialized(lambda: json.loads(model.to_json()), spec, code_folder)
     config.pop("compile_config", None)  # has keys of its own, below
+    if not means_a_batch_size(model):
+        config = of_any_batch(config)
     identity = {"model.config": config}
     compiled = _serialized(lambda: model.get_compile_config() or {}, spec, code_folder)
     if isinstance(compiled, dict):

@@ -1,6 +1,6 @@
 """A model's metrics as plain numbers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -8,13 +8,23 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.returned import Returned, flat
 
 
-def take_metrics(model: keras.Model, strategy: Any) -> dict[str, float]:
-    """Read all metrics by name, nested ones as `outer/inner`, and reset them."""
+def take_metrics(model: keras.Model, strategy: Any, returned: Returned | None = None) -> dict[str, float]:
+    """Read all metrics by name, nested ones as `outer/inner`, and reset them.
+
+    Args:
+        model: whose they are.
+        strategy: in whose scope they were made.
+        returned: what keeps the values that a step of the user's own returns.
+    """
     with strategy.scope():
-        metrics = dict(_flat("", model.get_metrics_result()))
+        values = dict(flat("", model.get_metrics_result()))
+        metrics = {name: _float(value) for name, value in (returned.of(values) if returned else values).items()}
         model.reset_metrics()
+        if returned is not None:
+            returned.reset()
     return metrics
 
 
@@ -31,11 +41,7 @@ def require_metric(rule: KeepBest | None, metrics: Iterable[str]) -> None:
         )
 
 
-def _flat(prefix: str, values: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from _flat(f"{prefix}/{key}" if prefix else key, value)
-    else:
-        # A result may be a variable, which under a strategy has one value only once it is a tensor.
-        value = values.value if isinstance(values, keras.Variable) else values
-        yield prefix, float(tf.convert_to_tensor(value))
+def _float(result: Any) -> float:
+    # A result may be a variable, which under a strategy has one value only once it is a tensor.
+    value = result.value if isinstance(result, keras.Variable) else result
+    return float(tf.convert_to_tensor(value))

@@ -1,7 +1,9 @@
 """Train steps and what goes wrong in them: one piece for the stage that begins a run and for the one that trains."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -9,20 +11,30 @@ import tensorflow as tf
 from keras import tree
 
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
-from tasks.foundation.errors import BatonError, ModelError
+from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
+from tasks.foundation.messages import listed, message
 from tasks.foundation.model.accumulating import accumulating_step, require_accumulation
+from tasks.foundation.model.own_steps import SEED_REMEDY, as_fit_gives, hints_about
+from tasks.foundation.model.returned import Returned
 from tasks.foundation.model.variables import Leaf, uncovered
-from tasks.foundation.user_code import describe
+from tasks.foundation.user_code import describe, determinism_remedy
 
-_SEED_REMEDY = "Give keras.random functions a keras.random.SeedGenerator that a layer holds"
 _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
+# What a label out of range is called where losses are computed by deterministic operations.
+_INDEX = re.compile(r"indices\[.*\] = -?\d+ is not in \[0, ")
 _LONGEST_TEXT = 300
 # Lines of TensorFlow's message that say where in its graph, and not what.
 _WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
 
 
 def step_of(
-    model: keras.Model, batch: Sequence[Any], accumulate: int, *, reference: str, accelerator: Accelerator
+    model: keras.Model,
+    batch: Sequence[Any],
+    accumulate: int,
+    *,
+    reference: str,
+    accelerator: Accelerator,
+    returned: Returned | None = None,
 ) -> Callable[[Any], dict[str, Any]]:
     """What one replica does with its batch: `model.train_step`, or the same in so many micro-batches.
 
@@ -32,12 +44,13 @@ def step_of(
         accumulate: micro-batches that it is cut into.
         reference: what the user calls the model, for messages.
         accelerator: whose replicas take the step.
+        returned: what keeps the values that a train_step of the user's own returns.
 
     Raises:
         ModelError: the model's step cannot be cut into micro-batches.
     """
     if accumulate == 1:
-        return model.train_step  # type: ignore[no-any-return]
+        return as_fit_gives(model.train_step) if returned is None else returned.step
     require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
     return accumulating_step(model, accumulate)
 
@@ -63,7 +76,14 @@ def take_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) 
     return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None), tf.stack(of_replicas)
 
 
-def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf], reference: str) -> Any:
+def trace_step(
+    function: Any,
+    arguments: Sequence[Any],
+    *,
+    leaves: Iterable[Leaf],
+    reference: str,
+    hints: Callable[[BaseException], list[str]],
+) -> Any:
     """Trace a `tf.function` that trains, and refuse a model with state that would not be saved.
 
     Args:
@@ -71,6 +91,7 @@ def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf
         arguments: of the function.
         leaves: what will be saved.
         reference: what the user calls the model, for messages.
+        hints: what else to say of a step that cannot be traced, see `hints_about`.
 
     Returns:
         The concrete function.
@@ -83,15 +104,16 @@ def trace_step(function: Any, arguments: Sequence[Any], *, leaves: Iterable[Leaf
     except BatonError:
         raise
     except (Exception, SystemExit) as fault:
-        # Keras's global seed generator, made by each replica's own thread, is beyond TensorFlow.
-        remedy = f". {_SEED_REMEDY}" if "seed_generator" in str(fault) else ""
-        raise ModelError(f"{reference}: train_step cannot be traced: {describe(fault)}{remedy}") from fault
+        told = f"{reference}: train_step cannot be traced: {describe(fault)}"
+        raise ModelError(message(told, hints=hints(fault))) from fault
     missed = uncovered(concrete, leaves)
     if missed:
         raise ModelError(
-            f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
-            f"would miss them: {', '.join(missed)}. Keep them as attributes of a layer or of the model. "
-            f"{_SEED_REMEDY}"
+            message(
+                f"{reference}: train_step uses variables that no layer, optimizer or metric holds, so a checkpoint "
+                f"would miss them: {listed(missed)}",
+                hints=["keep them as attributes of a layer or of the model", SEED_REMEDY],
+            )
         )
     return concrete
 
@@ -122,7 +144,20 @@ def require_train_step(
     own = step_of(model, batch, accumulate, reference=reference, accelerator=accelerator)
     step = tf.function(lambda *parts: take_step(own, strategy, parts)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
-    trace_step(step, arguments, leaves=leaves, reference=reference)
+    trace_step(step, arguments, leaves=leaves, reference=reference, hints=partial(hints_about, model, batch))
+
+
+@contextmanager
+def once_training_has_begun() -> Iterator[None]:
+    """Around steps, callbacks and evaluations: what is wrong with them is no input that was refused in time.
+
+    Raises:
+        StepFailed: the user's model, callbacks or data could not be used.
+    """
+    try:
+        yield
+    except InvalidInput as fault:
+        raise StepFailed(str(fault)) from fault
 
 
 @contextmanager
@@ -141,7 +176,8 @@ def step_failures(what: str) -> Iterator[None]:
         raise  # the machine's doing and not the model's
     except tf.errors.OpError as fault:
         text = _what_it_says(fault)
-        remedy = _LABEL_REMEDY if "label" in text.lower() else ""
+        is_label = "label" in text.lower() or _INDEX.search(text) is not None
+        remedy = _LABEL_REMEDY if is_label else determinism_remedy(text)
         raise ModelError(f"{what}: {type(fault).__name__}: {text}{remedy}") from fault
 
 

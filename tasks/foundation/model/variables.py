@@ -14,6 +14,9 @@ import tensorflow as tf
 
 from tasks.foundation.errors import ModelError
 
+# TensorFlow's own mark in the names of a checkpoint.
+_RESERVED = ".ATTRIBUTES"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
@@ -52,7 +55,8 @@ def leaves_of(model: keras.Model, frozen: frozenset[int] = frozenset()) -> tuple
         frozen: ids of `tf.Variable`s that nothing changes any more: one value for all replicas, saved once.
 
     Raises:
-        ModelError: an optimizer has not been built, so that its state would be missed.
+        ModelError: an optimizer has not been built, so that its state would be missed; or no checkpoint can hold a
+            variable.
     """
     found = _Found()
     walked = list(_walk(model))
@@ -69,7 +73,22 @@ def leaves_of(model: keras.Model, frozen: frozenset[int] = frozenset()) -> tuple
             found.add(f"metrics/{index}/{number}/{variable.path}", _value(variable), per_replica=True)
     for place, item in walked:
         found.add_item(place, item, compiled_with=model.optimizer)
+    _refuse_what_no_checkpoint_holds(found.leaves)
     return tuple(found.leaves)
+
+
+def _refuse_what_no_checkpoint_holds(leaves: Iterable[Leaf]) -> None:
+    for leaf in leaves:
+        dtype, shape = leaf.components[0].dtype, leaf.components[0].shape
+        if _RESERVED in leaf.path:
+            what, remedy = f"its name holds {_RESERVED}, which TensorFlow keeps for itself", "rename its layer"
+        elif not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex or dtype.is_quantized):
+            what, remedy = f"its dtype is {dtype.name}", "keep numbers in variables, and texts in the layer's config"
+        elif shape.num_elements() == 0:
+            what, remedy = f"its shape {shape.as_list()} has no values", "leave it out, or give it a size"
+        else:
+            continue
+        raise ModelError(f"variable {leaf.path} cannot be kept in a checkpoint: {what}; {remedy}")
 
 
 def other_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
@@ -139,9 +158,11 @@ class _Found:
 
     def add_optimizer(self, place: str, optimizer: Any) -> None:
         if not optimizer.built:
+            # Names repeat; the attributes that lead to it do not.
+            attribute = ".".join(["model", *place.split("/")[2:]])
             raise ModelError(
-                f"optimizer {optimizer.name} of the model has not been built, so its state cannot be saved; call "
-                "optimizer.build(variables) in the function that builds the model"
+                f"optimizer {optimizer.name} of the model has not been built ({attribute}), so its state cannot be "
+                "saved; call optimizer.build(variables) in the function that builds the model"
             )
         # Index and path: Nadam's and Adafactor's own paths repeat.
         for index, variable in enumerate(optimizer.variables):

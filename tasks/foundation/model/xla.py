@@ -2,11 +2,13 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from keras import tree
+from tensorflow.python.framework import config as tf_config  # nothing public turns determinism off
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.graph_scan import layer_of
@@ -29,22 +31,36 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
         ModelError: XLA refuses the step; names the layer and the operation to blame, where XLA does.
     """
     try:
-        _start_quietly()
-        # It takes tensors one by one, and no dicts of them.
-        flat = tree.flatten(tuple(arguments))
-        function = tf.function(
-            lambda *parts: step(*tree.pack_sequence_as(tuple(arguments), list(parts))),
-            jit_compile=True,
-            autograph=False,
-        )
-        ir = function.experimental_get_compiler_ir(*flat)
-        # On a machine with a GPU it would be for that.
-        return str(ir(stage="optimized_hlo", platform_name="CPU"))
+        with _as_on_a_tpu():
+            _start_quietly()
+            # It takes tensors one by one, and no dicts of them.
+            flat = tree.flatten(tuple(arguments))
+            function = tf.function(
+                lambda *parts: step(*tree.pack_sequence_as(tuple(arguments), list(parts))),
+                jit_compile=True,
+                autograph=False,
+            )
+            ir = function.experimental_get_compiler_ir(*flat)
+            # On a machine with a GPU it would be for that.
+            return str(ir(stage="optimized_hlo", platform_name="CPU"))
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
         raise ModelError(
             f"{reference}: XLA, which compiles for TPUs, refuses the train step: {blamed(str(fault), layers)}. Move "
             "such work into the input pipeline (data.source), or use operations that XLA knows"
         ) from fault
+
+
+@contextmanager
+def _as_on_a_tpu() -> Iterator[None]:
+    """TPUs are not asked for deterministic operations, see `strategy.acquire`; this process may be."""
+    if not tf_config.is_op_determinism_enabled():
+        yield
+        return
+    tf_config.disable_op_determinism()
+    try:
+        yield
+    finally:
+        tf_config.enable_op_determinism()
 
 
 def _start_quietly() -> None:

@@ -1,14 +1,14 @@
 """Who has worked on a run: the records below `attempts/`, and which of them still live."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
 from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_time
-from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.errors import AnotherVersion, RunLogError, StorageError
 from tasks.foundation.process import is_gone
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.copying import side_by_side
 
 # Three times the longest interval between signs of life: two may be late or lost.
 SILENT_AFTER_SECONDS = 90.0
@@ -34,8 +34,8 @@ def read_attempts(home: Storage) -> Attempts:
     paths = sorted(home.files("attempts"))
     if not paths:
         return Attempts((), 0)
-    with ThreadPoolExecutor(_READERS) as pool:  # a store far away answers many questions as fast as one
-        found = list(pool.map(lambda path: _read(home, path), paths))
+    # A store far away answers many questions as fast as one.
+    found = side_by_side(lambda path: _read(home, path), paths, workers=_READERS)
     records = [record for record in found if record is not None]
     records.sort(key=lambda record: (utc_time(record.began), record.attempt))
     return Attempts(tuple(records), len(found) - len(records))
@@ -58,6 +58,6 @@ def is_alive(record: AttemptRecord, *, now: datetime, gone: Gone = is_gone) -> b
 def _read(home: Storage, path: str) -> AttemptRecord | None:
     try:
         record = AttemptRecord.from_json(home.read(path), where=path, error=RunLogError)
-    except (StorageError, RunLogError):
+    except (StorageError, RunLogError, AnotherVersion):
         return None
     return record if path == attempt_path(record.attempt) else None

@@ -4,6 +4,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, NothingToRestore, StaleWriter
+from tasks.foundation.messages import listed
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.verifying import damage
 from tasks.foundation.telemetry.events import Note, Sink
@@ -66,7 +67,7 @@ def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool = 
         if trained and all(damage(log.home, ref, read=suspicious) is not None for ref in older):
             raise NothingToRestore(
                 f"{log.home.uri}: every retained checkpoint is damaged: "
-                f"{', '.join(ref.path for ref in head.retained)}. Restore their files from a backup, or start a run "
+                f"{listed([ref.path for ref in head.retained])}. Restore their files from a backup, or start a run "
                 f"of another name ({reason})"
             )
         telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))

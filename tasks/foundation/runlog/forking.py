@@ -1,29 +1,27 @@
 """A new run from a committed checkpoint of another: always a copy, with its lineage in the log.
 
-The origin, which names the lineage, is the first thing that is written. So a home that a crash left half-made is known
-for a fork: init-or-restore does not begin it at step 0, and the same command said again finishes it.
+Half-made homes, and what is done about them: see forked.py.
 """
 
-import shlex
-from dataclasses import dataclass
+from dataclasses import replace
 
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    base_in_folder_name,
+    checkpoint_folder,
+)
 from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing, InvalidInput, RunLogError, StaleWriter
+from tasks.foundation.messages import message
+from tasks.foundation.runlog.choosing import retired_meanwhile
 from tasks.foundation.runlog.committing import commit
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import check, manifest_digest
+from tasks.foundation.runlog.forked import Fork, look, same_fork, standing
+from tasks.foundation.runlog.log import UNFINISHED_FORK, RunLog
+from tasks.foundation.runlog.verifying import check, damage, manifest_digest
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """A fork that stands: where from, the state of its log, and whether it had been there before."""
-
-    lineage: Lineage
-    head: Head
-    already_there: bool
+from tasks.foundation.storage.discarding import discard
 
 
 def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: str) -> Fork:
@@ -36,91 +34,124 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
         root: the storage root of both.
         name: the run to fork.
         new: a run name that is not taken.
-        at_step: step of the checkpoint; None for the tip.
+        at_step: step of the checkpoint; None for the tip, also where that moves meanwhile.
         attempt: who works; a uuid4 of this process.
 
     Raises:
-        InvalidInput: no retained checkpoint has that step, or `new` is taken; nothing is written.
+        InvalidInput: no retained checkpoint has that step, also because it was retired meanwhile, or `new` is taken;
+            nothing is written.
         DamagedCheckpoint: the checkpoint's bytes differ from its manifest; nothing is written.
     """
     source, target = RunLog(root.at(name)), RunLog(root.at(new))
-    head = source.head()
-    ref = None if head is None else _retained(head, at_step)
-    there, made_from = _look(target)
-    if head is None or ref is None:
-        made = _standing(there, made_from)
-        if made is not None and (made.lineage.home, made.lineage.step) == (source.home.uri, at_step):
-            return made  # the other run has retired it since
-        raise _no_such_step(source, head, at_step)
+    while True:
+        head = source.head()
+        ref = None if head is None else _retained(head, at_step)
+        if head is None or ref is None:
+            made = _without_its_source(source, target, at_step)
+            if made is None:
+                raise _no_such_step(source, head, at_step)
+            return made
+        try:
+            return _fork(root, (name, new), head, ref, attempt=attempt)
+        except (DamagedCheckpoint, FileMissing) as fault:
+            head = source.require_head()
+            if ref in head.retained:
+                raise
+            if at_step is not None:
+                raise retired_meanwhile(source.home, head, ref, error=InvalidInput) from fault
+
+
+def _fork(root: Storage, names: tuple[str, str], head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
+    """Fork a checkpoint that `head` retains.
+
+    Raises:
+        InvalidInput: the name is taken.
+        DamagedCheckpoint, FileMissing: its files are not what they were, or gone; nothing of the fork is left.
+    """
+    source, target = (RunLog(root.at(name)) for name in names)
     origin, lineage = _origin(source, head, ref)
-    made = _same_fork(target, there, made_from, lineage)
+    there, made_from = look(target)
+    made = same_fork(target, there, made_from, lineage) or _finish(target, there, lineage)
     if made is not None:
         return made
     manifest = check(source.home, ref)
+    base = 0 if there is None else there.base  # of the origin, if it is still to be written
+    folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
+    if there is None:
+        target.home.write(UNFINISHED_FORK, lineage.to_json())
 
     def decide(newest: Head | None) -> Body | None:
         return origin if newest is None else None
 
-    target.append(decide, attempt=attempt)
-    there, made_from = _look(target)
-    made = _same_fork(target, there, made_from, lineage)
-    if made is not None:
-        return made
-    if there is None:
-        raise RunLogError(f"{target.home.uri}: the log was there and is gone; see whether its disk is still mounted")
     try:
-        # The base of the head that was seen to have no tip: who commits first wins.
-        staged = _copy(root, (name, new), ref, manifest, base=there.base, attempt=attempt)
-        entry = commit(target, Commit(checkpoint=staged, parent=None, exit_reason="forked"))
+        staged = _copy(root, names, ref, manifest, folder=folder, base=base, attempt=attempt)
+        target.append(decide, attempt=attempt)
+        made = same_fork(target, *look(target), lineage)
+        if made is None:
+            # The base of a head that has no tip: who commits first wins.
+            entry = commit(target, _commit(staged))
+            made = Fork(lineage=lineage, head=entry.head, already_there=False)
+        elif made.head.tip == staged:  # another process has committed this copy
+            made = replace(made, already_there=False)
     except (StaleWriter, FileMissing, DamagedCheckpoint):
         # Perhaps another process made the same fork, trained on, and swept our copy up.
-        made = _same_fork(target, *_look(target), lineage)
+        made = same_fork(target, *look(target), lineage)
         if made is None:
+            _withdraw(target, folder)
             raise
-        return made
-    return Fork(lineage=lineage, head=entry.head, already_there=False)
+    except InvalidInput:  # another process has taken the name
+        _withdraw(target, folder)
+        raise
+    discard(target.home, UNFINISHED_FORK)
+    return made
 
 
-def refuse_unfinished_fork(log: RunLog) -> None:
-    """A run without a tip begins at step 0, but not if it was to begin from another run's checkpoint.
-
-    Raises:
-        InvalidInput: it was, naming the command that finishes it.
-    """
-    _, lineage = _look(log)
-    if lineage is not None:
-        raise InvalidInput(
-            f"{log.home.uri} is a fork that has no checkpoint yet, or none that is whole; copy it again: "
-            f"{_command(log, lineage)}"
-        )
+def _withdraw(target: RunLog, folder: str) -> None:
+    discard(target.home, folder)
+    discard(target.home, UNFINISHED_FORK)
 
 
-def _same_fork(log: RunLog, head: Head | None, there: Lineage | None, wanted: Lineage) -> Fork | None:
-    """The fork that is wanted, if it stands already; None if it is still to be made.
-
-    Raises:
-        InvalidInput: the name is taken.
-    """
-    if head is None:
+def _without_its_source(source: RunLog, target: RunLog, at_step: int | None) -> Fork | None:
+    """The fork that was made, or begun, of a step that the other run has retired since."""
+    there, made_from = look(target)
+    if made_from is None or (made_from.home, made_from.step) != (source.home.uri, at_step):
         return None
-    if there is None:
+    made = standing(there, made_from) or _finish(target, there, made_from)
+    if made is None:
         raise InvalidInput(
-            f"--as: {log.home.uri} holds a run already, at step {head.tip.step if head.tip else 0}; take another name"
+            message(
+                f"{target.home.uri} holds no whole copy of step {at_step}, which {source.home.uri} has retired since",
+                hints=[f"take another name and a step that is kept, or remove {target.home.uri}: nothing was trained"],
+            )
         )
-    # Where it came from counts, not where that lies now.
-    if (there.path, there.state_digest, there.entry) != (wanted.path, wanted.state_digest, wanted.entry):
-        unfinished = "" if head.tip else f", not finished ({_command(log, there)})"
-        raise InvalidInput(
-            f"--as: {log.home.uri} holds a fork of {there.home} at step {there.step} already{unfinished}; this one "
-            f"would be of {wanted.home} at step {wanted.step} ({wanted.path}). Take another name"
-        )
-    return _standing(head, there)
+    return made
 
 
-def _standing(head: Head | None, lineage: Lineage | None) -> Fork | None:
-    if head is None or head.tip is None or lineage is None:
+def _finish(log: RunLog, head: Head | None, lineage: Lineage) -> Fork | None:
+    """Commit the copy that whoever died after writing the origin has left, if it is whole."""
+    if head is None or head.tip is not None:
         return None
-    return Fork(lineage=lineage, head=head, already_there=True)
+    damaged = {ref.path for ref in head.quarantined}
+    for folder in sorted(log.home.folders("checkpoints")):
+        if folder in damaged or base_in_folder_name(folder) != head.base:
+            continue
+        where = f"{folder}/manifest.json"
+        try:
+            data = log.home.read(where)
+            manifest = CheckpointManifest.from_json(data, where=f"{log.home.uri}/{where}", error=DamagedCheckpoint)
+        except (FileMissing, DamagedCheckpoint):
+            continue
+        staged = _ref(folder, manifest, data)
+        if (staged.step, staged.state_digest) != (lineage.step, lineage.state_digest) or damage(log.home, staged):
+            continue
+        try:
+            entry = commit(log, _commit(staged))
+        except StaleWriter:
+            return same_fork(log, *look(log), lineage)
+        discard(log.home, UNFINISHED_FORK)
+        # Its maker may still be at work, and is the one that says that it made it.
+        return Fork(lineage=lineage, head=entry.head, already_there=True)
+    return None
 
 
 def _copy(
@@ -129,30 +160,39 @@ def _copy(
     ref: CheckpointRef,
     manifest: CheckpointManifest,
     *,
+    folder: str,
     base: int,
     attempt: str,
 ) -> CheckpointRef:
     """Files, then the manifest, which says whose they are now; read again before anybody relies on them."""
     name, new = names
-    folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
     side_by_side(
         lambda file: root.copy(f"{name}/{ref.path}/{file.name}", f"{new}/{folder}/{file.name}"),
         manifest.files,
         workers=root.transfers,
     )
-    data = manifest.model_copy(update={"base": base, "attempt": attempt}).to_json()
+    mine = manifest.model_copy(update={"base": base, "attempt": attempt})
+    data = mine.to_json()
     root.create(f"{new}/{folder}/manifest.json", data)
-    copy = CheckpointRef(
+    copy = _ref(folder, mine, data)
+    check(root.at(new), copy)
+    return copy
+
+
+def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRef:
+    return CheckpointRef(
         path=folder,
-        step=ref.step,
-        base=base,
-        attempt=attempt,
-        state_digest=ref.state_digest,
+        step=manifest.step,
+        base=manifest.base,
+        attempt=manifest.attempt,
+        state_digest=manifest.state_digest,
         manifest_digest=manifest_digest(data),
         size=sum(file.size for file in manifest.files) + len(data),
     )
-    check(root.at(new), copy)
-    return copy
+
+
+def _commit(staged: CheckpointRef) -> Commit:
+    return Commit(checkpoint=staged, parent=None, exit_reason="forked")
 
 
 def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lineage]:
@@ -189,22 +229,3 @@ def _no_such_step(source: RunLog, head: Head | None, at_step: int | None) -> Inv
     return InvalidInput(
         f"--at-step {at_step}: {source.home.uri} keeps no checkpoint of that step; it keeps those of steps {steps}"
     )
-
-
-def _look(log: RunLog) -> tuple[Head | None, Lineage | None]:
-    """The head, and where the run was forked from.
-
-    Raises:
-        RunLogError: the log has lost an entry.
-    """
-    head = log.head()
-    if head is None:
-        log.require_whole()
-        return None, None
-    origin = log.entry(0).body
-    return head, origin.forked_from if isinstance(origin, Origin) else None
-
-
-def _command(log: RunLog, lineage: Lineage) -> str:
-    name = log.home.uri.rsplit("/", 1)[-1]
-    return f"baton fork {shlex.quote(lineage.home)} --at-step {lineage.step} --as {name}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.log import RunLog
 
 
@@ -57,7 +58,11 @@ def evaluation_of(log: RunLog, head: Head, path: str) -> Evaluation | None:
 
 
 def history_of(entries: Iterable[Entry]) -> History:
-    """Fold all entries of a log into the story of its tip."""
+    """Fold all entries of a log into the story of its tip.
+
+    Raises:
+        RunLogError: a checkpoint on the way to the tip was never committed.
+    """
     commits: dict[str, Entry] = {}
     evaluations: dict[str, Evaluation] = {}
     head: Head | None = None
@@ -70,7 +75,13 @@ def history_of(entries: Iterable[Entry]) -> History:
     lineage: list[Entry] = []
     path = head.tip.path if head is not None and head.tip is not None else None
     while path is not None:
-        entry = commits[path]
+        # Taken out, so that a log whose checkpoints are each other's parents comes to an end.
+        if path not in commits:
+            raise RunLogError(
+                f"the tip comes from {path}, which no entry of the log committed, or which comes from itself; restore "
+                "the log from a backup"
+            )
+        entry = commits.pop(path)
         lineage.append(entry)
         path = commit_of(entry).parent
     lineage.reverse()

@@ -5,10 +5,12 @@ After Delta Lake's transaction log: optimistic concurrency by put-if-absent, no 
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from tasks.foundation.contracts.base import is_json
+from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Entry, Head, Retire
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.folding import fold
@@ -16,6 +18,8 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
 
 _LOGGER = logging.getLogger(__name__)
+# What a home without a log is to be a fork of; see forking.py.
+UNFINISHED_FORK = "fork.json"
 _HINT = "log/HINT"
 _READ_TOGETHER = 64
 _HINT_SECONDS = 2.0
@@ -52,6 +56,7 @@ class RunLog:
 
         Raises:
             RunLogError: it is not there, or cannot be read.
+            AnotherVersion: a newer Baton wrote it.
         """
         entry = self._entry(number)
         if entry is None:
@@ -64,18 +69,24 @@ class RunLog:
         Raises:
             RunLogError: an entry, or the whole log of a run that has checkpoints, is gone.
         """
-        staged = next(iter(self.home.folders("checkpoints")), None)
+        staged = sorted(self.home.folders("checkpoints"))
         listed = {int(match[1]) for path in self.home.files("log") if (match := _ENTRY.fullmatch(path))}
         for number in range(max(listed, default=0)):
             # A listing may be late: what it lacks is asked for by name.
             if number not in listed and not self.home.exists(_path(number)):
                 raise _lost(f"{self.home.uri}/{_path(number)}")
         # The origin is the first of all files; so it is there, unless it was lost.
-        if staged is not None and not listed and not self.home.exists(_path(0)):
+        # Asked in this order: a fork that is made meanwhile writes its origin, and only then deletes its note.
+        lost = staged and not listed and not self._is_unfinished_fork(staged) and not self.home.exists(_path(0))
+        if lost and any(self.home.folders("checkpoints")):
             raise RunLogError(
-                f"{self.home.uri} holds checkpoints ({staged}) but no log; restore log/ from a backup, or move the "
+                f"{self.home.uri} holds checkpoints ({staged[0]}) but no log; restore log/ from a backup, or move the "
                 "folder away to begin anew"
             )
+
+    def _is_unfinished_fork(self, staged: Sequence[str]) -> bool:
+        """A fork copies before its origin is written. Nothing was trained there: that has a later base."""
+        return all(base_in_folder_name(folder) == 0 for folder in staged) and self.home.exists(UNFINISHED_FORK)
 
     def entries(self) -> Iterator[Entry]:
         """All entries, oldest first.
@@ -97,7 +108,8 @@ class RunLog:
         """Append what `decide` makes of the newest state.
 
         `decide` is asked again whenever another writer came first, so it sees every state that it appends to. It
-        returns None if there is nothing (any more) to say, or raises (`StaleWriter`) if its work is void.
+        returns None if there is nothing (any more) to say, or raises (`StaleWriter`) if its work is void. Nothing is
+        appended to a newest entry that cannot be read: the state after it would be a guess.
 
         Args:
             decide: from the newest state to the body of the next entry.
@@ -105,6 +117,10 @@ class RunLog:
 
         Returns:
             The entry as it stands in the log, or None.
+
+        Raises:
+            RunLogError: the newest entry cannot be read.
+            AnotherVersion: a newer Baton wrote it.
         """
         head = self.head()
         while True:
@@ -148,7 +164,9 @@ class RunLog:
             entry = Entry.from_json(data, where=where, error=RunLogError)
         except RunLogError as fault:
             remedy = "restore the file from a backup"
-            if not self.home.exists(_path(number + 1)):
+            if is_json(data):  # so it was not cut short, and is perhaps sound to another version
+                remedy += ", or use the Baton that wrote it"
+            elif not self.home.exists(_path(number + 1)):
                 remedy += "; without one, delete it while no process of this run lives, and only what it says is lost"
             raise RunLogError(f"{fault}; {remedy}") from fault
         if entry.number != number:
@@ -185,7 +203,7 @@ class RunLog:
 
     def _read_hint(self) -> int:
         try:
-            text = self.home.read(_HINT).decode("ascii", errors="replace")
+            text = self.home.hurried(_HINT_SECONDS).read(_HINT).decode("ascii", errors="replace")
         except StorageError:
             return 0  # missing or unreadable, it costs time, never truth
         return int(text) if text.isdecimal() and len(text) <= 12 else 0  # noqa: PLR2004 - longer is no entry number

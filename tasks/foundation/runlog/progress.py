@@ -7,6 +7,7 @@ from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
+from tasks.foundation.messages import HINT
 from tasks.foundation.process import is_gone
 from tasks.foundation.runlog.attempts import Gone, is_alive, read_attempts
 from tasks.foundation.storage.base import Storage
@@ -30,7 +31,7 @@ _REFUSALS = frozenset(
     name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.InvalidInput)
 )
 # Being told to go is nobody's fault, but whoever is told so before each first commit never gets anywhere.
-_TOLD_TO_GO = frozenset({"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal"})
+_TOLD_TO_GO = frozenset({"sigterm", "preempted", "maintenance", "Terminated", "TerminationSignal", "StoreUnreachable"})
 _BEFORE_TRAINING = frozenset({"start-up", "prepare-data", "build", "restore", "compile"})
 # What an attempt spends time on that trains in its own process.
 _ON_DEVICES = frozenset({"restore", "compile", "train"})
@@ -116,7 +117,7 @@ def _diagnosis(home: Storage, head: Head, row: Sequence[AttemptRecord]) -> str:
         lines.append(f"  ({len(row) - _LISTED} earlier ones are left out)")
     lines += [f"  {_line(record)}" for record in row[-_LISTED:]]
     lines.append(_reading(row))
-    lines.append("After the repair: baton run FILE --try-again")
+    lines.append(f"{HINT}after the repair: baton run FILE --try-again")
     return "\n".join(lines)
 
 

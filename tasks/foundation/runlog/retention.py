@@ -12,6 +12,7 @@ from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Head, Retire
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.discarding import discard
 
 _COMMITS_BETWEEN_RETIRING_AND_DELETING = 2
 
@@ -79,16 +80,14 @@ def clear_away(log: RunLog, policies: Sequence[Policy], *, attempt: str) -> None
     """Delete what was retired two commits ago, retire what no policy keeps, and sweep up garbage.
 
     Idempotent; what a crash leaves is finished by the next call. Retiring is logged before anything is deleted, and
-    deleting waits for two commits, so that a reader has time to notice.
+    deleting waits for two commits, so that a reader has time to notice. What cannot be deleted stays among the retired,
+    and is tried again after later commits.
     """
     head = log.head()
     if head is None:
         return
-    deleted = tuple(
-        old.path for old in head.retired if head.commits - old.at_commit >= _COMMITS_BETWEEN_RETIRING_AND_DELETING
-    )
-    for path in deleted:
-        log.home.delete(path)
+    due = [old.path for old in head.retired if head.commits - old.at_commit >= _COMMITS_BETWEEN_RETIRING_AND_DELETING]
+    deleted = tuple(path for path in due if discard(log.home, path, now=head.commits))
 
     def decide(newest: Head | None) -> Body | None:
         if newest is None:
@@ -116,4 +115,4 @@ def _sweep(log: RunLog) -> None:
     for folder in folders - named:
         base = base_in_folder_name(folder)
         if base is not None and base != head.base:
-            log.home.delete(folder)
+            discard(log.home, folder, now=head.commits)

@@ -1,17 +1,21 @@
 """Do a checkpoint's bytes agree with its manifest, and the manifest with the log?
 
-One bad read may be the wire's; only a second, independent one that differs too is the file's. Refusals, time-outs and
-full disks say nothing about the bytes.
+One bad read may be the wire's; only a second, independent one that differs too is the file's, and only where the store
+itself does not say that it has the file as it was written. Refusals, time-outs and full disks say nothing about the
+bytes.
 """
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import Storage, Stored
 from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.transit import require_damage_in_store
 
 _READS_BEFORE_A_VERDICT = 2
 
@@ -21,6 +25,7 @@ def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
 
     Raises:
         DamagedCheckpoint: it is missing, or not the one that was committed.
+        AnotherVersion: it is the one that was committed, and this version cannot read it.
     """
     path = f"{ref.path}/manifest.json"
     where = f"{home.uri}/{path}"
@@ -33,9 +38,18 @@ def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
             continue
         digest = manifest_digest(data)
         if digest == ref.manifest_digest:
-            return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
+            return _parsed(data, where)
         verdict = f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…"
     raise DamagedCheckpoint(verdict)
+
+
+def _parsed(data: bytes, where: str) -> CheckpointManifest:
+    """A manifest whose digest is the log's. It is as it was written, so a fault in it is no damage."""
+    try:
+        return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
+    except DamagedCheckpoint as fault:
+        why = f"its digest is the log's, and {str(fault).removeprefix(f'{where}: ')}"
+        raise another_version(where, CheckpointManifest, why) from fault
 
 
 def manifest_digest(data: bytes) -> str:
@@ -50,6 +64,7 @@ def check(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
 
     Raises:
         DamagedCheckpoint: naming the file that differs.
+        AnotherVersion: a newer Baton wrote the manifest.
         StorageError: the store refused or failed; that says nothing about the bytes.
     """
     manifest = read_manifest(home, ref)
@@ -64,6 +79,9 @@ def damage(home: Storage, ref: CheckpointRef, *, read: bool = False) -> str | No
         home: the run's home.
         ref: the checkpoint.
         read: read all bytes, wherever they are; otherwise the store is asked, as in `check`.
+
+    Raises:
+        AnotherVersion: a newer Baton wrote the manifest; that is no damage.
     """
     ask = home.checksum if read else home.stat
     try:
@@ -110,7 +128,12 @@ def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Cal
     try:
         _compare(home, ref, file, ask)
     except DamagedCheckpoint:
-        _compare(home, ref, file, ask)
+        try:
+            _compare(home, ref, file, ask)
+        except DamagedCheckpoint:
+            with suppress(FileMissing):  # and what is missing is damaged
+                require_damage_in_store(home, f"{ref.path}/{file.name}", Stored(size=file.size, crc32c=file.crc32c))
+            raise
 
 
 def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Callable[[str], Stored]) -> None:

@@ -5,13 +5,16 @@ from typing import Any
 
 from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.errors import ModelError, StateMismatch
+from tasks.foundation.messages import message
 from tasks.foundation.model.variables import Leaf
 
 # Where the state keeps what Python remembers. No variables of the model's: they may be missing, or be left over.
 HOST = "host/"
+# And means of what an own train_step returns, see `state.returned`; checkpoints of before have none.
+RETURNED = "metrics/returned/"
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_DIFFERENCES_SHOWN = 8
+_REMEDY = "put run file and code back as they were, or give the run another name under run: to begin a new one"
 
 
 def tree_of(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,12 +56,12 @@ def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
 
 
 def of_model(signature: Iterable[VariableRecord]) -> tuple[VariableRecord, ...]:
-    """A signature without what Python remembers: which variables the model has."""
-    return tuple(record for record in signature if not record.path.startswith(HOST))
+    """A signature without what may be missing or left over: which variables the model has."""
+    return tuple(record for record in signature if not record.path.startswith((HOST, RETURNED)))
 
 
 def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[VariableRecord, ...], *, where: str) -> None:
-    """Refuse a checkpoint of another model, with a difference that can be read. What Python remembers may differ.
+    """Refuse a checkpoint of another model, with a difference that can be read. What is not the model's may differ.
 
     Raises:
         StateMismatch: listing variables that are missing, unknown, or of another shape or dtype.
@@ -76,9 +79,7 @@ def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[Varia
     }
     # The model's own variables first: the optimizer's, numbered, all differ once one of those does.
     ordered = [lines[path] for path in sorted(lines, key=lambda path: not path.startswith("model/"))]
-    shown = "; ".join(ordered[:_DIFFERENCES_SHOWN])
-    more = f"; and {len(ordered) - _DIFFERENCES_SHOWN} more" if len(ordered) > _DIFFERENCES_SHOWN else ""
-    raise StateMismatch(f"{where} belongs to another model: {shown}{more}")
+    raise StateMismatch(message(f"{where} belongs to another model", details=ordered, hints=[_REMEDY]))
 
 
 def is_learning_rate(leaf: Leaf) -> bool:

@@ -30,6 +30,7 @@ from tasks.foundation.errors import (
     StorageError,
 )
 from tasks.foundation.model.building import build_model, make_variables
+from tasks.foundation.model.returned import Returned, returned_by
 from tasks.foundation.model.variables import Leaf, leaves_of
 from tasks.foundation.runlog.committing import stale_writer
 from tasks.foundation.runlog.log import RunLog
@@ -38,6 +39,7 @@ from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.host import HostMemory, read_host
 from tasks.foundation.state.layout import (
     HOST,
+    RETURNED,
     is_learning_rate,
     require_same_signature,
     signature_of,
@@ -45,6 +47,7 @@ from tasks.foundation.state.layout import (
     tree_of,
 )
 from tasks.foundation.state.replicas import Replicas
+from tasks.foundation.state.returned import read_returned, returned_leaves, saved_values
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.copying import side_by_side
 from tasks.foundation.storage.leftovers import temporary_folder
@@ -66,14 +69,18 @@ class TrainState:
         *,
         frozen: frozenset[int] = frozenset(),
         memory: HostMemory | None = None,
+        returned: Returned | None = None,
     ) -> None:
         self.model = model
         self.accelerator = accelerator
         self.memory = memory
+        self.returned = returned
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         of_model = (*leaves_of(model, frozen), Leaf(path="step", variable=self._step, per_replica=False))
-        self.leaves: tuple[Leaf, ...] = of_model if memory is None else (*of_model, memory.leaf)
+        self._of_returned = tuple(returned_leaves(returned))
+        of_host = () if memory is None else (memory.leaf,)
+        self.leaves: tuple[Leaf, ...] = (*of_model, *self._of_returned, *of_host)
         self.signature = signature_of(self.leaves)
         self._replicas = Replicas(self.leaves, accelerator)
         self._saved = self._replicas.saved(self.leaves)
@@ -206,11 +213,16 @@ class TrainState:
         require_same_signature(manifest.signature, self.signature, where=where)
         with _temporary_files_of(where), temporary_folder("baton-restoring-") as local:
             fetch(home, ref, manifest, local)
-            self._read(str(local / _PREFIX), manifest)
-            remembered = read_host(str(local / _PREFIX), manifest.signature)
+            try:
+                self._read(str(local / _PREFIX), manifest)
+                remembered = read_host(str(local / _PREFIX), manifest.signature)
+                returned = read_returned(str(local / _PREFIX), manifest)
+            except tf.errors.NotFoundError as fault:
+                # Files of this machine are linked to, and whoever retires the checkpoint deletes them.
+                raise DamagedCheckpoint(f"{where}: a file went while it was being read") from fault
         self._derive_seeds()
         same_replicas = manifest.replicas == self.accelerator.replicas
-        digest = self._digest_with(remembered)
+        digest = self._digest_with(remembered | returned)
         if self.step != ref.step or (same_replicas and digest != ref.state_digest):
             raise DamagedCheckpoint(
                 f"{where} was restored as step {self.step}, digest {digest[:12]}…; "
@@ -218,6 +230,8 @@ class TrainState:
             )
         if self.memory is not None:
             self.memory.take(remembered)
+        for leaf in self._of_returned:
+            self._assign(leaf, saved_values(leaf, returned, manifest.replicas))
         self._take_accepted_learning_rates(manifest)
 
     def _take_accepted_learning_rates(self, manifest: CheckpointManifest) -> None:
@@ -246,16 +260,18 @@ class TrainState:
             saved = [
                 reader.get_tensor(stored_name(replica_key(leaf.path, index))) for index in range(manifest.replicas)
             ]
-            parts = self._replicas.of(leaf)
-            for part, value in zip(parts, _dealt(leaf, saved, len(parts)), strict=True):
-                part.assign(value)
+            self._assign(leaf, saved)
 
-    def _digest_with(self, remembered: Mapping[str, Any]) -> str:
-        """Digest of the model's state in memory, and of what the checkpoint has of Python's, be it ours or not."""
-        keys = [key for key in self._saved if not key.startswith(HOST)]
-        return digest_of(
-            [*keys, *remembered], lambda key: remembered[key] if key in remembered else _numpy(self._saved[key])
-        )
+    def _assign(self, leaf: Leaf, saved: Sequence[Any]) -> None:
+        parts = self._replicas.of(leaf)
+        values = saved if len(saved) == len(parts) else _dealt(leaf, saved, len(parts))
+        for part, value in zip(parts, values, strict=True):
+            part.assign(value)
+
+    def _digest_with(self, held: Mapping[str, Any]) -> str:
+        """Digest of the model's state in memory, and of what else the checkpoint has, be it ours or not."""
+        keys = [key for key in self._saved if not key.startswith((HOST, RETURNED))]
+        return digest_of([*keys, *held], lambda key: held[key] if key in held else _numpy(self._saved[key]))
 
     def _digest_of_files(self, prefix: str) -> str:
         reader = tf.train.load_checkpoint(prefix)
@@ -289,7 +305,7 @@ class TrainState:
 
 
 def build_train_state(
-    spec: RunSpec, *, code_folder: Path, accelerator: Accelerator, batch: Sequence[Any]
+    spec: RunSpec, *, code_folder: Path, accelerator: Accelerator, batch: Sequence[Any], training: bool = False
 ) -> TrainState:
     """Build the user's model and every variable of its train state, at its seeded initial values.
 
@@ -298,6 +314,7 @@ def build_train_state(
         code_folder: the run file's folder.
         accelerator: the process's.
         batch: one per-replica batch of zeros, see `zero_batch`.
+        training: it is to be trained, so what a train_step of its own returns is kept.
 
     Raises:
         ModelError: the user's code or model cannot be used.
@@ -308,7 +325,10 @@ def build_train_state(
         model, batch, reference=spec.model.build, accelerator=accelerator, freezing=spec.init.freeze
     )
     memory = None if spec.train.callbacks is None else HostMemory("callbacks")
-    state = TrainState(model, accelerator, frozen=frozen, memory=memory)
+    returned = None
+    if training:
+        returned = returned_by(model, "train_step", batch, reference=spec.model.build, accelerator=accelerator)
+    state = TrainState(model, accelerator, frozen=frozen, memory=memory, returned=returned)
     _require_room(state)
     return state
 

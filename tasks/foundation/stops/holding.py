@@ -22,13 +22,18 @@ from types import FrameType
 from typing import Final, Generic, NoReturn, TypeVar, cast
 
 from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.stops.hanging_up import sighup_as_sigterm
 from tasks.foundation.stops.metadata import watching_metadata
 from tasks.foundation.stops.stops import Stop, Stops
+from tasks.foundation.storage.deadline import LEAVING
 from tasks.foundation.telemetry.events import Silent, Sink
 
 T = TypeVar("T")
 
 _SHOW_CURSOR: Final = "\x1b[?25h"
+_CLEAR_LINE: Final = "\r\x1b[2K"  # a progress bar's
+_STDERR: Final = 2
+_WHAT_STANDS: Final = "left at once: what is committed stays, and the same command goes on from there"
 _LEFT_BY_INTERRUPT: Final = 128 + signal.SIGINT
 _LAST_WORDS_SECONDS: Final = 0.5
 _MOMENT_SECONDS: Final = 0.1
@@ -81,7 +86,7 @@ def hold(
         stops = _current[0]
         stops.stop_within(within_seconds)
         return work(stops)
-    stops = Stops(spec, clock=clock, telemetry=telemetry)
+    stops = Stops(spec, clock=clock, telemetry=telemetry, leaving=LEAVING)
     stops.stop_within(within_seconds)
     _current.append(stops)
     _last[:] = [stops]
@@ -97,7 +102,7 @@ def hold(
 def _beside(work: Callable[[Stops], T], stops: Stops) -> T:
     """The work in its thread, the main thread in wait."""
     raised: list[BaseException] = []
-    with _default_sigterm_raises():
+    with _default_sigterm_raises(), sighup_as_sigterm():
         task = _Task(functools.partial(contextvars.copy_context().run, work, stops))
         try:
             while not task.outcome and not (raised and not stops.at_stake):
@@ -231,11 +236,21 @@ def _default_sigterm_raises() -> Iterator[None]:
 
 
 def _leave_at_once() -> NoReturn:
-    # Writing can wait for ever, for a stopped terminal or a full pipe; leaving must not.
-    last_words = threading.Thread(target=_last_words, daemon=True)
-    last_words.start()
-    last_words.join(_LAST_WORDS_SECONDS)
+    # Writing can wait for ever, for a stopped terminal or a full pipe; leaving must not. Nor must one of them wait for
+    # the other: with nobody to read the message, what was asked for is done all the same.
+    threads = [threading.Thread(target=each, daemon=True) for each in (_say_what_stands, _last_words)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + _LAST_WORDS_SECONDS
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
     os._exit(_LEFT_BY_INTERRUPT)
+
+
+def _say_what_stands() -> None:
+    with suppress(OSError):  # closed
+        # To the descriptor: another thread may hold the stream, or the lock of a progress bar.
+        os.write(_STDERR, f"{_CLEAR_LINE if os.isatty(_STDERR) else ''}{_WHAT_STANDS}\n".encode())
 
 
 def _last_words() -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.contracts.segment import StopReason
+from tasks.foundation.stops.hanging_up import terminal_closed
+from tasks.foundation.storage.deadline import Deadline
 from tasks.foundation.telemetry.events import Note, Sink
 
 _LOGGER = logging.getLogger(__name__)
@@ -17,12 +19,18 @@ _LOGGER = logging.getLogger(__name__)
 _PULL_THE_PLUG: frozenset[StopReason] = frozenset({"sigterm", "preempted", "maintenance"})
 _ANSWER = "finishing the steps in flight, then committing; run the same command to continue"
 _WORDS: dict[StopReason, str] = {
-    "sigterm": f"SIGTERM: {_ANSWER}",
+    "sigterm": f"SIGTERM: {_ANSWER}",  # of a SIGHUP see `_words`
     "sigint": f"SIGINT: {_ANSWER}; press Ctrl-C again to leave at once",
     "time_budget": f"time budget used up: {_ANSWER}",
     "preempted": f"this machine is being preempted: {_ANSWER}",
     "maintenance": f"host maintenance is about to stop this machine: {_ANSWER}",
 }
+
+
+def _words(reason: StopReason) -> str:
+    if reason == "sigterm" and terminal_closed():
+        return f"terminal closed (SIGHUP): {_ANSWER}"
+    return _WORDS[reason]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,20 @@ class Stop:
 class Stops:
     """What was asked for so far. May be looked at from any thread."""
 
-    def __init__(self, spec: StopSpec, *, clock: Callable[[], float], telemetry: Sink) -> None:
+    def __init__(
+        self, spec: StopSpec, *, clock: Callable[[], float], telemetry: Sink, leaving: Deadline | None = None
+    ) -> None:
+        """Nothing is asked for yet.
+
+        Args:
+            spec: how long the grace period is.
+            clock: seconds, never going back.
+            telemetry: receives a note for each reason.
+            leaving: is bound to what is left of the grace period, for every reason: after Ctrl-C no machine goes away,
+                but waiting minutes for a store is not wanted either.
+        """
         self._spec = spec
+        self._leaving = leaving
         self._clock = clock
         self._telemetry = telemetry
         # Sinks may look at context variables (Prefect's logger does), and a new thread has none.
@@ -71,9 +91,15 @@ class Stops:
 
     def hear(self, reason: StopReason) -> None:
         """Note that a stop is asked for now, and say so. Hearing the same thing again changes nothing."""
-        self._heard.append(Stop(reason, self._clock()))
+        stop = Stop(reason, self._clock())
+        self._heard.append(stop)
         # In a thread: a sink can wait for a stuck terminal, and the next signal must be heard just then.
-        threading.Thread(target=self._tell, args=(reason,), name="baton-note", daemon=True).start()
+        threading.Thread(target=self._spread, args=(stop,), name="baton-note", daemon=True).start()
+
+    def _spread(self, stop: Stop) -> None:
+        if self._leaving is not None:
+            self._leaving.bind(self._spec.grace_seconds - (self._clock() - stop.at))
+        self._tell(stop.reason)
 
     def _tell(self, reason: StopReason) -> None:
         """Once for each reason."""
@@ -82,7 +108,7 @@ class Stops:
                 return
             self._told.add(reason)
         try:
-            self._context.copy().run(self._telemetry.emit, Note(text=_WORDS[reason], warning=True))
+            self._context.copy().run(self._telemetry.emit, Note(text=_words(reason), warning=True))
         except Exception:
             # A sink must not raise; one that does must not end the run.
             _LOGGER.exception("a sink failed on the news of %s", reason)

@@ -34,7 +34,7 @@ class Storage(Protocol):
         """The same store, rooted at a folder below this root."""
 
     def hurried(self, seconds: float) -> "Storage":
-        """The same store for what is not worth waiting for: given up after about so many seconds, without a word."""
+        """The same store for best effort: one deadline of `seconds` for all tries of an operation, not logged."""
 
     def read(self, path: str) -> bytes:
         """The whole file.

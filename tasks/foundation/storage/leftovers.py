@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+# Scratch folders of `baton prove` and `baton doctor`, which may be large: what a killed one left goes with the next
+# command that makes a temporary folder of any kind. Kept ones (`prove --keep`) have another name.
+PROVING, DOCTOR = "baton-proving-", "baton-doctor-"
+
 # One look at a folder is enough for a process: what was left was left before it began, or is for the next one.
 _LOOKED_AT: set[tuple[Path, str]] = set()
 
@@ -35,11 +39,19 @@ def temporary_file(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder of its own name where the system keeps temporary files, gone afterwards (but after a kill)."""
-    sweep_once(Path(tempfile.gettempdir()), prefix)
+def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
+    """A folder of its own name, gone afterwards (but after a kill).
+
+    Args:
+        prefix: of its name; what dead processes left with this prefix, or of `PROVING` and `DOCTOR`, is removed.
+        within: an existing folder; left out: where the system keeps temporary files.
+    """
+    above = Path(tempfile.gettempdir()) if within is None else within
+    for each in {prefix} if within is not None else {prefix, PROVING, DOCTOR}:
+        sweep_once(above, each)
     while True:
-        with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        # What cannot be removed now (a process that was killed may still write into it) goes with the next sweep.
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True) as name:
             try:
                 handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:  # a sweeper came between the making and the opening

@@ -11,6 +11,7 @@ from tasks.foundation.errors import FileAlreadyThere, FileMissing
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.copying import copy_blocks, local_target
+from tasks.foundation.storage.fence import require_inside
 
 # fsspec's memory file system is one for the process, and its create-only mode looks before it writes.
 _LOCK = threading.Lock()
@@ -35,6 +36,7 @@ class MemoryStorage:
 
     def at(self, folder: str) -> "MemoryStorage":
         """The same, one folder down."""
+        require_inside(folder, root=self.uri)
         return MemoryStorage(f"{self.root}/{folder}")
 
     def hurried(self, seconds: float) -> "MemoryStorage":  # noqa: ARG002
@@ -126,4 +128,5 @@ class MemoryStorage:
         return []
 
     def _full(self, path: str) -> str:
+        require_inside(path, root=self.uri)
         return f"{self.root.rstrip('/')}/{path}".rstrip("/")

@@ -14,27 +14,28 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _PREFIX_PART = re.compile(r"[\w.=+@ -]+")
 
 
-def open_storage(address: str, *, relative_to: Path) -> Storage:
+def open_storage(address: str, *, relative_to: Path, fenced: bool = True) -> Storage:
     """The store at a folder name, file:// or memory:// address.
 
     Args:
         address: a folder, file://, memory:// or gs://bucket/prefix; a folder is taken relative to `relative_to`.
         relative_to: the run file's folder, or the working folder for an address typed at the command line.
+        fenced: False for the user's own sources, which may have any names and be links to anywhere.
 
     Raises:
         InvalidInput: no store of that kind is known, or a file stands where the folder should be.
     """
     scheme, separator, rest = address.partition("://")
     if not separator or scheme == "file":
-        return LocalStorage(_folder(rest if separator else address, relative_to))
+        return LocalStorage(_folder(rest if separator else address, relative_to), fenced=fenced)
     if scheme == "memory":
         return MemoryStorage(rest)
     if scheme == "gs":
-        return _cloud(address, rest)
+        return _cloud(address, rest, fenced=fenced)
     raise InvalidInput(f"storage {address}: {scheme}:// is unknown; use a folder of this machine or gs://")
 
 
-def _cloud(address: str, rest: str) -> Storage:
+def _cloud(address: str, rest: str, *, fenced: bool) -> Storage:
     """A bucket and a prefix."""
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
@@ -51,7 +52,7 @@ def _cloud(address: str, rest: str) -> Storage:
         )
     from tasks.foundation.storage.gcs.storage import CloudStorage
 
-    return CloudStorage(bucket, "/".join(parts))
+    return CloudStorage(bucket, "/".join(parts), fenced=fenced)
 
 
 def _folder(address: str, relative_to: Path) -> Path:

@@ -1,6 +1,8 @@
 """Events on a terminal, with one progress bar below the lines; or as plain lines where no terminal is."""
 
 import logging
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -9,17 +11,54 @@ from typing import Self, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.control import Control
+from rich.live_render import LiveRender
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
+from tasks.foundation.messages import shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Training
 from tasks.foundation.telemetry.wording import metric_words, number_words, short_path, size_words
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing takes the interpreter from the thread that feeds the accelerator
 _BAR_COLUMNS = 30
+_CUTS_LINES = {"XTERM_VERSION"}  # set by a terminal that cuts lines which no longer fit, and never breaks them
 _PIPE_COLUMNS = 1000  # a pipe has no width; lines there are never wrapped
+
+
+class _Bar(LiveRender):
+    """What was drawn last, and how to wipe it out, also where the terminal has become narrower since.
+
+    Terminals break a line that no longer fits into several. rich knows of one, and left the upper part standing.
+    """
+
+    def __init__(self, renderable: RenderableType, console: RichConsole) -> None:
+        super().__init__(renderable)
+        self._console = console
+
+    def position_cursor(self) -> Control:
+        self._break()
+        return super().position_cursor()
+
+    def restore_cursor(self) -> Control:
+        self._break()
+        return super().restore_cursor()
+
+    def _break(self) -> None:
+        if self._shape is not None and not _CUTS_LINES & os.environ.keys():
+            width, height = self._shape
+            columns = max(self._console.size.width, 1)
+            self._shape = min(width, columns), height * max(math.ceil(width / columns), 1)
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """`02:13 left`; nothing while the end is not known, as of a source that is read for the first time."""
+
+    def render(self, task: Task) -> Text:
+        left = super().render(task)
+        return Text.assemble(left, (" left", "dim")) if left.plain else left
 
 
 class Console:
@@ -34,7 +73,13 @@ class Console:
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
         self._rich = RichConsole(
-            file=self._stream, highlight=False, soft_wrap=True, width=None if self._terminal else _PIPE_COLUMNS
+            file=self._stream,
+            # Names of metrics and layers may look like rich's markup or its emoji: f1[macro], [/x], :tm:
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+            width=None if self._terminal else _PIPE_COLUMNS,
         )
         self._lock = threading.RLock()
         self._progress: Progress | None = None
@@ -59,11 +104,10 @@ class Console:
             if not self._terminal or self._progress is not None:
                 return
             self._progress = Progress(
-                TextColumn("{task.description}", style="bold"),
+                TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=_BAR_COLUMNS)),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left", style="dim"),
+                TextColumn("{task.fields[facts]}", markup=False),
+                _TimeLeft(compact=True),
                 console=self._rich,
                 expand=False,
                 transient=True,
@@ -72,6 +116,7 @@ class Console:
                 redirect_stdout=self._stream is sys.stdout,
                 redirect_stderr=sys.stderr.isatty(),
             )
+            self._progress.live._live_render = _Bar("", self._rich)
             self._guarded(self._progress.start)
 
     def stop(self) -> None:
@@ -87,9 +132,9 @@ class Console:
             self._guarded(lambda: self._show(event))
 
     def show(self, what: RenderableType) -> None:
-        """Anything that rich can render, above the bar."""
+        """Anything that rich can render, above the bar; text is shown as it is, without markup."""
         with self._lock:
-            self._guarded(lambda: self._rich.print(what))
+            self._guarded(lambda: self._rich.print(shown(what) if isinstance(what, str) else what))
 
     def _guarded(self, action: Callable[[], object]) -> None:
         if self._broken:
@@ -152,6 +197,7 @@ class Console:
             progress.update(self._task, total=total, completed=completed, facts=facts)
 
     def _line(self, text: str, style: str = "") -> None:
+        text = shown_lines(text)
         if self._terminal:
             self._rich.print(Text(text, style))
         else:

@@ -28,6 +28,7 @@ from tasks.foundation.process import age_seconds, process_name
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Event, Phase, Training
 from tasks.foundation.telemetry.lost_work import Uncommitted
+from tasks.foundation.telemetry.measured import seconds_between, sound_seconds
 
 _LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
@@ -105,7 +106,7 @@ class Ledger:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        age = self._age() if self._whole_process else 0.0
+        age = sound_seconds(self._age()) if self._whole_process else 0.0
         self._last = self._clock()
         self._began_clock = self._last - age
         self._seconds[_START_UP] += age
@@ -160,7 +161,7 @@ class Ledger:
             case Training(step=step, input_wait_seconds=waited):
                 with self._lock:
                     self._count()
-                    waited = min(waited, max(self._seconds[_TRAIN] - self._train_known, 0.0))
+                    waited = min(sound_seconds(waited), max(self._seconds[_TRAIN] - self._train_known, 0.0))
                     self._seconds[_TRAIN] -= waited
                     self._seconds[INPUT_WAIT] += waited
                     self._train_known = self._seconds[_TRAIN]
@@ -234,8 +235,8 @@ class Ledger:
     def _count(self) -> None:
         """Give the time since the last look to the running cause."""
         now = self._clock()
-        self._seconds[self._cause] += max(now - self._last, 0.0)
-        self._last = max(now, self._last)
+        self._seconds[self._cause] += seconds_between(self._last, now)
+        self._last = max(self._last, now)  # in this order a reading that is NaN changes nothing
 
     def _keep_signing(self) -> None:
         while not self._left.is_set():

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from tasks.foundation.telemetry.events import Phase, Sink
+from tasks.foundation.telemetry.measured import seconds_between, sound_seconds
 
 
 class Stopwatch:
@@ -46,6 +47,7 @@ class Stopwatch:
             source: the cause that it went to.
             to: the cause that it belongs to.
         """
+        seconds = sound_seconds(seconds)
         self._laps[source] = self._laps.get(source, 0.0) - seconds
         self._laps[to] = self._laps.get(to, 0.0) + seconds
 
@@ -53,9 +55,10 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Seconds by cause since the first `begin`, the running lap up to this moment included; they add up."""
         self._close(self._clock())
-        return dict(self._laps)
+        # Less than nothing is left where two clocks disagree on what was moved.
+        return {cause: max(amount, 0.0) for cause, amount in self._laps.items()}
 
     def _close(self, now: float) -> None:
         if self._cause is not None:
-            self._laps[self._cause] = self._laps.get(self._cause, 0.0) + now - self._since
+            self._laps[self._cause] = self._laps.get(self._cause, 0.0) + seconds_between(self._since, now)
             self._since = now

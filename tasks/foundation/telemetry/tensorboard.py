@@ -106,7 +106,11 @@ def _number(path: str) -> int | None:
 
 
 def _seconds(entry: Entry) -> float:
-    return datetime.fromisoformat(entry.time).timestamp()
+    """When an entry was written; its time is for people, so an odd one is no fault."""
+    try:
+        return datetime.fromisoformat(entry.time).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _beginning(time: float, step: int) -> bytes:

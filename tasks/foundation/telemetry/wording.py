@@ -18,6 +18,11 @@ def number_words(value: float) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004 - beyond it a float is not exact
 
 
+def step_words(step: int, target: int) -> str:
+    """`step 200 of 400`; `step 800, beyond the target of 400` where an earlier command went further."""
+    return f"step {step} of {target}" if step <= target else f"step {step}, beyond the target of {target}"
+
+
 def size_words(size: float) -> str:
     """Bytes in decimal units, as stores bill them: `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):

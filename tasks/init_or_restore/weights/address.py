@@ -98,7 +98,7 @@ def _find(address: str, code_folder: Path) -> Place:
 
 def _in_folder(address: str, folder: Storage, uri: str) -> Place:
     if folder.exists(_FIRST_ENTRY):
-        return Place(kind="run", storage=folder, name="", uri=uri)
+        return Place(kind="run", storage=_fenced(folder, uri), name="", uri=uri)
     if folder.exists("saved_model.pb"):
         return Place(kind="saved_model", storage=folder, name="variables/variables", uri=uri)
     if folder.exists("manifest.json") and folder.exists("ckpt.index"):
@@ -119,19 +119,25 @@ def _in_folder(address: str, folder: Storage, uri: str) -> Place:
     return Place(kind="checkpoint", storage=folder, name=names[0].removesuffix(_INDEX), uri=uri)
 
 
+def _fenced(folder: Storage, uri: str) -> Storage:
+    """A run's home, whose files name others: those must lie in it. Weights of other kinds may be links to anywhere."""
+    return LocalStorage(folder.root) if isinstance(folder, LocalStorage) else open_storage(uri, relative_to=Path("/"))
+
+
 def _opened(address: str, code_folder: Path) -> tuple[Storage | None, Storage | None, str]:
     """The address as a folder, None if there is none; the folder above; and the last part of the name."""
     if not _is_local(address):
         above, _, name = address.rstrip("/").rpartition("/")
-        parent = open_storage(above, relative_to=code_folder) if not above.endswith((":", ":/")) else None
-        remote = open_storage(address, relative_to=code_folder)
+        parent = open_storage(above, relative_to=code_folder, fenced=False) if not above.endswith((":", ":/")) else None
+        remote = open_storage(address, relative_to=code_folder, fenced=False)
         return (remote if next(iter(remote.files("")), None) else None), parent, name
     try:
         path = (code_folder / Path(_plain(address)).expanduser()).resolve()
-        folder = LocalStorage(path) if path.is_dir() else None
-        return folder, LocalStorage(path.parent) if path.parent.is_dir() else None, path.name
+        folder = LocalStorage(path, fenced=False) if path.is_dir() else None
+        parent = LocalStorage(path.parent, fenced=False) if path.parent.is_dir() else None
     except (OSError, ValueError, RuntimeError) as fault:
         raise WeightsError(f"{_where(address)} is no path ({fault}); name {_KNOWN}") from fault
+    return folder, parent, path.name
 
 
 def _is_local(address: str) -> bool:

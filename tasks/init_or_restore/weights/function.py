@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.foundation.errors import ModelError, WeightsError
+from tasks.foundation.model.undisturbed import undisturbed
+from tasks.foundation.seeding import seed_for_reading
 from tasks.foundation.user_code import describe, load_function
 from tasks.init_or_restore.weights.held import Contents, Held, as_array
 
 
-def call_function(reference: str, code_folder: Path) -> Contents:
+def call_function(reference: str, code_folder: Path, *, seed: int = 0) -> Contents:
     """Call the function, without arguments.
+
+    Args:
+        reference: `weights.py:load` or `package.module:load`.
+        code_folder: the run file's folder.
+        seed: `train.seed`, from which what module and function draw follows.
 
     Raises:
         WeightsError: there is none, it raises, or returns something else than a mapping of names to arrays.
@@ -17,11 +24,13 @@ def call_function(reference: str, code_folder: Path) -> Contents:
     where = f"init.weights: {reference}"
     remedy = "return a dict of arrays by the paths of variables, {'dense/kernel': …}"
     try:
-        function = load_function(reference, code_folder)
+        function = load_function(reference, code_folder, seed=seed)
     except ModelError as fault:
         raise WeightsError(f"init.weights: {fault}") from fault
     try:
-        values = function()
+        with undisturbed():
+            seed_for_reading(reference.partition(":")[0], code_folder, seed)
+            values = function()
     except (Exception, SystemExit) as fault:
         raise WeightsError(f"{where} raised {describe(fault)}") from fault
     if not isinstance(values, Mapping):

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.foundation.errors import WeightsError
+from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
 from tasks.init_or_restore.weights.held import Array, Contents, Held, as_array, told_apart
 
 _WITHIN_KERAS = "model.weights.h5"
@@ -37,15 +38,16 @@ def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
         by_place: has Keras load the file into the model, see `Contents`, and write what it has then to another file.
 
     Raises:
-        WeightsError: it is no such file.
+        WeightsError: it is no such file, or leads to others.
     """
     try:
         with _opened(file) as opened:
+            require_self_contained(opened, uri=uri)
             legacy = opened.get("model_weights", opened)
             if "layer_names" in legacy.attrs:
                 return Contents(variables=told_apart(list(_of_keras_2(legacy))), ignored=0, place=uri)
             found, ignored = _of_keras_3(opened)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as fault:
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, zipfile.BadZipFile) as fault:
         raise WeightsError(
             f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them "
             "again with model.save_weights('….weights.h5') or model.save('….keras')"

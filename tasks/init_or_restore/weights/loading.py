@@ -15,6 +15,7 @@ from tasks.foundation.model.layers import named_layers, own_variables
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.storage.fence import require_inside
 from tasks.foundation.storage.leftovers import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.weights.address import IN_WORDS, Place, locate
@@ -31,14 +32,17 @@ _RAW = "variables/"
 _BY_PLACE = "layers were related by their places, as model.load_weights does, since their names differ"
 
 
-def load_weights(state: TrainState, init: InitSpec, *, code_folder: Path, telemetry: Sink) -> WeightsReport | None:
+def load_weights(
+    state: TrainState, init: InitSpec, *, code_folder: Path, telemetry: Sink, seed: int = 0
+) -> WeightsReport | None:
     """Load what `init.weights` names into a state at its initial values; where several have a variable, the last holds.
 
     Args:
         state: built, at step 0.
         init: of the run file.
         code_folder: the run file's folder.
-        telemetry: is told what was loaded, and what was not.
+        telemetry: receives notes of what was loaded, and what was not.
+        seed: `train.seed`, for a function of the user's own.
 
     Returns:
         What became of each variable; None if there are no sources.
@@ -55,7 +59,7 @@ def load_weights(state: TrainState, init: InitSpec, *, code_folder: Path, teleme
     values: dict[str, Array] = {}
     overlaid: list[str] = []
     for source in init.weights:
-        report, loaded = _of_source(source, state, targets, wanted, code_folder)
+        report, loaded = _of_source(source, state, targets, wanted, code_folder, seed=seed)
         overlaid += [path for path in loaded if path in values]
         values |= loaded
         reports.append(report)
@@ -78,10 +82,12 @@ def _of_source(
     targets: Mapping[str, Leaf],
     wanted: Sequence[Wanted],
     code_folder: Path,
+    *,
+    seed: int,
 ) -> tuple[SourceReport, Mapping[str, Array]]:
     place = locate(source, code_folder)
     with temporary_folder("baton-weights-") as folder, state.accelerator.strategy.scope():
-        contents = _read(place, source, folder, partial(_by_place, state, targets))
+        contents = _read(place, source, folder, partial(_by_place, state, targets), seed)
         if not contents.variables:
             raise WeightsError(f"init.weights: {source.source}: {contents.place} holds no weights")
         matching = match(wanted, contents.variables, source)
@@ -98,10 +104,10 @@ def _of_source(
     return report, matching.values
 
 
-def _read(place: Place, source: WeightsSource, folder: Path, by_place: ByPlace) -> Contents:
+def _read(place: Place, source: WeightsSource, folder: Path, by_place: ByPlace, seed: int) -> Contents:
     match place.kind:
         case "function":
-            return call_function(place.name, Path(place.storage.uri))
+            return call_function(place.name, Path(place.storage.uri), seed=seed)
         case "run":
             return read_run(place.storage, source.step, folder)
         case "hdf5" | "keras":
@@ -120,6 +126,7 @@ def _read(place: Place, source: WeightsSource, folder: Path, by_place: ByPlace) 
 def _here(place: Place, names: Iterable[str], folder: Path) -> Path:
     """A folder of this machine with these files."""
     for name in names:
+        require_inside(name, root=place.uri)  # on Cloud Storage any text is a name, ../.. among them
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

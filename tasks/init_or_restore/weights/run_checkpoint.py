@@ -1,13 +1,14 @@
 """A committed checkpoint of another Baton run, verified as a resume verifies its own."""
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import CheckpointRef, replica_key
-from tasks.foundation.errors import WeightsError
-from tasks.foundation.runlog.choosing import choose
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
+from tasks.foundation.errors import FileMissing, WeightsError
+from tasks.foundation.runlog.choosing import read_chosen
 from tasks.foundation.runlog.verifying import fetch, read_manifest
 from tasks.foundation.state.layout import stored_name
 from tasks.foundation.storage.base import Storage
@@ -27,14 +28,27 @@ def read_run(home: Storage, step: int | Literal["best"] | None, folder: Path) ->
         folder: an empty folder of this machine.
 
     Raises:
-        WeightsError: the run has no such checkpoint.
+        WeightsError: the run has no such checkpoint, or retired the one of that step meanwhile.
         DamagedCheckpoint: its bytes are not those that were committed.
         StorageError: the store refused or failed.
     """
-    ref: CheckpointRef = choose(home, step, error=WeightsError)
+    return read_chosen(home, step, partial(_read, home, folder), error=WeightsError)
+
+
+def _read(home: Storage, above: Path, ref: CheckpointRef) -> Contents:
+    folder = above / ref.path  # what was retired meanwhile may have left files of its own
+    folder.mkdir(parents=True)
     manifest = read_manifest(home, ref)
     fetch(home, ref, manifest, folder)
-    reader = tf.train.load_checkpoint(str(folder / "ckpt"))
+    try:
+        return _contents(home, ref, manifest, str(folder / "ckpt"))
+    except tf.errors.NotFoundError as fault:
+        # Files of this machine are linked to, and not copied.
+        raise FileMissing(f"{home.uri}/{ref.path}: a file went while it was being read") from fault
+
+
+def _contents(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, prefix: str) -> Contents:
+    reader = tf.train.load_checkpoint(prefix)
     found, ignored = [], 0
     for record in manifest.signature:
         name = record.path.removeprefix(_MODEL)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tasks.foundation.contracts.weights import SourceReport, WeightsReport
+from tasks.foundation.messages import abridged, message
 
 _SHOWN = 4
 
@@ -17,7 +18,7 @@ def notes_of(report: WeightsReport) -> Iterator[tuple[str, bool]]:
             words += f"; {_count(source.not_asked)} of it were not asked for"
         yield words, False
         for remark in source.remarks:
-            yield f"{source.source}: {remark}", True
+            yield f"{source.source}: {abridged(remark)}", True
         if source.cast:
             yield f"{source.source}: converted {_some(source.cast)}", False
         for label, names in _gaps(source):
@@ -30,11 +31,13 @@ def notes_of(report: WeightsReport) -> Iterator[tuple[str, bool]]:
 
 def misfit_words(source: SourceReport) -> str:
     """Why a source is refused, and what can be done."""
-    gaps = "; ".join(f"{label}: {_some(names)}" for label, names in _gaps(source))
-    return (
-        f"init.weights: {source.source} ({source.kind}) does not fit the model: {gaps}. Relate names with rename: "
-        "{name in the model: name in the source}, choose with include: and exclude:, or say strict: false to load what "
-        "fits"
+    return message(
+        f"init.weights: {source.source} ({source.kind}) does not fit the model",
+        details=[f"{label}: {_some(names)}" for label, names in _gaps(source)],
+        hints=[
+            "relate names with rename: {name in the model: name in the source}, or choose with include: and exclude:",
+            "or load what fits, with strict: false",
+        ],
     )
 
 

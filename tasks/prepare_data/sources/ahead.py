@@ -21,14 +21,14 @@ def in_order(work: Callable[[T], R], items: Iterable[T], *, workers: int) -> Ite
         yield from map(work, items)
         return
     waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="baton-source") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) == 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="baton-source")
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == 2 * workers:
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # Not waited for: the results are not needed, and the store may be away.
+        pool.shutdown(wait=False, cancel_futures=True)

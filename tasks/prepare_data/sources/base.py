@@ -49,6 +49,8 @@ class Source:
     length: int | None  # examples, where they can be counted without reading
     read: Callable[[], Iterator[Located]]
     in_place: InPlace | None = None
+    # Call this when an example was refused: raises DamagedInTransit if its bytes were damaged on the way.
+    confirm: Callable[[], None] = lambda: None
 
 
 class Options(Contract):

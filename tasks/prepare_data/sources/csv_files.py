@@ -3,16 +3,19 @@
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
+from tasks.prepare_data.sources.arriving import InOrder
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.fingerprint import confirmed, fingerprint, watched
 from tasks.prepare_data.sources.source_file import SourceFile
 
 _LARGEST_LABEL = 2**63
@@ -38,21 +41,23 @@ def csv_files(options: Mapping[str, Any], folder: Path) -> Source:
     """
     chosen = parse_options(CsvOptions, options, source="csv")
     files = find_files(chosen.path, folder, suffix=".csv")
-    features = _features(files[0], chosen)
+    with _peeked(files[0], chosen) as header:
+        features = _features(files[0], header, chosen)
     for file in files[1:]:
-        _columns(file, chosen, features)
+        with _peeked(file, chosen) as header:
+            _columns(file, header, chosen, features)
     found = fingerprint(files)
     return Source(
         content=found.content,
         settings={"label": chosen.label, "features": features, "delimiter": chosen.delimiter},
         origin=found.origin,
         length=None,
-        read=lambda: watched(files, _read(files, chosen, features)),
+        read=lambda: watched(files, found, _read(files, chosen, features)),
+        confirm=partial(confirmed, files),
     )
 
 
-def _features(file: SourceFile, options: CsvOptions) -> list[str]:
-    header = _header(file, options)
+def _features(file: SourceFile, header: Sequence[str], options: CsvOptions) -> list[str]:
     if options.features is not None:
         if options.label in options.features:
             raise RunFileError(
@@ -63,21 +68,30 @@ def _features(file: SourceFile, options: CsvOptions) -> list[str]:
         features = [name for name in header if name != options.label]
     if not features:
         raise SourceError(f"{file}, line 1: besides the label there is no column; x needs at least one")
-    _columns(file, options, features)
+    _columns(file, header, options, features)
     return features
 
 
-def _columns(file: SourceFile, options: CsvOptions, features: Sequence[str]) -> tuple[int, list[int]]:
+@contextmanager
+def _peeked(file: SourceFile, options: CsvOptions) -> Iterator[list[str]]:
+    """The header of a file. Check it inside the context, so that damage on the way is not taken for a wrong header."""
+    with file.open() as opened:
+        yield _header(file, _rows(file, opened, options))
+
+
+def _columns(
+    file: SourceFile, header: Sequence[str], options: CsvOptions, features: Sequence[str]
+) -> tuple[int, list[int]]:
     """Positions of the label and of the features."""
-    header = _header(file, options)
     for key, name in [("label", options.label), *(("features", name) for name in features)]:
         if name not in header:
             raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, header)}")
     return header.index(options.label), [header.index(name) for name in features]
 
 
-def _header(file: SourceFile, options: CsvOptions) -> list[str]:
-    header = next((cells for _, cells in _rows(file, options)), None)
+def _header(file: SourceFile, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
+    """The first of the rows."""
+    header = next((cells for _, cells in rows), None)
     if header is None:
         raise SourceError(f"{file}: is empty; it needs a header and rows")
     for name in header:
@@ -93,40 +107,48 @@ def _header(file: SourceFile, options: CsvOptions) -> list[str]:
 def _read(files: Sequence[SourceFile], options: CsvOptions, features: Sequence[str]) -> Iterator[Located]:
     whole: bool | None = None
     for file in files:
-        label_column, columns = _columns(file, options, features)
-        rows = _rows(file, options)
-        _, header = next(rows)
-        for line, cells in rows:
-            where = f"{file}, line {line}"
-            if len(cells) != len(header):
-                raise SourceError(f"{where}: has {len(cells)} cells, the header has {len(header)}; complete the line")
-            x = [_number(cells[column], where, header[column]) for column in columns]
-            label = cells[label_column]
-            if whole is None:
-                whole = _is_whole(label)
-            elif whole and not _is_whole(label) and _is_number(label):
-                raise SourceError(
-                    f"{where}: the label {options.label!r} is {label}, those before were integers; write all of them "
-                    "with a decimal point, or all without"
-                )
-            y = _number(label, where, options.label)
-            if whole and abs(int(label)) >= _LARGEST_LABEL:
-                raise SourceError(
-                    f"{where}: the label {options.label!r} is {label}, beyond 64 bits; number the classes from 0"
-                )
-            with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
-                yield where, (np.asarray(x, np.float32), np.int64(int(label)) if whole else np.float32(y))
+        with file.reading() as blocks:
+            rows = _rows(file, io.BufferedReader(InOrder(blocks)), options)
+            header = _header(file, rows)
+            label_column, columns = _columns(file, header, options, features)
+            for line, cells in rows:
+                where = f"{file}, line {line}"
+                if len(cells) != len(header):
+                    raise SourceError(
+                        f"{where}: has {len(cells)} cells, the header has {len(header)}; complete the line"
+                    )
+                x = [_number(cells[column], where, header[column]) for column in columns]
+                label = cells[label_column]
+                whole = _is_whole(label) if whole is None else whole
+                y = _label(label, where, options.label, whole=whole)
+                with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
+                    yield where, (np.asarray(x, np.float32), y)
 
 
-def _rows(file: SourceFile, options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
+def _label(label: str, where: str, column: str, *, whole: bool) -> np.int64 | np.float32:
+    """One label; `whole`: the first of all was an integer."""
+    if whole and not _is_whole(label) and _is_number(label):
+        raise SourceError(
+            f"{where}: the label {column!r} is {label}, those before were integers; write all of them with a decimal "
+            "point, or all without"
+        )
+    y = _number(label, where, column)
+    if not whole:
+        with np.errstate(over="ignore"):
+            return np.float32(y)
+    if abs(int(label)) >= _LARGEST_LABEL:
+        raise SourceError(f"{where}: the label {column!r} is {label}, beyond 64 bits; number the classes from 0")
+    return np.int64(int(label))
+
+
+def _rows(file: SourceFile, opened: IO[bytes], options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells), blank lines left out."""
+    lines = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
+    reader = csv.reader(lines, delimiter=options.delimiter, strict=True)
     try:
-        with file.open() as opened:
-            lines = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
-            reader = csv.reader(lines, delimiter=options.delimiter, strict=True)
-            for cells in reader:
-                if cells:
-                    yield reader.line_num, [cell.strip() for cell in cells]
+        for cells in reader:
+            if cells:
+                yield reader.line_num, [cell.strip() for cell in cells]
     except (csv.Error, UnicodeDecodeError) as fault:
         raise SourceError(f"{file}: after line {reader.line_num}: {fault}; save it as UTF-8 CSV") from fault
 

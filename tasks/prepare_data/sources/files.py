@@ -32,6 +32,19 @@ def locate(path: str, code_folder: Path) -> Path:
     return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
 
 
+def require_there(path: str, code_folder: Path) -> None:
+    """Refuse a local path at which nothing is; addresses and patterns are left to `find_files`.
+
+    Raises:
+        SourceError: naming what is beside it.
+    """
+    if _ADDRESS.fullmatch(path) or any(mark in path for mark in _MARKS):
+        return
+    place = locate(path, code_folder)
+    if not place.exists():
+        raise _nothing_at(path, place)
+
+
 def find_files(path: str, code_folder: Path, *, suffix: str = "") -> list[SourceFile]:
     """The file at `path`, or the files below the folder or matching the pattern, sorted by relative path.
 
@@ -60,7 +73,7 @@ def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
     found: Iterable[Path]
     try:
         if place.is_file():
-            return [_local_file(place, LocalStorage(place.parent))]
+            return [_local_file(place, LocalStorage(place.parent, fenced=False))]
         if place.is_dir():
             base, found = place, (file for file in place.rglob("*") if file.name.endswith(suffix))
         elif any(mark in path for mark in _MARKS):
@@ -68,8 +81,8 @@ def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
             base = Path(*_fixed(place.parts))
             found = base.glob(str(place.relative_to(base)))
         else:
-            raise SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")
-        storage = LocalStorage(base)
+            raise _nothing_at(path, place)
+        storage = LocalStorage(base, fenced=False)
         return [
             _local_file(file, storage)
             for file in found
@@ -92,12 +105,12 @@ def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFi
     if len(parts) > 1:
         # Looked for by its name first: a store may hold a file whose name looks like a pattern.
         folder = _fixed(parts[:-1])
-        above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path())
+        above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path(), fenced=False)
         name = "/".join(parts[len(folder) :])
         if above.exists(name):
             yield SourceFile(storage=above, path=name, relative=name)
             return
-    base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path())
+    base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path(), fenced=False)
     patterns = parts[len(fixed) :]
     for file in base.files(""):
         # Some tools mark folders by empty objects.
@@ -119,6 +132,10 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     if patterns[0] == "**":
         return any(_matches(parts[begin:], patterns[1:]) for begin in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
+
+
+def _nothing_at(path: str, place: Path) -> SourceError:
+    return SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")
 
 
 def _beside(place: Path) -> str:

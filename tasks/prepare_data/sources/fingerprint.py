@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import SourceError
+from tasks.foundation.errors import SourceChanged
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.copying import side_by_side
 from tasks.prepare_data.sources.source_file import SourceFile
@@ -25,6 +25,7 @@ class Fingerprint:
     size: int  # bytes that were looked at
     origin: dict[str, str]  # file -> checksum
     stats: tuple[Stored, ...] = ()  # of files on a store, in order: all of them
+    stamps: tuple[str, ...]  # of all files, in order, from before they were looked at; see `stamps_of`
 
 
 def fingerprint(files: Sequence[SourceFile], *, max_bytes: int | None = None) -> Fingerprint:
@@ -35,23 +36,25 @@ def fingerprint(files: Sequence[SourceFile], *, max_bytes: int | None = None) ->
     """
     if all(file.local is None for file in files):
         return _of_store(files, max_bytes=max_bytes)
+    stamps = stamps_of(files)
     digest, size = hashlib.sha256(), 0
     told: list[str] = []
     for file in files:
         crc = 0
-        for block in file.blocks():
-            kept = block if max_bytes is None else block[: max_bytes - size]
-            digest.update(kept)
-            crc = google_crc32c.extend(crc, kept)
-            size += len(kept)
-            if len(kept) < len(block):
-                break
+        with file.reading() as blocks:
+            for block in blocks:
+                kept = block if max_bytes is None else block[: max_bytes - size]
+                digest.update(kept)
+                crc = google_crc32c.extend(crc, kept)
+                size += len(kept)
+                if len(kept) < len(block):
+                    break
         digest.update(f"\0{size}\0".encode())
         told.append(f"crc32c {crc:08x}")
         if size == max_bytes:
             break
     content = digest.hexdigest()
-    return Fingerprint(content=content, size=size, origin=origin_of(files, told, content))
+    return Fingerprint(content=content, size=size, origin=origin_of(files, told, content), stamps=tuple(stamps))
 
 
 def _of_store(files: Sequence[SourceFile], *, max_bytes: int | None) -> Fingerprint:
@@ -68,20 +71,31 @@ def _of_store(files: Sequence[SourceFile], *, max_bytes: int | None) -> Fingerpr
         size = max_bytes
         digest.update(f"{size}".encode())
     content = digest.hexdigest()
-    return Fingerprint(content=content, size=size, origin=origin_of(files, told, content), stats=tuple(stats))
+    return Fingerprint(
+        content=content,
+        size=size,
+        origin=origin_of(files, told, content),
+        stats=tuple(stats),
+        stamps=tuple(map(_stamp_of_store, stats)),
+    )
 
 
-def watched(files: Sequence[SourceFile], items: Iterator[T]) -> Iterator[T]:
-    """What is made of the files; at its end, they must be those that were there at the beginning.
+def watched(files: Sequence[SourceFile], found: Fingerprint, items: Iterator[T]) -> Iterator[T]:
+    """What is made of the files; at its end, they must be those that were looked at.
 
     Raises:
-        SourceError: a file was changed meanwhile.
+        SourceChanged: a file was written since.
     """
-    before = stamps_of(files)
     yield from items
-    for file, stamp, now in zip(files, before, stamps_of(files), strict=True):
+    for file, stamp, now in zip(files, found.stamps, stamps_of(files), strict=True):
         if stamp != now:
-            raise SourceError(f"{file}: changed while it was being read; run again when nobody writes to it")
+            raise SourceChanged(f"{file}: changed while it was being read; run again when nobody writes to it")
+
+
+def confirmed(files: Sequence[SourceFile]) -> None:
+    """See `Source.confirm`."""
+    for file in files:
+        file.confirm()
 
 
 def stamps_of(files: Sequence[SourceFile]) -> list[str]:
@@ -91,7 +105,7 @@ def stamps_of(files: Sequence[SourceFile]) -> list[str]:
         SourceError: one is gone.
     """
     if all(file.local is None for file in files):
-        return [f"{stored.size} bytes, crc32c {stored.crc32c}" for stored in _stats(files)]
+        return [_stamp_of_store(stored) for stored in _stats(files)]
     return [_stamp(file) for file in files]
 
 
@@ -109,6 +123,10 @@ def origin_of(files: Sequence[SourceFile], told: Sequence[str], content: str) ->
     if len(files) > _FILES_IN_ORIGIN:
         origin["…"] = f"{len(files)} files, sha256 {content}"
     return origin
+
+
+def _stamp_of_store(stored: Stored) -> str:
+    return f"{stored.size} bytes, crc32c {stored.crc32c}"
 
 
 def _stamp(file: SourceFile) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.model.code_digest import module_digest
+from tasks.foundation.seeding import seed_for_reading
 from tasks.foundation.user_code import describe, load_function
 from tasks.prepare_data.sources.base import Located, Source, suggestion
+from tasks.prepare_data.sources.returned import require_examples
 
 _REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight) for each example"
 
 
-def function(reference: str, options: Mapping[str, Any], folder: Path) -> Source:
+def function(reference: str, options: Mapping[str, Any], folder: Path, *, settled: bool, seed: int = 0) -> Source:
     """What the function yields, called with the options as keyword arguments.
 
     Its content is its code, that of the modules of its folder or package that it imports, the options and
@@ -23,24 +25,31 @@ def function(reference: str, options: Mapping[str, Any], folder: Path) -> Source
         reference: `data.py:load` or `package.module:load`.
         options: keyword arguments.
         folder: the run file's folder.
+        settled: `data.batched: false` says that they are single examples, whatever they look like.
+        seed: `train.seed`, from which what module and function draw follows.
 
     Raises:
         SourceError: there is no such function, or importing it raises.
         RunFileError: it does not take these options.
     """
     try:
-        load = load_function(reference, folder)
+        load = load_function(reference, folder, seed=seed)
     except ModelError as fault:
         raise SourceError(f"data.source: {fault}") from fault
     # A file may hold several functions; where it lies is not content.
     content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
+
+    def begin() -> None:
+        """Each reading draws the same, whatever was drawn before it."""
+        seed_for_reading(reference.partition(":")[0], folder, seed)
+
     return Source(
         content=content,
         settings=options,
         origin={reference: f"sha256 {content}"},
         length=None,
-        read=lambda: _read(reference, load, options),
+        read=lambda: _read(reference, load, options, settled=settled, begin=begin),
     )
 
 
@@ -65,13 +74,23 @@ def _check_options(reference: str, load: Callable[..., Any], options: Mapping[st
         ) from fault
 
 
-def _read(reference: str, load: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Located]:
+def _read(
+    reference: str,
+    load: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    settled: bool,
+    begin: Callable[[], None],
+) -> Iterator[Located]:
+    begin()
     try:
         examples = load(**options)
     except (Exception, SystemExit) as fault:
         raise SourceError(f"{reference}: raised {describe(fault)}; correct it") from fault
     if not isinstance(examples, Iterable) or isinstance(examples, str | bytes | Mapping):
         raise SourceError(f"{reference}: returned {_told(examples)}; {_REMEDY}")
+    if not settled:
+        require_examples(reference, examples)
     index = 0
     iterator = iter(examples)
     while True:

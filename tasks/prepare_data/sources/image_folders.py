@@ -75,7 +75,7 @@ def images(options: Mapping[str, Any], folder: Path) -> Source:
         origin={"classes": json.dumps(list(counts)), **found.origin},
         length=len(files),
         # What a store gave is compared with its checksum image by image.
-        read=read if found.stats else lambda: watched(files, read()),
+        read=read if found.stats else lambda: watched(files, found, read()),
     )
 
 

@@ -65,13 +65,14 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
         settings=names,
         origin=found.origin,
         length=_length(file, names),
-        read=lambda: watched(files, _read(file, names)),
+        read=lambda: watched(files, found, _read(file, names)),
+        confirm=file.confirm,
     )
 
 
 def _length(file: SourceFile, names: Mapping[str, str]) -> int:
     lengths = {}
-    with _archive(file) as archive:
+    with _archive(file, whole=False) as archive:
         for key, name in names.items():
             with _member(archive, file, key, name) as (_, header):
                 if not header.shape or not header.shape[0]:
@@ -85,7 +86,7 @@ def _length(file: SourceFile, names: Mapping[str, str]) -> int:
 
 def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[Located]:
     with ExitStack() as stack:
-        archive = stack.enter_context(_archive(file))
+        archive = stack.enter_context(_archive(file, whole=True))
         columns = [
             _rows(file, name, *stack.enter_context(_member(archive, file, key, name))) for key, name in names.items()
         ]
@@ -94,9 +95,10 @@ def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[Located]:
 
 
 @contextmanager
-def _archive(file: SourceFile) -> Iterator[zipfile.ZipFile]:
+def _archive(file: SourceFile, *, whole: bool) -> Iterator[zipfile.ZipFile]:
+    """The arrays. `whole`: the caller reads each to its end, where zipfile compares the CRC-32."""
     try:
-        with file.open() as opened, zipfile.ZipFile(opened) as archive:
+        with file.open(has_checksums=whole) as opened, zipfile.ZipFile(opened) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as fault:
         raise SourceError(f"{file}: is no sound .npz file ({fault}); write it with numpy.savez") from fault
@@ -134,3 +136,5 @@ def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> It
         if len(data) != rows * row_bytes:
             raise SourceError(f"{file}: {name} ends before example {begin + rows}; the file is cut off, write it again")
         yield from np.frombuffer(data, header.dtype).reshape(rows, *row_shape)
+    while member.read(_CHUNK_BYTES):  # zipfile compares the checksum at the end
+        pass

@@ -2,21 +2,17 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from tasks.foundation.errors import FileMissing, SourceError
+from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
 from tasks.foundation.storage.base import Storage, Stored
-from tasks.prepare_data.sources.ahead import in_order
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from tasks.prepare_data.sources.arriving import Anywhere, Arriving
 
 _BLOCK_BYTES = 1 << 20
-# A request to a store costs its time however little it asks for.
-_REQUEST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +23,8 @@ class SourceFile:
     path: str  # relative to the storage's root
     relative: str  # to the folder that data.options.path means, or begins with: files are sorted by it
     local: Path | None = None  # where it lies on this machine
+    # What is being read of it, or was when something went wrong.
+    _current: list[Arriving] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def uri(self) -> str:
@@ -59,25 +57,34 @@ class SourceFile:
         with self._errors():
             return self.storage.read(self.path) if self.local is None else self.local.read_bytes()
 
-    def blocks(self) -> Iterator[bytes]:
-        """Its bytes, a block at a time.
+    @contextmanager
+    def reading(self) -> Iterator[Iterator[bytes]]:
+        """Its bytes from the beginning, in blocks. What was read from a store is compared when the context ends.
 
         Raises:
-            SourceError: it cannot be read.
+            DamagedInTransit: other bytes arrived than the store has.
+            SourceError: it cannot be read, or changes meanwhile.
         """
         with self._errors():
-            if self.local is None:
-                yield from self._requested()
+            if self.local is not None:
+                with self.local.open("rb") as opened:
+                    yield iter(partial(opened.read, _BLOCK_BYTES), b"")
                 return
-            with self.local.open("rb") as opened:
-                while block := opened.read(_BLOCK_BYTES):
-                    yield block
+            with self._arriving(sequential=True) as arriving:
+                with closing(arriving.blocks()) as blocks:  # what is read ahead is not wanted any more
+                    yield blocks
+                arriving.finish()
 
     @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
+    def open(self, *, has_checksums: bool = False) -> Iterator[IO[bytes]]:
         """For reading at any place; on a store, what is asked for is fetched as it is asked for.
 
+        Args:
+            has_checksums: the caller compares checksums inside the file; otherwise what was read from a store is read
+                once more when the context ends.
+
         Raises:
+            DamagedInTransit: other bytes arrived than the store has.
             SourceError: it cannot be read, also later.
         """
         with self._errors():
@@ -85,23 +92,36 @@ class SourceFile:
                 with self.local.open("rb") as opened:
                     yield opened
                 return
-            size = self.storage.stat(self.path).size
-            with io.BufferedReader(_Requests(self.storage, self.path, size), _BLOCK_BYTES) as opened:
-                yield opened
+            with self._arriving(sequential=False) as arriving:
+                whole = arriving.whole_if_small()
+                stream = io.BufferedReader(Anywhere(arriving), _BLOCK_BYTES) if whole is None else io.BytesIO(whole)
+                with stream as opened:
+                    yield opened
+                if not has_checksums:
+                    arriving.finish()
 
-    def _requested(self) -> Iterator[bytes]:
-        size = self.storage.stat(self.path).size
-        begins = range(0, size, _REQUEST_BYTES)
-        done = 0
-        for block in in_order(
-            lambda begin: self.storage.read_range(self.path, begin, min(_REQUEST_BYTES, size - begin)),
-            begins,
-            workers=min(self.storage.transfers, 4),
-        ):
-            done += len(block)
-            yield block
-        if done != size:
-            raise SourceError(f"{self.uri}: changed while it was being read; run again when nobody writes to it")
+    def confirm(self) -> None:
+        """Check whether the last bytes were damaged on the way. Call this when they seem to be wrong.
+
+        Raises:
+            DamagedInTransit: they were.
+        """
+        with self._errors():
+            for arriving in self._current:
+                arriving.confirm()
+
+    @contextmanager
+    def _arriving(self, *, sequential: bool) -> Iterator[Arriving]:
+        arriving = Arriving(self.storage, self.path, self.uri, sequential=sequential)
+        self._current[:] = [arriving]
+        try:
+            yield arriving
+        except (DamagedInTransit, SourceChanged, StorageError):
+            raise
+        except Exception:
+            arriving.confirm()  # the file may be sound, and its bytes damaged on the way
+            raise
+        self._current.clear()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -113,31 +133,3 @@ class SourceFile:
             raise SourceError(
                 f"{self.uri}: cannot be read: {fault.strerror}; see that it is there and who may read it"
             ) from fault
-
-
-class _Requests(io.RawIOBase):
-    """A file on a store as a stream that can be read at any place, one request a read."""
-
-    def __init__(self, storage: Storage, path: str, size: int) -> None:
-        self._storage = storage
-        self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: "WriteableBuffer") -> int:
-        with memoryview(buffer) as view:
-            wanted = max(0, min(len(view), self._size - self._at))
-            data = self._storage.read_range(self._path, self._at, wanted) if wanted else b""
-            view[: len(data)] = data
-        self._at += len(data)
-        return len(data)

@@ -1,6 +1,7 @@
 """`text`: bytes of text files, for language models that predict the next byte."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.fingerprint import confirmed, fingerprint, watched
 from tasks.prepare_data.sources.source_file import SourceFile
 
 
@@ -50,21 +51,23 @@ def text(options: Mapping[str, Any], folder: Path) -> Source:
         settings={"length": chosen.length},
         origin=found.origin,
         length=examples,
-        read=lambda: watched(files, _read(files, chosen, examples)),
+        read=lambda: watched(files, found, _read(files, chosen, examples)),
+        confirm=partial(confirmed, files),
     )
 
 
 def _read(files: Sequence[SourceFile], options: TextOptions, examples: int) -> Iterator[Located]:
     rest, index = b"", 0
     for file in files:
-        for block in file.blocks():
-            rest += block
-            begin = 0
-            while index < examples and begin + options.length < len(rest):
-                sequence = np.frombuffer(rest, np.uint8, options.length + 1, begin).astype(np.int32)
-                yield f"{file}, example {index}", (sequence[:-1], sequence[1:])
-                begin += options.length
-                index += 1
-            if index == examples:
-                return
-            rest = rest[begin:]
+        with file.reading() as blocks:
+            for block in blocks:
+                rest += block
+                begin = 0
+                while index < examples and begin + options.length < len(rest):
+                    sequence = np.frombuffer(rest, np.uint8, options.length + 1, begin).astype(np.int32)
+                    yield f"{file}, example {index}", (sequence[:-1], sequence[1:])
+                    begin += options.length
+                    index += 1
+                if index == examples:
+                    return
+                rest = rest[begin:]

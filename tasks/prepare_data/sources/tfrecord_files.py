@@ -12,7 +12,14 @@ from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.opening import open_storage
 from tasks.prepare_data.sources.base import InPlace, Located, Range, Source, parse_options
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import Fingerprint, fingerprint, origin_of, stamps_of, watched
+from tasks.prepare_data.sources.fingerprint import (
+    Fingerprint,
+    confirmed,
+    fingerprint,
+    origin_of,
+    stamps_of,
+    watched,
+)
 from tasks.prepare_data.sources.source_file import SourceFile
 from tasks.prepare_data.sources.tfrecord_framing import Framed, framed
 from tasks.prepare_data.sources.tfrecord_parsing import examples_of, place
@@ -54,12 +61,13 @@ def tfrecord(options: Mapping[str, Any], folder: Path) -> Source:
         settings=chosen.model_dump(exclude={"path"}),
         origin=found.origin,
         length=None,
-        read=lambda: watched(files, _located(files, examples)),
+        read=lambda: watched(files, found, _located(files, examples)),
+        confirm=partial(confirmed, files),
         in_place=None
         if chosen.copy_
         else InPlace(
             features=features,
-            ranges=lambda check, records: watched(files, _ranges(files, examples, check, records)),
+            ranges=lambda check, records: watched(files, found, _ranges(files, examples, check, records)),
         ),
     )
 
@@ -82,7 +90,7 @@ def _named_by_place(files: Sequence[SourceFile]) -> Fingerprint:
     stamps = stamps_of(files)
     lines = (f"{file.uri}\0{stamp}\n" for file, stamp in zip(files, stamps, strict=True))
     content = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return Fingerprint(content=content, origin=origin_of(files, stamps, content), size=0)
+    return Fingerprint(content=content, origin=origin_of(files, stamps, content), size=0, stamps=tuple(stamps))
 
 
 def _located(

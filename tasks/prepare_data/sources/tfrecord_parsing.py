@@ -31,13 +31,14 @@ def examples_of(
         SourceError: the file is damaged, or a record of it is not as the features say; names record and offset.
     """
     largest = sum(math.prod(feature.shape) * np.dtype(feature.dtype).itemsize for feature in features)
-    records = framed(file.blocks(), where=file.uri, compressed=compressed)
-    batches = _batches(records, most=max(1, min(_BATCH_RECORDS, _BATCH_BYTES // max(1, largest))))
     work = partial(_with_arrays, features=features, where=partial(place, file.uri))
-    for batch, arrays in in_order(work, batches, workers=_WORKERS):
-        for index, record in enumerate(batch):
-            example = unflatten({name: values[index] for name, values in arrays.items()})
-            yield record, place(file.uri, record), example
+    with file.reading() as blocks:
+        records = framed(blocks, where=file.uri, compressed=compressed)
+        batches = _batches(records, most=max(1, min(_BATCH_RECORDS, _BATCH_BYTES // max(1, largest))))
+        for batch, arrays in in_order(work, batches, workers=_WORKERS):
+            for index, record in enumerate(batch):
+                example = unflatten({name: values[index] for name, values in arrays.items()})
+                yield record, place(file.uri, record), example
 
 
 def place(uri: str, record: Framed) -> str:

@@ -9,13 +9,13 @@ from threading import Lock
 import numpy as np
 from fake_gcs_api import Call, Request, Response, route
 from fake_gcs_faults import Fault, FaultRun
-from fake_gcs_objects import Refusal
+from fake_gcs_objects import Refusal, as_content
 from fake_gcs_service import Service
 from fake_gcs_transfers import flipped
 from fake_gcs_wire import Body, Hangup, Pace, Wire
 
 NAME_BYTES = 8192
-ONLY_OF_SUCCESS = ("truncate", "truncate-quietly", "corrupt-download")
+ONLY_OF_SUCCESS = ("truncate", "truncate-quietly", "corrupt-download", "bare")
 STATUS_MESSAGES = {
     429: ("The rate limit for this resource was exceeded.", "rateLimitExceeded"),
     500: ("We encountered an internal error. Please try again.", "internalError"),
@@ -126,6 +126,8 @@ class Exchange:
         if fault and fault.kind == "status":
             message, reason = STATUS_MESSAGES.get(fault.code, ("Injected by the fake.", "backendError"))
             return Response.of_refusal(Refusal(fault.code, message, reason))
+        if fault and fault.kind == "instead" and not fault.takes_effect:
+            return _told_by(fault)
         if fault and fault.kind == "expired-token":
             return Response.of_refusal(Refusal(401, "Invalid Credentials"))
         try:
@@ -152,17 +154,28 @@ class Exchange:
         if kind == "reset-in-answer" and not response.size:
             # A client that got a whole head without a body would not notice what comes after.
             self.wire.reset()
+        if fault and kind == "instead":
+            response = _told_by(fault)
+        if kind == "bare":
+            response.headers = {key: value for key, value in response.headers.items() if not key.startswith("X-Goog-")}
+        if kind == "bad-status-line":
+            self.wire.send(b"HTP 2OO\r\n\r\n")
+            raise Hangup
         stop = None
-        if fault and kind in {"reset-in-answer", "truncate", "truncate-quietly"}:
+        if fault and kind in {"reset-in-answer", "truncate", "truncate-quietly", "cut-answer"}:
             stop = int(response.size * fault.fraction)
         if fault and kind == "corrupt-download":
             response.body = flipped(response.body, fault.fraction)
         self.tally.answering(call, response.status, response.size if stop is None else stop)
-        self.wire.answer(response, stop=stop, told=stop if kind == "truncate-quietly" else None)
+        self.wire.answer(response, stop=stop, told=stop if kind in {"truncate-quietly", "cut-answer"} else None)
         if kind == "reset-in-answer":
             self.wire.reset()
         if kind == "truncate":
             raise Hangup
+
+
+def _told_by(fault: Fault) -> Response:
+    return Response(fault.code, dict(fault.headers), as_content(fault.body.encode()))
 
 
 def _flipped_array(data: np.ndarray, fraction: float) -> np.ndarray:

@@ -31,6 +31,10 @@ FAULTS = {
     "short-chunk": r"upload\.chunk",  # fewer bytes are kept than were sent: allowed, and told by Range
     "duplicate": WRITES,  # takes effect twice; the answer is the second one's
     "expired-token": EVERY,  # 401
+    "instead": EVERY,  # code, headers and body are answered by something on the way; takes_effect: the store hears too
+    "cut-answer": EVERY,  # fewer bytes, and Content-Length tells so many
+    "bad-status-line": EVERY,
+    "bare": MEDIA,  # none of the store's own headers
     "slow": EVERY,  # delay_seconds, bytes_per_second
 }
 
@@ -49,6 +53,9 @@ class Fault:
     stall_then: str = "reset"
     delay_seconds: float = 0.0
     bytes_per_second: float | None = None
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    takes_effect: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in FAULTS:

@@ -68,6 +68,15 @@ def retained(bucket: str, name: str, until: float) -> Refusal:
     )
 
 
+def held(bucket: str, name: str) -> Refusal:
+    return Refusal(
+        403,
+        f"Object '{bucket}/{name}' is under active Event-Based hold and cannot be deleted, overwritten or archived "
+        "until hold is removed.",
+        "forbidden",
+    )
+
+
 def number_of(values: Mapping[str, Any], key: str) -> int | None:
     """An integer of a query or of a body, None where it is missing."""
     text = values.get(key)
@@ -158,6 +167,7 @@ class StoredObject:
     fields: Mapping[str, Any] = field(default_factory=dict)
     component_count: int | None = None
     deleted: float | None = None
+    leaves_out_zeros: bool = False
 
     @property
     def size(self) -> int:
@@ -192,6 +202,8 @@ class StoredObject:
             "updated": timestamp(self.updated),
             "timeStorageClassUpdated": timestamp(self.created),
         }
+        if self.leaves_out_zeros and not self.size:
+            del answer["size"]
         if self.checksums.md5 is not None:
             answer["md5Hash"] = self.checksums.md5
         if self.component_count is not None:
@@ -215,6 +227,12 @@ class Bucket:
     versioning: bool = False
     requester_pays: bool = False
     denied: Sequence[str] = ()
+    default_event_based_hold: bool = False
+    soft_delete_seconds: float = 0.0
+    lifecycle: Sequence[Mapping[str, Any]] = ()
+    object_retention: bool = False
+    leaves_out_zeros: bool = False
+    """Google's own test bench leaves out the size of an empty object."""
 
     def resource(self, base: str) -> dict[str, Any]:
         answer: dict[str, Any] = {
@@ -236,4 +254,11 @@ class Bucket:
         }
         if self.retention_seconds:
             answer["retentionPolicy"] = {"retentionPeriod": str(int(self.retention_seconds))}
+        if self.default_event_based_hold:
+            answer["defaultEventBasedHold"] = True
+        if self.lifecycle:
+            answer["lifecycle"] = {"rule": list(self.lifecycle)}
+        if self.object_retention:
+            answer["objectRetention"] = {"mode": "Enabled"}
+        answer["softDeletePolicy"] = {"retentionDurationSeconds": str(int(self.soft_delete_seconds))}
         return answer

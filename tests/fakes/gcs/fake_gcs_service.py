@@ -31,7 +31,9 @@ class Service:
         self._operations: dict[str, Callable[[Call, Request], Response]] = {
             "bucket.insert": self._bucket_insert,
             "bucket.list": self._bucket_list,
-            "bucket.get": lambda call, request: Response.of_json(store.bucket(call.bucket).resource(request.base)),
+            "bucket.get": lambda call, request: Response.of_json(
+                store.require(call.bucket, "storage.buckets.get").resource(request.base)
+            ),
             "bucket.patch": self._bucket_patch,
             "bucket.delete": self._bucket_delete,
             "bucket.testPermissions": self._test_permissions,

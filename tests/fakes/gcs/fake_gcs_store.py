@@ -15,6 +15,7 @@ from fake_gcs_objects import (
     StoredObject,
     as_content,
     checksums_of,
+    held,
     joined,
     no_such_bucket,
     no_such_object,
@@ -26,6 +27,10 @@ from fake_gcs_objects import (
 )
 
 WRITABLE = ("contentType", "metadata", "cacheControl", "contentDisposition", "contentEncoding", "contentLanguage")
+SETTINGS = (
+    *("retention_seconds", "versioning", "requester_pays", "denied", "default_event_based_hold"),
+    *("soft_delete_seconds", "lifecycle", "object_retention", "leaves_out_zeros"),
+)
 MUTABLE = (*WRITABLE, "customTime", "temporaryHold", "eventBasedHold")
 
 
@@ -94,11 +99,11 @@ class Store:
             return self.buckets[name]
 
     def set_bucket(self, name: str, **settings: Any) -> Bucket:
-        """Change `retention_seconds`, `versioning`, `requester_pays` or `denied` (a list of permissions)."""
+        """Change settings of a `Bucket`, such as `retention_seconds` or `denied` (a list of permissions)."""
         with self.lock:
             bucket = self.bucket(name)
             for key, value in settings.items():
-                if key not in {"retention_seconds", "versioning", "requester_pays", "denied"}:
+                if key not in SETTINGS:
                     raise Refusal(400, f"Unknown bucket setting {key!r}")
                 setattr(bucket, key, value)
             bucket.metageneration += 1
@@ -197,6 +202,9 @@ class Store:
                 component_count=component_count,
             )
             home = self.bucket(bucket)
+            if home.default_event_based_hold:
+                made = replace(made, fields={**made.fields, "eventBasedHold": True})
+            made = replace(made, leaves_out_zeros=home.leaves_out_zeros)
             self._retire(home, name)
             home.live[name] = made
             bisect.insort(home.names, name)
@@ -257,6 +265,8 @@ class Store:
             home.archived.setdefault(name, {})[found.generation] = replace(found, deleted=self.clock())
 
     def _check_retention(self, home: Bucket, found: StoredObject) -> None:
+        if found.fields.get("eventBasedHold"):
+            raise held(home.name, found.name)
         until = found.created + home.retention_seconds
         if home.retention_seconds and self.clock() < until:
             raise retained(home.name, found.name, until)

@@ -1,21 +1,24 @@
 """One accelerator a process, with the threads that the run began with."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from lab import Lab, in_fresh_process, spec_of
 from stand_in_tpu import TOLD, look_like_a_tpu_vm
 
 from tasks.foundation.accelerator import gpu, strategy, tpu_environment
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.environment import thread_counts
-from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.accelerator.strategy import acquire, threads_of_others
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.user_code import describe
 
 CPUS = len(os.sched_getaffinity(0))
 RECORDED = Environment(accelerator="cpu", replicas=1, intra_op_threads=5, inter_op_threads=6, versions={})
@@ -77,6 +80,27 @@ def test_another_accelerator_needs_another_process(
     assert text in str(refused.value)
     assert f"{wanted} needs a process of its own" in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+def test_deterministic_operations_are_a_setting_of_the_process() -> None:
+    assert acquire(AcceleratorSpec(), None).environment.deterministic
+    with pytest.raises(AcceleratorError) as refused:
+        acquire(AcceleratorSpec(), None, deterministic=False)
+    assert str(refused.value) == ("this process runs with train.deterministic = true; false needs a process of its own")
+    # TensorFlow itself was told: it refuses what cannot be repeated.
+    with pytest.raises(RuntimeError, match="cannot be called when determinism is enabled") as fault:
+        tf.random.Generator.from_non_deterministic_state()
+    assert describe(fault.value).endswith("or set train.deterministic: false")
+
+
+def test_threads_that_user_code_has_set_are_told_of() -> None:
+    own = acquire(AcceleratorSpec(), None)
+    assert threads_of_others(own) == ""
+    # As if user code had set those of this process after Baton had set others.
+    other = replace(own, environment=own.environment.model_copy(update={"intra_op_threads": CPUS + 5}))
+    told = threads_of_others(other)
+    assert f"threads to {CPUS} within an operation and {CPUS} operations at a time" in told
+    assert f"which holds, and not {CPUS + 5} and {CPUS}, which the log records" in told
 
 
 def test_auto_chooses_the_cpu_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -183,6 +183,19 @@ def test_one_process_keeps_to_one_named_tpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert acquire(LOCAL, None).io_device is None
 
 
+@pytest.mark.parametrize(("spec", "asked"), [(LOCAL, 0), (AcceleratorSpec(kind="cpu"), 1)])
+def test_tensorflow_is_not_asked_for_what_xla_refuses_on_tpus(
+    monkeypatch: pytest.MonkeyPatch, spec: AcceleratorSpec, asked: int
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(strategy, "_taken", [])
+    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
+    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
+    assert acquire(spec, None).environment.deterministic
+    assert len(calls) == asked
+
+
 def test_what_is_lost_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Environment(accelerator="tpu", replicas=8, intra_op_threads=1, inter_op_threads=1, versions={})
     accelerator = Accelerator(strategy=None, environment=environment)

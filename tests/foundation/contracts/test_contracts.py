@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import DataSpec, KeepBest, ModelSpec, RunSpec, TrainSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
-from tasks.foundation.errors import DamagedCheckpoint, RunLogError
+from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 
 REF = CheckpointRef(
     path=checkpoint_folder(step=500, base=3, attempt="a" * 32),
@@ -78,7 +79,7 @@ BODIES = [
     Origin(identity={"seed": 0}, environment=ENVIRONMENT),
     COMMIT,
     Quarantine(path=REF.path, reason="crc32c"),
-    Retire(paths=("a",), deleted=("b", "c")),
+    Retire(paths=("checkpoints/a",), deleted=("checkpoints/b", "checkpoints/c")),
     Evaluation(
         checkpoint=REF,
         metrics={"loss": math.nan, "accuracy": 1.0},
@@ -117,6 +118,9 @@ TOP_LEVEL: list[Contract] = [
     *(Entry(number=7, time="2025-01-01T00:00:00+00:00", attempt="a", body=body, head=HEAD) for body in BODIES),
 ]
 
+# Mappings of names to values.
+FREE = {"options", "metrics", "seconds", "versions", "identity", "configured", "origin", "class_weight", "rename"}
+
 
 def name(contract: Contract) -> str:
     return f"{type(contract).__name__}-{contract.body.kind}" if isinstance(contract, Entry) else type(contract).__name__
@@ -135,7 +139,7 @@ def test_json_and_back_gives_the_same(contract: Contract) -> None:
 def test_the_version_is_written_and_another_is_refused(contract: Contract) -> None:
     data = json.loads(contract.to_json())
     assert data["schema_version"] == 1
-    for version in (2, 0, "1", None):
+    for version in (0, "1", None):
         with pytest.raises(RunLogError, match=f"somewhere: not a readable {type(contract).__name__}: schema_version"):
             type(contract).from_json(
                 json.dumps(data | {"schema_version": version}).encode(), where="somewhere", error=RunLogError
@@ -143,10 +147,49 @@ def test_the_version_is_written_and_another_is_refused(contract: Contract) -> No
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_what_is_unknown_torn_or_empty_is_refused(contract: Contract) -> None:
+def test_a_newer_schema_is_another_version_wherever_it_stands(contract: Contract) -> None:
+    text = contract.to_json().decode()
+    assert '"schema_version": 1' in text
+    for newer in (text.replace('"schema_version": 1', '"schema_version": 2', 1), _with_last_schema(text, 7)):
+        with pytest.raises(AnotherVersion, match=r"somewhere: .*schema_version is [27]\. This is Baton [\d.]+, which"):
+            type(contract).from_json(newer.encode(), where="somewhere", error=RunLogError)
+
+
+def _with_last_schema(text: str, number: int) -> str:
+    head, _, tail = text.rpartition('"schema_version": 1')
+    return f'{head}"schema_version": {number}{tail}'
+
+
+@pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
+def test_unknown_keys_are_ignored_where_another_process_wrote_them_and_refused_where_code_does(
+    contract: Contract,
+) -> None:
     data = contract.to_json()
-    more = json.dumps(json.loads(data) | {"surprise": 1}).encode()
-    for bad in (more, data[:-10], b"", b"null", b"[]", b"\xff"):
+    more = json.dumps(_with_more_keys(json.loads(data))).encode()
+    again = type(contract).from_json(more, where="somewhere", error=RunLogError)
+    assert again.to_json() == data
+    assert "surprise" in type(contract).unknown_keys(more)
+    assert type(contract).unknown_keys(data) == ()
+    with pytest.raises(ValidationError, match="surprise"):
+        type(contract).model_validate_json(more)
+    with pytest.raises(AnotherVersion, match=r"surprise is an unknown key"):
+        type(contract).from_json(more, where="call", error=RunLogError, unknown_keys="forbid")
+
+
+def _with_more_keys(value: Any, *, free: bool = False) -> Any:
+    """A surprise in every mapping that is a contract; `free` ones are the user's."""
+    if isinstance(value, list):
+        return [_with_more_keys(each, free=free) for each in value]
+    if not isinstance(value, dict):
+        return value
+    more = {key: _with_more_keys(each, free=free or key in FREE) for key, each in value.items()}
+    return more if free else more | {"surprise": {"x": 1}}
+
+
+@pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
+def test_what_is_torn_or_empty_is_refused(contract: Contract) -> None:
+    data = contract.to_json()
+    for bad in (data[:-10], b"", b"null", b"[]", b"\xff"):
         with pytest.raises(DamagedCheckpoint, match="somewhere: not a readable"):
             type(contract).from_json(bad, where="somewhere", error=DamagedCheckpoint)
 

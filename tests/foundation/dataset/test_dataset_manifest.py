@@ -9,7 +9,7 @@ import pytest
 
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.errors import DamagedDataset
+from tasks.foundation.errors import AnotherVersion, DamagedDataset
 
 
 def test_the_manifest_that_was_written(numbered: Callable[..., Any]) -> None:
@@ -46,6 +46,27 @@ def test_a_manifest_that_was_edited(numbered: Callable[..., Any]) -> None:
     prepared.storage.write(path, json.dumps(content).encode())
     with pytest.raises(DamagedDataset, match="not that of the shards it lists; delete that folder"):
         load_manifest(prepared.storage, prepared.ref)
+
+
+def test_a_manifest_of_a_newer_version_is_no_damage(numbered: Callable[..., Any]) -> None:
+    prepared = numbered([3, 4])
+    path = f"{prepared.ref.folder}/manifest.json"
+    content = json.loads(prepared.storage.read(path))
+
+    def written(**changes: Any) -> None:
+        prepared.storage.write(path, json.dumps(content | changes).encode())
+
+    written(licence="CC0")
+    assert load_manifest(prepared.storage, prepared.ref) == prepared.manifest
+    written(schema_version=2)
+    with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 2"):
+        load_manifest(prepared.storage, prepared.ref)
+    # A key that the newer version has in its digest of the content.
+    shards = [shard | {"codec": "zstd"} for shard in content["train"]]
+    written(train=shards, content_digest="0" * 64)
+    with pytest.raises(AnotherVersion, match=r"unknown keys \(train\.0\.codec, train\.1\.codec\)") as told:
+        load_manifest(prepared.storage, prepared.ref)
+    assert "delete" not in str(told.value)
 
 
 def test_zeros_in_the_form_of_a_batch(numbered: Callable[..., Any]) -> None:

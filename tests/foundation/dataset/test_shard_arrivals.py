@@ -7,7 +7,7 @@ import pytest
 from far_storage import FailOnce, FarStorage, bytes_below, content, put_shards, read, wait_for_threads
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset.verified import VerifiedShards
+from tasks.foundation.dataset.verified import VerifiedShards, _fetch
 from tasks.foundation.errors import DamagedDataset, StorageError
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.local import LocalStorage
@@ -41,6 +41,54 @@ def test_damage_is_told_with_the_address_and_both_checksums(far: FarStorage, tem
         assert part in str(damaged.value)
     assert far.of("download") == ["s0", "s0"]
     assert bytes_below(temporary) == 0
+
+
+class Garbling:
+    """A hook: the file holds other bytes while it is downloaded, the next of those given each time."""
+
+    def __init__(self, far: FarStorage, name: str, garbled: list[bytes]) -> None:
+        self.far, self.name, self.garbled = far, name, garbled
+        self.sound = far.inner.read(name)
+        far.before, far.after = self.before, self.put_back
+
+    def before(self, method: str, path: str) -> None:
+        if method == "download" and path.endswith(self.name):
+            self.far.inner.write(self.name, self.garbled.pop(0))
+
+    def put_back(self, method: str, _path: str) -> None:
+        if method == "download":
+            self.far.inner.write(self.name, self.sound)
+
+
+def test_a_sound_shard_that_never_arrives_whole_is_no_damage(far: FarStorage, temporary: Path) -> None:
+    (record,) = put_shards(far, [10])
+    Garbling(far, "s0", [b"x" * 10, b"x" * 10])
+    with (
+        VerifiedShards(far) as shards,
+        pytest.raises(StorageError, match=r"s0: its bytes .*The file is sound") as fault,
+    ):
+        shards.open([record])
+    assert "delete" not in str(fault.value)
+    assert bytes_below(temporary) == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "told"),
+    [
+        (b"0123456x", StorageError, "two reads brought different bytes"),
+        (b"x1234567", DamagedDataset, "bring that file back"),
+    ],
+)
+def test_of_a_part_of_a_file_two_reads_tell(
+    far: FarStorage, temporary: Path, second: bytes, error: type[Exception], told: str
+) -> None:
+    """The store knows no checksum of a part; but what lies there arrives the same each time."""
+    far.inner.write("all", b"01234567")
+    stored = checksum_bytes(b"01234567")
+    part = ShardRecord(path="memory://elsewhere/all", size=stored.size, crc32c=stored.crc32c, records=1, examples=1)
+    Garbling(far, "all", [b"x1234567", second])
+    with pytest.raises(error, match=told):
+        _fetch(far, "all", part, temporary / "here")
 
 
 def test_a_missing_shard_is_damage(far: FarStorage) -> None:

@@ -9,10 +9,30 @@ from lab import Lab, built, lab_of, spec_of
 
 from tasks.foundation.errors import ModelError
 
+HOLDING = """
+class Holding(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.kept = VALUE
+
+    def call(self, x):
+        return x
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), Holding(), keras.layers.Dense(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+"""
+
 BAD = {
     "raises": (
         "def build():\n    raise KeyError('width')",
         ["model.py:build raised KeyError: 'width' (model.py, line 9)"],
+    ),
+    "draws from a random start": (
+        "def build():\n    tf.random.Generator.from_non_deterministic_state()",
+        ["cannot be called when determinism is enabled", "or set train.deterministic: false"],
     ),
     "exits": ("def build():\n    raise SystemExit(0)", ["model.py:build raised SystemExit: 0 (model.py, line 9)"]),
     "exits when called": (
@@ -58,6 +78,34 @@ BAD = {
             return model
         """,
         ["optimizer second of the model has not been built", "optimizer.build(variables)"],
+    ),
+    "two optimizers of one name, unbuilt": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("adam", "sparse_categorical_crossentropy")
+            model.maker, model.judge = keras.optimizers.Adam(name="same"), keras.optimizers.Adam(name="same")
+            model.maker.build(model.trainable_variables)
+            return model
+        """,
+        ["optimizer same of the model has not been built (model.judge)"],
+    ),
+    "empty variable": (
+        HOLDING.replace("VALUE", "tf.Variable(tf.zeros([0, 3]))"),
+        ["variables/", "/kept cannot be kept in a checkpoint: its shape [0, 3] has no values"],
+    ),
+    "text in a variable": (
+        HOLDING.replace("VALUE", "tf.Variable('text')"),
+        ["variables/", "/kept cannot be kept in a checkpoint: its dtype is string"],
+    ),
+    "TensorFlow's own mark in a name": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="a.b.ATTRIBUTES")])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+        ["a.b.ATTRIBUTES/kernel cannot be kept in a checkpoint: its name holds .ATTRIBUTES", "rename its layer"],
     ),
     "own step, unusable metrics": (
         """

@@ -1,5 +1,6 @@
 """What of a model's code makes a run another run, and what does not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,73 @@ def test_constants_are_the_same_in_every_process(tmp_path: Path, monkeypatch: py
         found.append(in_fresh_process(code_of, folder=str(tmp_path / seed), model=MODEL))
     assert found[0] == found[1] == found[2]
     assert "model.Sized" in found[0]
+
+
+SHAPES = """
+class Lazy(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+        self.out = keras.layers.Dense(3)
+
+    def call(self, x, training=False):
+        return self.out(self.body(x, training=training))
+
+
+def compiled(model):
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+def lazy_sequential():
+    return compiled(keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(3)]))
+
+
+def lazy_subclass():
+    return compiled(Lazy())
+
+
+def sized(size=8):
+    return compiled(keras.Sequential([keras.Input((6,), batch_size=size), keras.layers.Dense(3)]))
+
+
+def stateful(size=8):
+    recurrent = keras.layers.GRU(4, stateful=True)
+    return compiled(keras.Sequential([keras.layers.Reshape((6, 1)), recurrent, keras.layers.Dense(3)]))
+"""
+
+
+def identities(root: Path, build: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of one model for a batch of 8 and for one of 4, as on one replica and on two."""
+    lab = lab_of(root, SHAPES)
+    return tuple(  # type: ignore[return-value]
+        model_identity(built(lab, spec).model, spec.model, lab.code)
+        for spec in (spec_of(build), spec_of(build, train__global_batch_size=4, **changes))
+    )
+
+
+@pytest.mark.parametrize("build", ["lazy_sequential", "lazy_subclass"])
+def test_the_batch_that_a_layer_was_built_with_does_not_count(tmp_path: Path, build: str) -> None:
+    one, other = identities(tmp_path, build)
+    assert differences(one, other) == ()
+    assert "null" in json.dumps(one["model.config"])
+
+
+def test_a_log_that_holds_the_size_of_the_batch_goes_on(tmp_path: Path) -> None:
+    one, _ = identities(tmp_path, "lazy_sequential")
+    older = json.loads(json.dumps(one).replace("[null, 6]", "[8, 6]").replace("[null, 4]", "[8, 4]"))
+    assert older != one
+    assert differences(older, one) == ()
+    narrower = json.loads(json.dumps(one).replace("[null, 6]", "[8, 5]"))
+    assert differences(narrower, one)
+
+
+def test_a_batch_size_that_is_meant_counts(tmp_path: Path) -> None:
+    model = {"build": "model.py:sized", "options": {"size": 4}}
+    one, other = identities(tmp_path, "sized", model=model)
+    assert "model.config.config.build_input_shape: [8, 6] -> [4, 6]" in list(map(str, differences(one, other)))
+
+
+def test_a_layer_that_keeps_its_state_is_of_one_batch(tmp_path: Path) -> None:
+    one, other = identities(tmp_path, "stateful")
+    assert any("[8, 6]" in str(found) for found in differences(one, other))

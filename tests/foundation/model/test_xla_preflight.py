@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.graph_scan import layer_of, scan
@@ -229,3 +230,21 @@ def test_messages_of_xla(text: str, said: str) -> None:
 )
 def test_the_layer_in_a_nodes_name(node: str, layer: str) -> None:
     assert layer_of(node, ["bad", "outer", "conv2d_2", "conv2d"]) == layer
+
+
+def test_a_step_is_compiled_as_on_a_tpu_and_the_process_stays_deterministic() -> None:
+    def pooled(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.nn.max_pool2d(x, 2, 2, "VALID"))
+        return tape.gradient(y, x)
+
+    was_on = tf_config.is_op_determinism_enabled()
+    tf_config.enable_op_determinism()
+    try:
+        program = compiled_step(pooled, (tf.TensorSpec((1, 4, 4, 1), tf.float32),), reference="m:build", layers=())
+        assert "ENTRY" in program
+        assert tf_config.is_op_determinism_enabled()
+    finally:
+        if not was_on:
+            tf_config.disable_op_determinism()

@@ -7,6 +7,7 @@ same result; sleep sets (Godefroid, 1996) leave out the orders that differ only 
 complete and small.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,6 +246,19 @@ def explore(
             path.pop()
         else:
             return checked
+
+
+def sample(start: Callable[[], Execution], check: Callable[[Execution], None], *, executions: int, seed: int) -> None:
+    """Play random orders of storage calls, where there are too many to `explore`. Arguments: see there."""
+    draw = random.Random(seed)
+    for _ in range(executions):
+        execution = start()
+        try:
+            while pending := execution.pending():
+                execution.step(draw.choice(sorted(pending)))
+            check(execution)
+        finally:
+            execution.end()
 
 
 def _descend(execution: Execution, path: list[_Node], *, reduced: bool) -> bool:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from counting import Counting
 from log_making import ENVIRONMENT, assert_sound, begin, committing, folders, head_of, stage, train
-from stepping import Execution, Writer, explore
+from stepping import Execution, Writer, explore, sample
 
 from tasks.foundation.contracts.log_entry import Change, Commit, Origin, Rewind
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, RunLogError, StorageError
 from tasks.foundation.runlog.committing import commit, quarantine
-from tasks.foundation.runlog.forking import Fork, fork, refuse_unfinished_fork
+from tasks.foundation.runlog.forked import Fork, refuse_unfinished_fork
+from tasks.foundation.runlog.forking import fork
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.retention import KeepLast, clear_away
 from tasks.foundation.runlog.verifying import check
@@ -191,8 +192,7 @@ def test_failing_at_any_storage_call_it_is_finished_by_saying_it_again(memory: M
         if written:
             # Whatever was written, it is no run that would begin at step 0.
             head = RunLog(memory.at("new")).head()
-            assert head is not None
-            if head.tip is None:
+            if head is None or head.tip is None:
                 with pytest.raises(InvalidInput, match="is a fork that has no checkpoint yet"):
                     refuse_unfinished_fork(RunLog(memory.at("new")))
         made = forks(memory)
@@ -251,21 +251,25 @@ def small_source(root: Storage) -> None:
     assert head_of(log).tip is not None
 
 
-@pytest.mark.parametrize("death", [1, 2, 3, *(pytest.param(death, marks=pytest.mark.slow) for death in (None, 4, 5))])
-def test_two_forks_under_one_name_in_every_order(death: int | None) -> None:
-    root = MemoryStorage(f"forks-{uuid.uuid4().hex}")
-    small_source(root)
+class TwoForks:
+    """Two processes that make the same fork, of which the first may die."""
 
+    def __init__(self, *, dies_after: int | None) -> None:
+        self.root = MemoryStorage(f"forks-{uuid.uuid4().hex}")
+        self.dies_after = dies_after
+        small_source(self.root)
+
+    def start(self) -> Execution:
+        self.root.delete("new")
+        return Execution(self.root, [Writer(self.work, dies_after=self.dies_after), Writer(self.work)])
+
+    @staticmethod
     def work(store: Storage) -> Fork:
         return fork(store, "old", "new", at_step=0, attempt=uuid.uuid4().hex)
 
-    def start() -> Execution:
-        root.delete("new")
-        return Execution(root, [Writer(work, dies_after=death), Writer(work)])
-
-    def look(execution: Execution) -> None:
+    def look(self, execution: Execution) -> None:
         assert execution.faults == {}
-        entries = assert_sound(root.at("new"))
+        entries = assert_sound(self.root.at("new"))
         assert [entry.body.kind for entry in entries] == ["origin", "checkpoint"]
         made = [result for result in execution.results.values() if isinstance(result, Fork)]
         assert 1 in execution.results
@@ -273,10 +277,22 @@ def test_two_forks_under_one_name_in_every_order(death: int | None) -> None:
         assert sum(not each.already_there for each in made) == 1 or execution.dead
         tip = entries[-1].head.tip
         assert tip is not None
-        check(root.at("new"), tip)
+        check(self.root.at("new"), tip)
 
-    assert explore(start, look) > 1
-    root.delete("")
+
+@pytest.mark.parametrize("death", [1, 2, 3])
+def test_two_forks_under_one_name_in_every_order(death: int) -> None:
+    forks = TwoForks(dies_after=death)
+    assert explore(forks.start, forks.look) > 1
+    forks.root.delete("")
+
+
+@pytest.mark.parametrize("death", [None, *range(4, 24, 2)])
+def test_two_forks_under_one_name_in_random_orders(death: int | None) -> None:
+    """All of them are too many to play: a fork makes some twenty calls."""
+    forks = TwoForks(dies_after=death)
+    sample(forks.start, forks.look, executions=200 if death is None else 40, seed=death or 0)
+    forks.root.delete("")
 
 
 def test_a_fork_and_a_fresh_run_under_one_name_in_every_order() -> None:
@@ -286,6 +302,8 @@ def test_a_fork_and_a_fresh_run_under_one_name_in_every_order() -> None:
     def begins(store: Storage) -> object:
         """As init-or-restore does."""
         log = RunLog(store.at("new"))
+        if log.head() is None:
+            refuse_unfinished_fork(log)
         log.append(
             lambda head: Origin(identity={"seed": 0}, environment=ENVIRONMENT) if head is None else None, attempt="f"
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from log_making import assert_sound, begin, head_of, origin, train
 
+from tasks.foundation.contracts.log_entry import Retire
 from tasks.foundation.errors import RunLogError, StorageError
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -118,6 +119,21 @@ def test_a_home_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
     (tmp_path / "away").rename(tmp_path / "disk")
     train(log, 10)
     assert_sound(store)
+
+
+def test_a_disk_that_goes_between_reading_and_appending_gets_no_entry_in_its_place(tmp_path: Path) -> None:
+    """What is left then is an empty folder, the mount point."""
+    root = tmp_path / "home"
+    log = begin(LocalStorage(root))
+
+    def unmounted_meanwhile(_head: object) -> Retire:
+        root.rename(tmp_path / "away")
+        root.mkdir()
+        return Retire(paths=(), deleted=())
+
+    with pytest.raises(StorageError, match=rf"{root}/log was there and is gone; see whether .* no longer mounted"):
+        log.append(unmounted_meanwhile, attempt="a")
+    assert list(root.iterdir()) == []
 
 
 def test_what_was_deleted_on_purpose_may_be_made_again(tmp_path: Path) -> None:

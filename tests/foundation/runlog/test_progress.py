@@ -75,6 +75,7 @@ def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool 
         # Refused input costs nothing, and is told of at once.
         ([{"ended": "IdentityChanged"}] * 9, False),
         ([DEAD, {"ended": "ModelError"}, DEAD, DEAD], True),
+        ([{"ended": "StepFailed"}] * 3, True),  # but a step that fails costs training
         # A tip that proves damaged again and again, evaluated or not.
         ([EVALUATED, DEAD, EVALUATED], True),
         # Backwards is no progress.
@@ -180,7 +181,7 @@ def test_the_diagnosis_lists_them(store: Storage) -> None:
     )
     assert len(lines[2]) < 300
     assert lines[-2] == "They ended in different ways; begin with the newest"
-    assert lines[-1] == "After the repair: baton run FILE --try-again"
+    assert lines[-1] == "hint: after the repair: baton run FILE --try-again"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """TensorBoard reads one curve without repeats from a run's home, whatever happened to the run."""
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,11 @@ def test_numbers_that_are_no_float32(log: RunLog) -> None:
     commit(log, committing(staged, parent=head.tip.path, history=tuple(rows)))
     write_curves(log)
     assert curve(log, "train", "loss") == [(1, float("inf")), (2, float("-inf")), (300, pytest.approx(0.1))]
+
+
+@pytest.mark.slow
+def test_tensorboard_starts_in_the_environment_that_the_lock_makes() -> None:
+    command = [sys.executable, "-m", "tensorboard.main", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("2.19.")

@@ -16,8 +16,10 @@ from lab import Heard
 from training_process import process, wait_for
 
 from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.contracts.segment import StopReason
 from tasks.foundation.stops.holding import hold
 from tasks.foundation.stops.stops import Stop, Stops
+from tasks.foundation.storage.deadline import Deadline
 from tasks.foundation.telemetry.events import Event
 
 SPEC = StopSpec(grace_seconds=25.0)
@@ -57,6 +59,19 @@ def until_asked(stops: Stops) -> Stop:
     return stops.asked
 
 
+@pytest.mark.parametrize("reason", ["sigterm", "sigint", "preempted", "maintenance"])
+def test_whatever_asks_bounds_the_waiting_for_the_store(reason: StopReason) -> None:
+    """Ctrl-C too: no machine goes then, but nobody who pressed it wants to wait for minutes."""
+    clock, leaving = Clock(), Deadline()
+    stops = Stops(SPEC, clock=clock, telemetry=Heard(), leaving=leaving)
+    stops.stop_within(0)
+    assert stops.asked is not None
+    assert not leaving.is_set, "a time budget is in no hurry"
+    stops.hear(reason)
+    wait_for(lambda: leaving.is_set)
+    assert 0 < leaving.left() <= SPEC.grace_seconds
+
+
 # Signals, in processes of their own.
 
 
@@ -66,6 +81,55 @@ def test_a_sigterm_is_heard_while_the_work_is_in_c_code() -> None:
         trainer.signal(signal.SIGTERM)
         assert "SIGTERM: finishing the steps in flight" in trainer.read_until("note:")
         assert trainer.popen.poll() is None
+
+
+CLOSABLE = "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup themselves
+HELD = """
+class Told(BaseException):
+    pass
+def handler(*_):
+    raise Told
+def work(stops):
+    until_asked(stops)
+    say("asked:", stops.asked.reason)
+    time.sleep(0.2)
+    say("committed")
+signal.signal(signal.SIGTERM, handler)
+try:
+    hold(work, StopSpec(), telemetry=Printing())
+except Told:
+    say("told")
+say("SIGHUP as before:", signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)
+"""
+
+
+def test_a_closed_terminal_is_heard_as_a_sigterm() -> None:
+    with process(CLOSABLE + HELD) as trainer:
+        trainer.read_until("waiting")
+        for _ in range(2):  # the kernel sends one, and the shell another
+            trainer.signal(signal.SIGHUP)
+        assert trainer.wait() == 0
+    assert "asked: sigterm\n" in trainer.lines
+    assert trainer.lines[-3:] == ["committed\n", "told\n", "SIGHUP as before: True\n"]
+    assert any("note: terminal closed (SIGHUP): finishing the steps in flight" in line for line in trainer.lines)
+
+
+def test_a_closed_terminal_ends_work_that_nobody_else_handles() -> None:
+    with process(CLOSABLE + "hold(until_asked, StopSpec(), telemetry=Printing())") as trainer:
+        trainer.read_until("waiting")
+        trainer.signal(signal.SIGHUP)
+        assert "terminal closed" in trainer.read_until("note:")
+        assert trainer.wait() == -signal.SIGTERM
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
+    with process("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + HELD) as trainer:
+        trainer.read_until("waiting")
+        trainer.signal(signal.SIGHUP)
+        trainer.signal(signal.SIGTERM)
+        assert trainer.wait() == 0
+    assert any("note: SIGTERM: finishing" in line for line in trainer.lines)
+    assert trainer.lines[-1] == "SIGHUP as before: False\n"
 
 
 def test_a_second_sigint_leaves_at_once_though_the_work_is_in_c_code() -> None:
@@ -80,7 +144,9 @@ def test_a_second_sigint_leaves_at_once_though_the_work_is_in_c_code() -> None:
         assert trainer.wait() == 130
         assert "flushed at last\n" in trainer.lines
         os.set_blocking(terminal, False)
-        assert b"\x1b[?25h" in os.read(terminal, 10_000)
+        seen = os.read(terminal, 10_000)
+        assert b"\x1b[?25h" in seen
+        assert b"left at once: what is committed stays, and the same command goes on from there\r\n" in seen
     os.close(side)
     os.close(terminal)
 

@@ -1,13 +1,20 @@
 """The console: plain lines in a pipe, one bar on a terminal, and never an exception into training."""
 
+import fcntl
 import io
 import logging
+import os
 import re
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from rich.table import Table
 
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Sink, Training
@@ -83,6 +90,100 @@ def test_terminal_has_a_bar_that_goes_and_lines_that_stay() -> None:
     assert re.search(r"\x1b\[1;33m[^\n]*look here", text), "a warning is to be noticed"
     assert text.endswith("\x1b[1A\x1b[2K"), "the bar is wiped out at the end"
     assert "\x1b[?25h" in text, "the cursor is shown again"
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_what_is_not_known_is_not_said_to_be_left(validates: bool) -> None:
+    """A source that is read for the first time has no known end."""
+    events = [Preparing(examples=150), *([training(1500, loss=0.25)] if validates else [])]
+    plain = CONTROL.sub("", emitted(Terminal(), *events))
+    assert "150 examples" in plain
+    assert (" left" in plain) == validates
+
+
+RESIZED = """
+import sys
+from tasks.foundation.telemetry import console as module
+from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.events import Note, Training
+
+module._REFRESHES_PER_SECOND = 0.001  # it is drawn when this program says so, and not just while it is resized
+
+def train(step):
+    console.emit(Training(step=step, target=3000, metrics={"loss": 0.25}, examples_per_second=12345.6))
+    console._progress.refresh()
+    print("drawn", file=sys.stderr, flush=True)
+
+with Console() as console:
+    console.emit(Note(text="a line that stays"))
+    for step in (1000, 2000):
+        train(step)
+        sys.stdin.readline()
+    console.emit(Note(text="another line"))
+"""
+
+
+class Screen:
+    """The lines of a terminal that breaks those which no longer fit, as most do; only what rich and a bar need."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self.lines, self.row, self.column = columns, [""], 0, 0
+
+    def write(self, text: str) -> None:
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]", text):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row += 1
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif part == "\x1b[2K":
+                self.lines[self.row] = ""
+            elif re.fullmatch(r"\x1b\[\d*A", part):
+                self.row -= int(part[2:-1] or 1)
+            elif part[0] != "\x1b":
+                if self.column == self.columns:
+                    self.write("\r\n")
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + part + line[self.column + 1 :]
+                self.column += 1
+
+    def resize(self, columns: int) -> None:
+        """The line with the cursor is the last one, and is the only one that may not fit."""
+        line = self.lines[self.row]
+        broken = [line[start : start + columns] for start in range(0, len(line), columns)]
+        self.lines[self.row :] = broken
+        self.columns, self.row = columns, self.row + len(broken) - 1
+        self.column -= columns * (len(broken) - 1)
+
+
+def test_nothing_is_left_of_a_bar_that_no_longer_fits() -> None:
+    """A real terminal device that is made narrower while the bar is drawn."""
+    terminal, side = os.openpty()
+    screen = Screen(100)
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "XTERM_VERSION"}}
+    command = [sys.executable, "-c", RESIZED]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=side, stderr=subprocess.PIPE, env=environment)
+    os.close(side)
+    assert child.stdin is not None
+    assert child.stderr is not None
+    assert child.stderr.readline() == b"drawn\n"
+    screen.write(os.read(terminal, 65536).decode())
+    assert "1000/3000" in screen.lines[screen.row]
+    assert len(screen.lines[screen.row]) > 60
+    screen.resize(40)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    assert child.stderr.readline() == b"drawn\n"
+    screen.write(os.read(terminal, 65536).decode())
+    assert "2000/3000" in screen.lines[screen.row]
+    assert [line for line in screen.lines if "1000/3000" in line or "12,346" in line] == [screen.lines[screen.row]]
+    child.communicate(b"\n")
+    assert child.returncode == 0
+    screen.write(os.read(terminal, 65536).decode())
+    os.close(terminal)
+    assert [line.strip() for line in screen.lines if line.strip()] == ["a line that stays", "another line"]
 
 
 def test_bar_begins_where_the_run_stands() -> None:
@@ -174,3 +275,24 @@ def test_threads_do_not_mix_their_lines() -> None:
     assert stream.overlaps == 0
     written = stream.getvalue().splitlines()
     assert sorted(written) == sorted(note.text for name in "abcd" for note in lines(name))
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_names_that_read_like_markup_are_shown_as_they_are(stream: type[io.StringIO]) -> None:
+    """rich took [/x] for an end without a beginning, and nothing was shown from there on."""
+    file = stream()
+    console = Console(file)
+    name = "f1[macro] [/x] [bold]b[/bold] :tm:"
+    console.emit(Note(text=f"note {name} \x1b]0;owned\x07"))
+    console.show(f"text {name}")
+    table = Table(box=None)
+    table.add_column(name)
+    table.add_row(f"{name}.")
+    console.show(table)
+    with console:
+        console.emit(Training(step=1, target=2, examples_per_second=1.0, metrics={name: 1.0}))
+    console.emit(Note(text="the end"))
+    text = file.getvalue()
+    for line in (f"note {name} ", f"text {name}", f"{name}.", "the end"):
+        assert line in text
+    assert "\x1b]0;" not in text

@@ -1,10 +1,12 @@
 """The ledger counts every second once, signs for them, and never gets in training's way."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from ledger_making import NOON, Clock, head_at, ledger_of, written
 
-from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, UNATTRIBUTED
+from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, UNATTRIBUTED, AttemptRecord
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
@@ -130,6 +132,20 @@ def test_causes_add_up_to_the_wall_whatever_happens(steps: list[tuple[float, Eve
     assert record.wall_seconds == pytest.approx(age + clock.seconds - 1000.0, abs=0.0005 * len(CAUSES))
     kept = record.seconds.get("train", 0.0) + 0.002
     assert record.uncommitted_seconds + record.discarded_seconds <= kept
+
+
+@given(some.lists(some.tuples(some.floats(), some.floats(), EVENTS), min_size=1), some.floats())
+def test_a_sign_of_life_can_be_written_whatever_its_clocks_say(
+    steps: list[tuple[float, float, Event]], age: float
+) -> None:
+    """Without signs of life a run at work looks dead, and its time is in no account."""
+    clock = Clock()
+    with ledger_of(clock, age) as ledger:
+        for seconds, waited, event in steps:
+            clock.seconds = seconds
+            ledger.emit(replace(event, input_wait_seconds=waited) if isinstance(event, Training) else event)
+            record = AttemptRecord.model_validate_json(ledger.record().to_json())
+    assert math.isfinite(record.wall_seconds)
 
 
 def test_a_commit_settles_what_was_trained_up_to_its_step(clock: Clock) -> None:

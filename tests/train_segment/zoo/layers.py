@@ -151,8 +151,7 @@ class Adversaries(keras.Model):
         super().compile(optimizer=judge_optimizer)
         self.maker_optimizer = maker_optimizer
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        (x,) = data
+    def train_step(self, x: Any) -> dict[str, Any]:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         noise = keras.random.normal((ops.shape(x)[0], 2), seed=self.seeds)
         with tf.GradientTape(persistent=True) as tape:

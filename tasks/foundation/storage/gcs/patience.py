@@ -6,10 +6,11 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tasks.foundation.errors import BatonError, InvalidInput, StorageError
-from tasks.foundation.storage.gcs.answers import UNAUTHORIZED, Garbled, said_by
+from tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
+from tasks.foundation.storage.deadline import LEAVING, Deadline
+from tasks.foundation.storage.gcs.answers import UNAUTHORIZED, Answered, Garbled, Malformed, said_by
 from tasks.foundation.storage.gcs.refusals import refusal
 
 _LOGGER = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ _T = TypeVar("_T")
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _FACTOR = 0.5, 30.0, 2.0
 _TOO_MANY_UNAUTHORIZED, _TOO_MANY_GARBLED = 3, 4
-_WORTH_RETRYING = {401, 408, 429, 500, 502, 503, 504}
+_STAYS = "what is committed stays; run the same command to continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +29,21 @@ class Patience:
         total_seconds: from the first failure of an operation without progress until it is given up.
         stall_seconds: without a byte, until a connection is given up.
         first_wait_seconds: at most so long before the second try; doubled with each further one.
-        silent: waits are not worth a line in the log.
+        best_effort: `total_seconds` count from the first try on, and waits are not worth a line in the log.
     """
 
     total_seconds: float = 300.0
     stall_seconds: float = 60.0
     first_wait_seconds: float = _FIRST_WAIT_SECONDS
-    silent: bool = False
+    best_effort: bool = False
 
     def hurried(self, seconds: float) -> "Patience":
-        """At most so many seconds, and silent."""
+        """Best effort, for about this many seconds."""
         return replace(
             self,
             total_seconds=min(self.total_seconds, seconds),
             stall_seconds=min(self.stall_seconds, seconds),
-            silent=True,
+            best_effort=True,
         )
 
     @classmethod
@@ -62,7 +63,8 @@ class Patience:
 class Tries:
     """The tries of one operation: exponential backoff with full jitter, and one limit on all of it together.
 
-    After "Exponential Backoff And Jitter" (Brooker, 2015).
+    After "Exponential Backoff And Jitter" (Brooker, 2015). A wait that would go beyond the limit is cut to what is
+    left, and a last try follows.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Tries:
         patience: Patience,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        leaving: Deadline = LEAVING,
     ) -> None:
         """Nothing is waited for yet.
 
@@ -79,17 +81,28 @@ class Tries:
             where: address of what is worked on, for messages.
             patience: its limits.
             clock: seconds, never going back.
-            sleep: waits.
+            leaving: the process's deadline; sleeps.
         """
         self._where, self._patience = where, patience
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._leaving = clock, leaving
         self._unauthorized = self._garbled = 0
         self.progress()
 
     def progress(self) -> None:
-        """Something was achieved: the limit counts from the next failure on."""
-        self._until: float | None = None
+        """Start counting tries and time again: the operation got further."""
+        self._began = self._clock()
+        # Best effort has one limit from the first try on; everything else is tried at least twice.
+        self._until = self._began + self._patience.total_seconds if self._patience.best_effort else None
         self._tries = 0
+
+    def begin(self) -> None:
+        """To be called before the first try.
+
+        Raises:
+            StoreUnreachable: this process was asked to stop, and the store did not answer before.
+        """
+        if self._leaving.given_up:
+            raise StoreUnreachable(f"{self._where}: asked to stop, and the store could not be reached before; {_STAYS}")
 
     def again_after(self, fault: Exception) -> None:
         """Wait before the next try.
@@ -102,21 +115,32 @@ class Tries:
         now = self._clock()
         self._until = now + self._patience.total_seconds if self._until is None else self._until
         self._tries += 1
-        longest = min(self._patience.first_wait_seconds * _FACTOR ** (self._tries - 1), _LONGEST_WAIT_SECONDS)
-        wait = random.uniform(0, longest)  # noqa: S311 - spreads clients out, guards nothing
+        left = min(self._until - now, self._leaving.left())
         said = said_by(fault)
-        if now + wait > self._until:
-            raise StorageError(
-                f"{self._where}: {said}; given up after {self._tries} tries in {self._patience.total_seconds:.0f} s "
-                "(BATON_STORAGE_PATIENCE_SECONDS); see to the network, or to the store's own status page, and run again"
-            ) from fault
-        level = logging.DEBUG if self._patience.silent else logging.WARNING
+        if left <= 0:
+            raise self._given_up(said, now - self._began) from fault
+        longest = min(self._patience.first_wait_seconds * _FACTOR ** min(self._tries - 1, 32), _LONGEST_WAIT_SECONDS)
+        wait = min(random.uniform(0, longest), left)  # noqa: S311 - spreads clients out, guards nothing
+        level = logging.DEBUG if self._patience.best_effort else logging.WARNING
         _LOGGER.log(level, "%s: %s; trying again in %.1f s (try %d)", self._where, said, wait, self._tries + 1)
-        self._sleep(wait)
+        self._leaving.sleep(wait)
+
+    def _given_up(self, said: str, seconds: float) -> StorageError:
+        tries = f"{self._tries} tries in {seconds:.1f} s" if self._tries > 1 else f"one try, {seconds:.1f} s"
+        if not self._leaving.is_set:
+            return StorageError(
+                f"{self._where}: {said}; given up after {tries} (BATON_STORAGE_PATIENCE_SECONDS is "
+                f"{self._patience.total_seconds:g}); see to the network, or to the store's status page, and run again"
+            )
+        if self._leaving.left() <= 0:
+            self._leaving.give_up()
+        return StoreUnreachable(
+            f"{self._where}: asked to stop, and the store could not be reached ({said}; {tries}); {_STAYS}"
+        )
 
     def _is_worth_retrying(self, fault: Exception) -> bool:
         """Raises StorageError for what has been garbled too often."""
-        if getattr(fault, "code", None) == UNAUTHORIZED:
+        if isinstance(fault, Answered) and fault.code == UNAUTHORIZED:
             # An access token may have run out a moment ago; credentials that are refused stay refused.
             self._unauthorized += 1
             cause = fault.__cause__
@@ -140,6 +164,7 @@ def retrying(work: Callable[[], _T], tries: Tries) -> _T:
         FileExistsError: what `work` made of an answer.
         StorageError: see `Tries.again_after`.
     """
+    tries.begin()
     while True:
         try:
             return work()
@@ -154,15 +179,15 @@ def is_transient(fault: Exception) -> bool:
     import aiohttp
     import google.auth.exceptions
 
-    code: Any = getattr(fault, "code", None)
-    if code is not None:
-        return str(code).isdecimal() and int(code) in _WORTH_RETRYING
+    if isinstance(fault, Answered):
+        return fault.is_transient
+    if isinstance(fault, google.auth.exceptions.GoogleAuthError):
+        # A token server that is away does not mean that the credentials are wrong.
+        return fault.retryable or isinstance(fault, google.auth.exceptions.TransportError)
     if isinstance(fault, aiohttp.InvalidURL | aiohttp.ClientSSLError):
         return False  # an address, or a certificate, stays what it is
-    return isinstance(
-        fault,
-        Garbled | TimeoutError | ConnectionError | aiohttp.ClientError | google.auth.exceptions.TransportError,
-    )
+    # aiohttp gives a status line that it cannot read the code 400, so its codes are not looked at.
+    return isinstance(fault, Garbled | Malformed | TimeoutError | ConnectionError | aiohttp.ClientError)
 
 
 def _seconds(variable: str, default: float) -> float:

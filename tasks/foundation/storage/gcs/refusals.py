@@ -25,7 +25,12 @@ _REMEDIES = {
     r"\bKMS\b|cloudkms": (
         "the bucket's encryption key refuses to be used; see who may use it, and whether it is enabled"
     ),
-    r"retention policy|object retention|is under active .*hold|event-based hold|temporary hold": (
+    r"is under active .*hold|event-based hold|temporary hold": (
+        "objects of {bucket} are under a hold, and Baton replaces and deletes objects; gcloud storage buckets update "
+        "{bucket} --no-default-event-based-hold, and for those that are there: gcloud storage objects update "
+        "{bucket}/** --no-event-based-hold --no-temporary-hold"
+    ),
+    r"retention policy|object retention": (
         "objects of {bucket} may not be deleted or replaced yet, and Baton deletes checkpoints that it "
         "retires; use a bucket without a retention policy or holds: gcloud storage buckets describe "
         '{bucket} --format="default(retention_policy)"'
@@ -86,6 +91,15 @@ def bucket_missing(where: str) -> StoreRefused:
     return StoreRefused(
         f"{where}: there is no bucket {bucket}; correct the name, or make it: gcloud storage buckets create {bucket} "
         "--location=REGION --uniform-bucket-level-access (in the region of the accelerators)"
+    )
+
+
+def packed(where: str, encoding: str) -> StoreRefused:
+    """The error for an object that is stored packed: the store sends it unpacked, and its checksum is of the packed."""
+    return StoreRefused(
+        f"{where}: is stored with Content-Encoding: {encoding}, so its checksum is not that of its content. Store it "
+        f"unpacked (gcloud storage cp without --gzip-local), or have its bytes read as they are: gcloud storage "
+        f"objects update {where} --clear-content-encoding"
     )
 
 

@@ -1,5 +1,6 @@
 """gs://: the store of runs that machines come and go on."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,14 +8,20 @@ from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError,
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.copying import copy_blocks, local_target, side_by_side
-from tasks.foundation.storage.gcs.objects import Bucket, stored
+from tasks.foundation.storage.fence import is_inside, require_inside
+from tasks.foundation.storage.gcs import media
+from tasks.foundation.storage.gcs.bucket_settings import FIELDS, hurts
+from tasks.foundation.storage.gcs.objects import Bucket
 from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.refusals import packed
+from tasks.foundation.storage.gcs.shapes import Resource
 from tasks.foundation.storage.gcs.uploading import Upload
 
 # So many files at a time, and so much of each in memory: what a checkpoint of any size takes is the product, twice.
 _TRANSFERS = 8
 _PART_BYTES = 8 << 20
 _PROBE = ".probe"  # no run has such a name
+_LEFT_BEHIND_SECONDS, _MOST_LEFTOVERS = 3600.0, 20
 
 
 class CloudStorage:
@@ -23,14 +30,16 @@ class CloudStorage:
     Nothing is kept of what was listed or read before: every question goes to the store, which is strongly consistent.
     """
 
-    def __init__(self, bucket: str, prefix: str, patience: Patience | None = None) -> None:
+    def __init__(self, bucket: str, prefix: str, patience: Patience | None = None, *, fenced: bool = True) -> None:
         """Asks nobody yet.
 
         Args:
             bucket: its name.
             prefix: without slashes at its ends; may be empty.
             patience: how long to wait for answers; left out: as the environment says.
+            fenced: whether names that are no plain paths are refused, see `fence.py`.
         """
+        self._fenced = fenced
         self._bucket = Bucket(bucket, patience or Patience.of_environment())
         self._prefix = prefix
 
@@ -46,16 +55,17 @@ class CloudStorage:
 
     def at(self, folder: str) -> "CloudStorage":
         """The same, one folder down."""
-        return CloudStorage(self._bucket.name, self._key(folder), self._bucket.patience)
+        return CloudStorage(self._bucket.name, self._key(folder), self._bucket.patience, fenced=self._fenced)
 
     def hurried(self, seconds: float) -> "CloudStorage":
         """See `Storage.hurried`."""
-        return CloudStorage(self._bucket.name, self._prefix, self._bucket.patience.hurried(seconds))
+        patience = self._bucket.patience.hurried(seconds)
+        return CloudStorage(self._bucket.name, self._prefix, patience, fenced=self._fenced)
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
         try:
-            return self._bucket.read(self._key(path))
+            return media.read(self._bucket, self._key(path))
         except FileNotFoundError as fault:
             raise self._missing(path) from fault
 
@@ -99,7 +109,9 @@ class CloudStorage:
         description = self._bucket.describe(self._key(path))
         if description is None:
             raise self._missing(path)
-        return stored(description)
+        if description.encoding:
+            raise packed(f"{self.uri}/{path}", description.encoding)
+        return description.stored
 
     def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
         """See `Storage.checksum`."""
@@ -121,43 +133,56 @@ class CloudStorage:
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""
         for page in self._bucket.pages(self._below(folder)):
-            for item in page.get("items", ()):
-                if not item["name"].endswith("/"):  # the console's mark for an empty folder
-                    yield self._path(item["name"])
+            for name in page.names:
+                path = self._path(name)
+                # A slash at its end is the console's mark for an empty folder.
+                if not name.endswith("/") and self._lists(path):
+                    yield path
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `Storage.folders`."""
         for page in self._bucket.pages(self._below(folder), delimiter="/"):
-            for prefix in page.get("prefixes", ()):
-                yield self._path(prefix.rstrip("/"))
+            yield from filter(self._lists, (self._path(prefix.rstrip("/")) for prefix in page.prefixes))
 
     def delete(self, folder: str) -> None:
         """See `Storage.delete`."""
-        below = [item["name"] for page in self._bucket.pages(self._below(folder)) for item in page.get("items", ())]
+        below = [name for page in self._bucket.pages(self._below(folder)) for name in page.names]
         # What is named alike and is no folder.
         side_by_side(self._bucket.delete, [*below, *([self._key(folder)] if folder else [])], workers=_TRANSFERS)
 
     def probe(self) -> list[str]:
         """See `Storage.probe`. Makes a small object and deletes it: no other question is answered so truly."""
-        settings = self._bucket.settings() or {}
-        retention = settings.get("retentionPolicy")
-        if retention is not None:
-            raise StoreRefused(
-                f"{self.uri}: its bucket keeps every object for {retention.get('retentionPeriod', '?')} seconds "
-                "(retention policy), and Baton replaces and deletes objects; use a bucket without one: gcloud storage "
-                f"buckets create gs://NAME, or gcloud storage buckets update gs://{self._bucket.name} "
-                "--clear-retention-period"
-            )
-        key = self._key(_PROBE)
+        settings = self._bucket.settings(FIELDS) or {}
+        found = hurts(settings, bucket=f"gs://{self._bucket.name}", prefix=self._prefix)
+        if found.refusals:
+            raise StoreRefused(f"{self.uri}: {'; '.join(found.refusals)}")
+        # Of its own name, so that commands that begin together do not delete each other's.
+        key = self._key(f"{_PROBE}-{uuid.uuid4().hex}")
         self._bucket.put(key, b"")
+        try:
+            made = self._bucket.describe(key)
+            if made is None:
+                raise StorageError(
+                    f"{self._bucket.uri(key)} was made and is not there; see to the store, and run again"
+                )
+            self._clean_up(made)
+        finally:
+            self._delete_probe(key)
+        return list(found.notes)
+
+    def _clean_up(self, made: Resource) -> None:
+        """Delete what killed commands left behind: objects that are much older, by the store's own clock."""
+        for page in self._bucket.pages(self._key(_PROBE)):
+            for name in page.names[:_MOST_LEFTOVERS]:
+                other = self._bucket.describe(name) if name != made.name else None
+                if other is not None and other.age_before(made) > _LEFT_BEHIND_SECONDS:
+                    self._bucket.delete(name)
+
+    def _delete_probe(self, key: str) -> None:
         try:
             self._bucket.delete(key)
         except StoreRefused as fault:
             raise StoreRefused(f"{fault}; the empty object {self._bucket.uri(key)} is left behind") from fault
-        if not settings.get("versioning", {}).get("enabled"):
-            return []
-        kept = f"gs://{self._bucket.name} keeps old versions of objects, so what Baton deletes is still paid for"
-        return [f"{kept}: set the lifecycle rule of deploy/README.md"]
 
     def _parts(self, path: str, begin: int, size: int | None) -> Iterator[bytes]:
         """A file, or `size` bytes of it, a part at a time; fewer where it ends."""
@@ -165,7 +190,7 @@ class CloudStorage:
         while end is None or begin < end:
             wanted = _PART_BYTES if end is None else min(_PART_BYTES, end - begin)
             try:
-                data, whole = self._bucket.read_part(self._key(path), begin, wanted)
+                data, whole = media.read_part(self._bucket, self._key(path), begin, wanted)
             except FileNotFoundError as fault:
                 raise self._missing(path) from fault
             if data:
@@ -177,7 +202,13 @@ class CloudStorage:
     def _missing(self, path: str) -> FileMissing:
         return FileMissing(f"{self.uri}/{path} is not there")
 
+    def _lists(self, path: str) -> bool:
+        """Whether a name that was found is told of: nothing of Baton's has a name that is refused."""
+        return not self._fenced or is_inside(path)
+
     def _key(self, path: str) -> str:
+        if self._fenced:
+            require_inside(path, root=self.uri)
         return f"{self._prefix}/{path}".strip("/")
 
     def _below(self, folder: str) -> str:

@@ -1,10 +1,7 @@
 """One local file on its way to Cloud Storage: a resumable upload, streamed, gone on with where it broke off."""
 
-import json
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Stored
@@ -13,8 +10,8 @@ from tasks.foundation.storage.gcs.connection import BLOCK_BYTES
 from tasks.foundation.storage.gcs.objects import Bucket, base64_of, require_same
 from tasks.foundation.storage.gcs.patience import Tries, retrying
 from tasks.foundation.storage.gcs.refusals import bucket_missing
+from tasks.foundation.storage.gcs.shapes import Resource, progress_of, session_of
 
-_PERSISTED = re.compile(r"bytes=0-(\d+)")
 _GONE = 410
 
 
@@ -33,7 +30,7 @@ class Upload:
         self._bucket, self._key, self._source, self._sent = bucket, key, source, sent
         self._tries = Tries(bucket.uri(key), bucket.patience)
         self._session: str | None = None
-        self._persisted = 0
+        self._persisted = self._furthest = 0
         self._unreadable: OSError | None = None
 
     def run(self) -> None:
@@ -60,12 +57,12 @@ class Upload:
             if made is None and self._persisted <= before:
                 raise ConnectionError("the store took none of what was sent")
         self._session = None
-        require_same(made, self._sent)
+        require_same(made.stored, self._sent)
 
     def _begin(self) -> str:
         resource = {"name": self._key, "crc32c": base64_of(self._sent.crc32c)}
         try:
-            headers, _ = self._bucket.call_once(
+            answer = self._bucket.ask(
                 self._bucket.uri(self._key),
                 "POST",
                 self._bucket.upload_url(),
@@ -78,13 +75,13 @@ class Upload:
             )
         except FileNotFoundError as fault:
             raise bucket_missing(self._bucket.uri(self._key)) from fault
-        return str(headers["Location"])
+        return session_of(answer)
 
-    def _put(self, content_range: str, data: AsyncIterator[bytes] | None, size: int) -> dict[str, Any] | None:
+    def _put(self, content_range: str, data: AsyncIterator[bytes] | None, size: int) -> Resource | None:
         """The finished object, or None: then `_persisted` tells how far it came."""
         session = str(self._session)
         try:
-            headers, text = self._bucket.call_once(
+            answer = self._bucket.ask(
                 self._bucket.uri(self._key),
                 "PUT",
                 session,
@@ -101,14 +98,13 @@ class Upload:
             if isinstance(fault, Garbled):
                 self._session = None  # what was refused at its end stays refused
             raise
-        if text:
-            finished: dict[str, Any] = json.loads(text)
-            return finished
-        match = _PERSISTED.fullmatch(headers.get("Range", ""))
-        persisted = int(match[1]) + 1 if match else 0
-        if persisted > self._persisted:
+        came = progress_of(answer, key=self._key, size=self._sent.size)
+        if isinstance(came, Resource):
+            return came
+        if came > self._furthest:  # a store that takes something, forgets it and takes it again gets nowhere
+            self._furthest = came
             self._tries.progress()
-        self._persisted = persisted
+        self._persisted = came
         return None
 
     async def _blocks(self, begin: int) -> AsyncIterator[bytes]:

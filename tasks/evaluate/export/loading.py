@@ -1,0 +1,168 @@
+"""How plain Keras loads an exported `.keras` file again: the lines of Python that do it."""
+
+import ast
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import keras
+
+from tasks.foundation.user_code import USER_PACKAGE_PREFIX
+
+# Keras finds what these define by itself.
+_KERAS = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})
+_KERAS_FUNCTIONS = (keras.activations, keras.initializers, keras.losses, keras.metrics, keras.regularizers)
+_FUNCTION, _LAMBDA = "function", "__lambda__"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CustomObject:
+    """A class or function in a file's configuration that is not Keras's own."""
+
+    key: str  # under which Keras looks for it
+    name: str
+    module: str  # where it is defined; empty for a function that is not at the top level of the user's code
+
+    @property
+    def registered(self) -> bool:
+        """Whether importing its module is enough for Keras to find it."""
+        return ">" in self.key
+
+    @property
+    def importable(self) -> bool:
+        """Whether its module has it under its name: not if it is defined inside a function or a class."""
+        return hasattr(sys.modules.get(self.module), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What it takes to load one file.
+
+    Attributes:
+        objects: to be imported first, sorted, each once.
+        needs_unsafe_mode: a lambda is stored as code, which Keras loads only where it is told to.
+    """
+
+    objects: tuple[CustomObject, ...]
+    needs_unsafe_mode: bool
+
+    @classmethod
+    def of(cls, file: Path, reference: str) -> "Loading":
+        """Of a `.keras` file whose model the function `reference` of the run file has built in this process."""
+        with zipfile.ZipFile(file) as archive:
+            return cls.of_config(json.loads(archive.read("config.json")), reference)
+
+    @classmethod
+    def of_config(cls, config: Any, reference: str) -> "Loading":
+        """Of a file's configuration."""
+        return cls(tuple(sorted(set(_custom(config, _functions_of_user(reference))))), _holds_a_lambda(config))
+
+    def lines(self, path: Path, *, here: Path) -> tuple[str, ...]:
+        """Python that loads the file at `path` without Baton, to be typed or pasted in the folder `here`."""
+        folders: dict[str, None] = {}
+        imports: dict[str, dict[str, None]] = {}
+        for each in filter(lambda each: each.importable, self.objects):
+            folder, module = _importable(each.module)
+            if folder is not None and folder != here.resolve():
+                folders[str(folder)] = None
+            imports.setdefault(module, {})[each.name] = None
+        given = [f"{each.key!r}: {each.name}" for each in self.objects if not each.registered]
+        arguments = [
+            repr(str(path)),
+            *([f"custom_objects={{{', '.join(given)}}}"] if given else []),
+            *(["safe_mode=False"] if self.needs_unsafe_mode else []),
+        ]
+        return (
+            *(["import sys"] if folders else []),
+            *(f"sys.path.insert(0, {folder!r})" for folder in folders),
+            *(f"from {module} import {', '.join(names)}" for module, names in imports.items()),
+            *(["import keras"] if imports else []),
+            f"keras.saving.load_model({', '.join(arguments)})",
+        )
+
+    def warnings(self) -> Iterator[str]:
+        """What Keras does not find by itself, and what would change that."""
+        unregistered = [each for each in self.objects if not each.registered]
+        if unregistered:
+            names = ", ".join(dict.fromkeys(each.name for each in unregistered))
+            yield (
+                f"{names}: not registered with Keras, so keras.saving.load_model needs custom_objects; with "
+                "@keras.saving.register_keras_serializable() on a class or function, importing it is enough"
+            )
+        keys = [each.key for each in unregistered]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            yield (
+                f"{', '.join(twice)}: several classes have this name, and Keras takes one of them for all; register "
+                'each under a name of its own, @keras.saving.register_keras_serializable(name="...")'
+            )
+        hidden = [each.name for each in self.objects if not each.importable]
+        if hidden:
+            yield (
+                f"{', '.join(hidden)}: defined inside a function or class, so no import finds it when the file is "
+                "loaded; move it to the top level of its module"
+            )
+        if self.needs_unsafe_mode:
+            yield "a lambda is stored as code, so Keras asks for safe_mode=False; use a named function instead"
+
+
+def _custom(value: Any, functions: dict[str, CustomObject]) -> Iterator[CustomObject]:
+    if isinstance(value, dict):
+        module, name = str(value.get("module") or ""), str(value.get("class_name") or "")
+        if name == _FUNCTION:  # its module is not stored
+            key = str(value.get("config"))
+            if key in functions:
+                yield functions[key]
+            elif not any(hasattr(place, key) for place in _KERAS_FUNCTIONS):
+                yield CustomObject(key, key.rpartition(">")[2], "")
+        elif name and module and not name.startswith("__") and module.partition(".")[0] not in _KERAS:
+            yield CustomObject(str(value.get("registered_name") or name), name, module)
+        value = list(value.values())
+    if isinstance(value, list):
+        for below in value:
+            yield from _custom(below, functions)
+
+
+def _functions_of_user(reference: str) -> dict[str, CustomObject]:
+    """Functions at the top level of the user's modules, by the name under which Keras stores them."""
+    package = "" if ".py:" in reference else reference.partition(":")[0].partition(".")[0]
+    found = {}
+    for name, module in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if not root.startswith(USER_PACKAGE_PREFIX) and root != package:
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, FunctionType) and value.__module__ == name:
+                key = keras.saving.get_registered_name(value)
+                found[key] = CustomObject(key, value.__name__, name)
+    return found
+
+
+def _holds_a_lambda(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("class_name") == _LAMBDA or any(map(_holds_a_lambda, value.values()))
+    return isinstance(value, list) and any(map(_holds_a_lambda, value))
+
+
+def _importable(module: str) -> tuple[Path | None, str]:
+    """The folder that has to be on Python's path, and the module's name there.
+
+    A file beside the run file is a module of a private package here; without Baton it is found by its folder.
+    """
+    package, _, name = module.partition(".")
+    if not package.startswith(USER_PACKAGE_PREFIX):
+        return None, module
+    file = Path(str(sys.modules[module].__file__))
+    if _imports_siblings(file):  # as a part of a package only
+        return file.parent.parent, f"{file.parent.name}.{name}"
+    return file.parent, name
+
+
+def _imports_siblings(file: Path) -> bool:
+    tree = ast.parse(file.read_bytes())
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))

@@ -1,0 +1,153 @@
+"""A fingerprint of the traced step, so that a process that traced another one is noticed.
+
+Python code in a model runs while its step is traced. What it reads then, such as the time, a counter or a file, becomes
+part of the step: a process that goes on with the run can trace another one, and nothing fails.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.contracts.log_entry import Commit, Environment
+from tasks.foundation.contracts.segment import TracedStep
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.telemetry.events import Note, Sink
+
+# Names and counters of a process, and what only placement and debugging read.
+_NOT_COMPUTED = frozenset(
+    {
+        "_class",
+        "_gradient_op_type",
+        "_user_specified_name",
+        "config",
+        "config_proto",
+        "container",
+        "executor_type",
+        "shared_name",
+        "token",
+    }
+)
+_NUMBER = re.compile(rb"\d+")
+_DIGITS = 32
+# How far back the log is read for a commit of another process.
+_ENTRIES = 16
+
+
+def traced_step(function: Any, *, environment: Environment, identity: dict[str, Any]) -> TracedStep:
+    """The fingerprint of a concrete function, and the digest of what it was traced for.
+
+    Args:
+        function: the traced loop.
+        environment: of this process.
+        identity: of the run, as its log records it.
+    """
+    # Thread counts are of no account to tracing.
+    kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads"})
+    circumstances = json.dumps([kept, identity], sort_keys=True, default=str).encode()
+    return TracedStep(
+        fingerprint=fingerprint(function.graph.as_graph_def()),
+        circumstances=hashlib.sha256(circumstances).hexdigest()[:_DIGITS],
+    )
+
+
+def fingerprint(graph: Any) -> str:
+    """Sha256 of what a `GraphDef` computes: two processes that trace the same code get the same one.
+
+    Functions and nodes count by what they do and by their places, not by their names, since these hold counters of the
+    process.
+    """
+    library = {each.signature.name: each for each in graph.library.function}
+    return _Digests(library).of_nodes(graph.node, arguments=(), results=())[:_DIGITS]
+
+
+def note_another_step(log: RunLog, number: int, traced: TracedStep, *, telemetry: Sink) -> None:
+    """Say so if the newest commit with a fingerprint for the same circumstances has another one.
+
+    Args:
+        log: the run's.
+        number: the entry to begin with, which is read back from.
+        traced: by this process.
+        telemetry: is told.
+    """
+    for earlier in range(number, max(number - _ENTRIES, -1), -1):
+        body = log.entry(earlier).body
+        if not isinstance(body, Commit) or body.traced is None:
+            continue
+        if body.traced.circumstances != traced.circumstances:
+            continue
+        if body.traced.fingerprint != traced.fingerprint:
+            telemetry.emit(
+                Note(
+                    text=f"this process traced another train step than the one that committed step "
+                    f"{body.checkpoint.step}, from the same code and settings: the run can differ from an "
+                    "uninterrupted one. Python code of the model reads something that changes while the step is "
+                    "traced, such as the time, a random number, a counter or a file; make it a constant or a variable",
+                    warning=True,
+                )
+            )
+        return
+
+
+class _Digests:
+    """Of functions, each worked out once."""
+
+    def __init__(self, library: dict[str, Any]) -> None:
+        self._library = library
+        self._known: dict[str, str] = {}
+
+    def of_nodes(self, nodes: Sequence[Any], *, arguments: Iterable[str], results: Iterable[str]) -> str:
+        """Of a body: its nodes in their order, with their inputs by place, then what it returns."""
+        places = {name: f"a{index}" for index, name in enumerate(arguments)}
+        places |= {node.name: f"n{index}" for index, node in enumerate(nodes)}
+        digest = hashlib.sha256()
+        for node in nodes:
+            op = self._function(node.op) if node.op in self._library else node.op
+            digest.update(f"\n{op} {_device(node.device)}".encode())
+            # What a node waits for has no order.
+            reads = [_placed(read, places) for read in node.input]
+            waits = sorted(read for read in reads if read.startswith("^"))
+            digest.update(" ".join([*(read for read in reads if not read.startswith("^")), *waits]).encode())
+            for key in sorted(node.attr):
+                if key not in _NOT_COMPUTED:
+                    digest.update(f"\n{key}=".encode() + self._value(node.attr[key]))
+        digest.update("\n".join(_placed(each, places) for each in results).encode())
+        return digest.hexdigest()
+
+    def _function(self, name: str) -> str:
+        if name not in self._library:
+            return "?"
+        if name not in self._known:
+            self._known[name] = "itself"
+            function = self._library[name]
+            self._known[name] = self.of_nodes(
+                function.node_def,
+                arguments=[argument.name for argument in function.signature.input_arg],
+                results=[function.ret[output.name] for output in function.signature.output_arg],
+            )
+        return self._known[name]
+
+    def _value(self, value: Any) -> bytes:
+        if value.HasField("func"):
+            return self._function(value.func.name).encode()
+        if value.HasField("list") and value.list.func:
+            return " ".join(self._function(each.name) for each in value.list.func).encode()
+        if value.HasField("tensor") and value.tensor.dtype == tf.string.as_datatype_enum:
+            # Texts of assertions name nodes.
+            return b" ".join(_NUMBER.sub(b"#", text) for text in value.tensor.string_val)
+        return bytes(value.SerializeToString(deterministic=True))
+
+
+def _placed(read: str, places: dict[str, str]) -> str:
+    """An input, such as `a/b:1`, `^a/b`, or `a/b:output:0` within a function, by its place."""
+    mark = "^" if read.startswith("^") else ""
+    name, colon, output = read.removeprefix("^").partition(":")
+    return f"{mark}{places.get(name, '?')}{colon}{output}"
+
+
+def _device(name: str) -> str:
+    """Without the part that tells processes of a cluster apart."""
+    return name[name.find("/device:") :] if "/device:" in name else ""

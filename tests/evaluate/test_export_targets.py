@@ -1,0 +1,30 @@
+"""What an export may be called; found out before anything is waited for."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluate.export.target import require_free_target
+from tasks.foundation.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "better"),
+    [
+        ("weights", "w.h5", "w.weights.h5"),
+        ("weights", "w.hdf5", "w.weights.h5"),
+        ("weights", "w.weights", "w.weights.h5"),
+        ("weights", "w.keras", "w.weights.h5"),
+        ("weights", "w", "w.weights.h5"),
+        ("weights", "w.v2", "w.v2.weights.h5"),
+        ("weights", ".h5", ".h5.weights.h5"),
+        ("keras", "w.weights.h5", "w.keras"),
+        ("keras", "w.h5", "w.keras"),
+        ("keras", "w.KERAS", "w.KERAS.keras"),
+    ],
+)
+def test_the_name_that_is_proposed_is_accepted(form: str, name: str, better: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        require_free_target(form, tmp_path / name)
+    assert str(caught.value).endswith(f"; name {tmp_path / better}")
+    require_free_target(form, tmp_path / better)

@@ -1,0 +1,175 @@
+"""A home that a newer Baton wrote on: read where it can be, refused by name where not, never damaged by this one."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from log_making import assert_sound, begin, head_of, origin, stage, train
+
+from tasks.foundation.contracts.attempt import AttemptRecord
+from tasks.foundation.contracts.log_entry import Change, Commit
+from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.committing import commit, sound_tip
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.verifying import check, damage, read_manifest
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Silent
+
+
+def edited(data: bytes, **changes: Any) -> bytes:
+    return json.dumps(json.loads(data) | changes, indent=1).encode()
+
+
+def commit_as_a_newer_baton(log: RunLog, step: int, /, **changes: Any) -> Commit:
+    """A commit whose manifest has other keys; its digest in the log is that of the file as it was written."""
+    head = head_of(log)
+    staged = stage(log.home, step, head.base, "newer")
+    path = f"{staged.path}/manifest.json"
+    data = edited(log.home.read(path), **changes)
+    log.home.write(path, data)
+    staged = staged.model_copy(update={"manifest_digest": hashlib.sha256(data).hexdigest()})
+    body = Commit(checkpoint=staged, parent=head.tip.path if head.tip else None, exit_reason="segment_end")
+    commit(log, body)
+    return body
+
+
+def files(home: Storage) -> dict[str, bytes]:
+    return {path: home.read(path) for path in home.files("")}
+
+
+def test_a_checkpoint_whose_manifest_has_unknown_keys_is_restored(store: Storage) -> None:
+    log = begin(store)
+    body = commit_as_a_newer_baton(log, 10, compression={"kind": "zstd"})
+    assert damage(store, body.checkpoint, read=True) is None
+    assert check(store, body.checkpoint).step == 10
+    head = sound_tip(log, attempt="b", telemetry=Silent(), suspicious=True)
+    assert head is not None
+    assert (head.tip, head.quarantined) == (body.checkpoint, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema_version": 2}, r"schema_version is 2\. This is Baton [\d.]+, which reads schema_version 1"),
+        ({"step": "ten"}, r"its digest is the log's, and not a readable CheckpointManifest: step"),
+        ({"files": [{"name": "ckpt.data", "size": 1, "md5": "x"}]}, r"its digest is the log's, .*files\.0\.crc32c"),
+    ],
+)
+def test_a_checkpoint_that_this_version_cannot_read_is_no_damage(
+    store: Storage, changes: dict[str, Any], words: str
+) -> None:
+    log = begin(store)
+    train(log, 10)
+    body = commit_as_a_newer_baton(log, 20, **changes)
+    before = files(store)
+    looks = (
+        lambda: sound_tip(log, attempt="b", telemetry=Silent()),
+        lambda: damage(store, body.checkpoint),
+        lambda: check(store, body.checkpoint),
+        lambda: read_manifest(store, body.checkpoint),
+    )
+    for look in looks:
+        with pytest.raises(AnotherVersion, match=words) as told:
+            look()
+        assert told.value.exit_code == 2
+        assert body.checkpoint.path in str(told.value)
+        assert "hint: use the Baton that wrote it" in str(told.value)
+        assert "delet" not in str(told.value)
+    assert files(store) == before
+
+
+def test_a_manifest_that_is_not_the_logs_is_still_damage(store: Storage) -> None:
+    log = begin(store)
+    tip = head_of(log).tip
+    assert tip is not None
+    path = f"{tip.path}/manifest.json"
+    store.write(path, edited(store.read(path), schema_version=2))
+    with pytest.raises(DamagedCheckpoint, match="the log says"):
+        check(store, tip)
+
+
+def test_an_entry_with_unknown_keys_is_read_and_written_on(store: Storage) -> None:
+    log = begin(store)
+    train(log, 10)
+    path = "log/00000002.json"
+    entry = json.loads(store.read(path))
+    entry["body"]["note"], entry["head"]["pinned"], entry["body"]["checkpoint"]["tier"] = "x", ["y"], "cold"
+    store.write(path, edited(json.dumps(entry).encode(), signed_by="z"))
+    assert head_of(log).number == 2
+    train(log, 20)
+    assert_sound(store)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema_version": 2}, r"schema_version is 2\. This is Baton"),
+        ({"schema_version": 2, "body": {"kind": "merge"}, "head": []}, "schema_version is 2"),
+        ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body is of the unknown kind 'merge'"),
+    ],
+)
+def test_nothing_is_appended_to_an_entry_of_a_newer_version(
+    store: Storage, changes: dict[str, Any], words: str
+) -> None:
+    log = begin(store)
+    train(log, 10)
+    staged = stage(store, 20, head_of(log).base, "older")
+    path = "log/00000003.json"
+    store.write(path, edited(store.read("log/00000002.json"), number=3, **changes))
+    store.write("log/HINT", b"3")
+    before = files(store)
+    environment = origin().environment
+    tries = (
+        log.head,
+        lambda: list(log.entries()),
+        lambda: log.append(lambda _: Change(environment=environment), attempt="b"),
+        lambda: log.append(lambda head: origin() if head is None else None, attempt="b"),
+        lambda: commit(log, Commit(checkpoint=staged, parent=None, exit_reason="segment_end")),
+        lambda: sound_tip(log, attempt="b", telemetry=Silent()),
+    )
+    for act in tries:
+        with pytest.raises(AnotherVersion, match=words) as told:
+            act()
+        assert path in str(told.value)
+        assert "delete" not in str(told.value)
+    store.write("log/HINT", b"2")  # as it was before that entry
+    with pytest.raises(AnotherVersion, match=words):
+        log.append(lambda _: Change(environment=environment), attempt="b")
+    assert files(store) == before | {"log/HINT": b"2"}
+
+
+def test_the_number_that_a_newer_version_took_meanwhile_is_not_skipped(store: Storage) -> None:
+    log = begin(store)
+    newer = edited(store.read("log/00000001.json"), number=2, schema_version=2)
+
+    def decide(_: object) -> Change:
+        if not store.exists("log/00000002.json"):
+            store.write("log/00000002.json", newer)  # between our reading the head and our append
+        return Change(environment=origin().environment)
+
+    with pytest.raises(AnotherVersion, match="schema_version is 2"):
+        log.append(decide, attempt="b")
+    assert not store.exists("log/00000003.json")
+
+
+def test_an_entry_that_is_json_is_not_to_be_deleted(store: Storage) -> None:
+    """Which of the two it is, damage or a version that reads it, cannot be told."""
+    log = begin(store)
+    store.write("log/00000002.json", edited(store.read("log/00000001.json"), number=2, time=7))
+    with pytest.raises(RunLogError, match=r"time: .*; restore the file from a backup, or use the Baton that wrote it$"):
+        log.head()
+
+
+def test_attempts_of_a_newer_version_inform_as_far_as_they_can_be_read(store: Storage) -> None:
+    now = "2026-01-01T00:00:00+00:00"
+    for name, changes in (("a", {"watts": 7}), ("b", {"schema_version": 2})):
+        record = AttemptRecord(
+            attempt=name, host="h", pid=1, began=now, alive=now, mark="0", from_step=0, step=0, committed_step=0,
+            doing="train", seconds={}, uncommitted_seconds=0.0,
+        )  # fmt: skip
+        store.write(f"attempts/{name}.json", edited(record.to_json(), **changes))
+    found = read_attempts(store)
+    assert [record.attempt for record in found.records] == ["a"]
+    assert found.unreadable == 1

@@ -1,0 +1,50 @@
+"""A package that is missing is told without importing anything, and only where it is certain."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.foundation.errors import ModelError
+from tasks.foundation.user_imports import require_imports
+
+MISSING = {
+    "of the file": {"model.py": "import keras\nimport no_such_package.part as part\n"},
+    "by name": {"model.py": "from no_such_package import part\n"},
+    "of a sibling": {"model.py": "from .layers import Scale\n", "layers.py": "import no_such_package\n"},
+    "of a sibling's sibling": {
+        "model.py": "from . import layers\n",
+        "layers.py": "from .more import Scale\n",
+        "more.py": "from .layers import Other\nimport no_such_package\n",
+    },
+}
+THERE = {
+    "installed": "import keras\nimport numpy as np\nfrom collections import abc\nfrom . import layers\n",
+    "in a try": "try:\n    import no_such_package\nexcept ImportError:\n    no_such_package = None\n",
+    "in a condition": "import sys\nif sys.version_info < (3,):\n    import no_such_package\n",
+    "in a function": "def build():\n    import no_such_package\n",
+    "on a path of its own": "import sys\nsys.path.insert(0, '..')\nimport no_such_package\n",
+    "no Python": "import (",
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_package_is_told_with_its_line(case: str, tmp_path: Path) -> None:
+    for name, text in MISSING[case].items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError, match=r"line \d, imports no_such_package, and no such package is installed"):
+        require_imports("model.py:build", tmp_path)
+
+
+@pytest.mark.parametrize("case", THERE)
+def test_what_may_be_there_is_not_refused(case: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(THERE[case])
+    before = set(sys.modules)
+    require_imports("model.py:build", tmp_path)
+    assert "no_such_package" not in set(sys.modules) - before
+
+
+def test_packages_named_by_the_run_file(tmp_path: Path) -> None:
+    require_imports("json.decoder:JSONDecoder", tmp_path)
+    with pytest.raises(ModelError, match=r"no_such_package\.part:build: no package no_such_package is installed"):
+        require_imports("no_such_package.part:build", tmp_path)

@@ -1,0 +1,161 @@
+"""A clock that is set while training: what was measured with it is wrong, and every commit is made all the same."""
+
+import itertools
+import math
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from lab import Heard, Lab, spec_of
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Origin
+from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, TracedStep
+from tasks.foundation.runlog.committing import commit
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.workers import workers_of
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.telemetry.measured import measured, seconds_between
+from tasks.train_segment import loop
+from tasks.train_segment.effort import InnerLoop
+from tasks.train_segment.leg import Leg
+from tasks.train_segment.stage import forget_trainer
+
+ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+SPEC = spec_of("plain")
+DATASET = DatasetRef(
+    folder="datasets/d", content_digest="c", train_examples=8, validation_examples=0, already_prepared=True
+)
+NUMBERS = some.floats() | some.sampled_from([-3600.0, 1e300, math.inf, -math.inf, math.nan])
+
+
+def staged(step: int, base: int) -> CheckpointRef:
+    attempt = uuid.uuid4().hex
+    return CheckpointRef(
+        path=checkpoint_folder(step=step, base=base, attempt=attempt), step=step, base=base, attempt=attempt,
+        state_digest="d", manifest_digest="m", size=8,
+    )  # fmt: skip
+
+
+class Hosts:
+    """This host, and one more that says other numbers."""
+
+    hosts, replicas, is_chief = 2, 2, True
+
+    def __init__(self, of_the_other: list[float]) -> None:
+        self.of_the_other = of_the_other
+
+    def of_all_hosts(self, numbers: list[float]) -> Any:
+        return np.array([numbers, (self.of_the_other * 9)[: len(numbers)]], np.float64)
+
+    def of_chief(self, number: int) -> int:
+        return number
+
+
+class Trained:
+    """In place of a trainer whose state is at a step."""
+
+    def __init__(self, step: int, accelerator: Hosts) -> None:
+        self.accelerator, self.state, self.step = accelerator, self, step
+        self.staging_seconds: float | None = None
+        self.traced: TracedStep | None = None
+
+    def stage(self, _home: Storage, *, base: int, **_: Any) -> CheckpointRef:
+        return staged(self.step, base)
+
+    def holds(self, ref: CheckpointRef | None) -> None:
+        pass
+
+
+def begun() -> tuple[Storage, Entry]:
+    home = MemoryStorage(uuid.uuid4().hex)
+    log = RunLog(home)
+    log.append(lambda _: Origin(identity={}, environment=ENVIRONMENT), attempt="a")
+    return home, commit(log, Commit(checkpoint=staged(0, 0), parent=None, exit_reason="initialized"))
+
+
+@given(
+    clock=some.lists(NUMBERS, min_size=1, max_size=6),
+    waited=NUMBERS,
+    loops=some.lists(NUMBERS, min_size=1, max_size=3),
+    other=some.lists(NUMBERS, min_size=5, max_size=5),
+    losses=some.lists(NUMBERS, max_size=2),
+)
+@settings(deadline=None)
+def test_whatever_was_measured_the_commit_is_made(
+    clock: list[float], waited: float, loops: list[float], other: list[float], losses: list[float]
+) -> None:
+    home, start = begun()
+    assert start.head.tip is not None
+    request = SegmentRequest(
+        spec=SPEC, dataset=DATASET, start=start.head.tip, base=start.head.base, skipped_batches=0, until_step=4,
+        number=1,
+    )  # fmt: skip
+    readings = itertools.cycle(clock)
+    heard = Heard()
+    leg = Leg(
+        request, home, telemetry=heard, clock=lambda: next(readings),
+        land=lambda at, body, **_: commit(RunLog(at), body),
+    )  # fmt: skip
+    leg.spends("train")
+    leg.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
+    for seconds in loops:
+        leg.ran(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
+    leg.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
+    made = RunLog(home).require_head()
+    assert made.tip is not None
+    assert made.tip.step == 2
+    entries = list(RunLog(home).entries())
+    body = entries[-1].body
+    assert isinstance(body, Commit)
+    assert all(0 <= amount < math.inf for amount in body.seconds.values())
+    # What is left out is said; what is not left out is one of each host, and can be added up.
+    assert len(body.workers) == (0 if heard.warnings else 2)
+    assert len(workers_of(history_of(entries))) == len(body.workers)
+
+
+def test_a_value_that_is_no_time_counts_as_none() -> None:
+    assert [seconds_between(10.0, later) for later in (12.5, 10.0, 3.0, math.nan, math.inf, -math.inf, 1e12)] == [
+        2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+    ]  # fmt: skip
+    with pytest.raises(KeyError):  # an error of the program is none of measuring
+        measured(lambda: {}[0], None, what="nothing", telemetry=Heard())
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    forget_trainer()
+    yield Lab(tmp_path)
+    forget_trainer()
+
+
+def test_a_wall_clock_set_back_in_the_middle_of_a_step_loses_nothing(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the compiled loop goes back an hour at each reading, and then forward by a day."""
+    spec = spec_of("plain")
+    straight = Lab(tmp_path / "straight").relay(spec, 6, 11)
+    back = (1e9 - 3600.0 * number for number in range(9))
+    readings = itertools.chain(back, (1e9 + 86400.0 * number for number in itertools.count(1)))
+
+    def timestamp() -> Any:
+        return tf.reshape(tf.py_function(lambda: next(readings), [], tf.float64), [])
+
+    monkeypatch.setattr(loop, "_python_time", timestamp)
+    forget_trainer()
+    head = lab.relay(spec, 6, 11)
+    assert next(readings) > 1e9, "the loop has not looked at this clock"
+    assert head.tip is not None
+    assert straight.tip is not None
+    assert (head.tip.step, head.tip.state_digest) == (11, straight.tip.state_digest)
+    for worker in workers_of(history_of(lab.log(spec).entries())):
+        assert 0 <= worker.input_wait_seconds <= worker.train_seconds

@@ -1,0 +1,84 @@
+"""The same code has one fingerprint in every process; Python state that is read while tracing gives another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import Lab, lab_of, spec_of
+
+from flows.proving.comparing import same_step
+from flows.proving.diagnosis import causes_of
+from tasks.foundation.contracts.log_entry import Commit
+from tasks.foundation.contracts.segment import TracedStep
+from tasks.train_segment.stage import forget_trainer
+
+MODEL = """
+import itertools
+
+TRACES = itertools.count()
+
+
+class Counting(keras.layers.Layer):
+    def call(self, x):
+        return x * (1.0 + next(TRACES))
+
+
+def counting():
+    return compiled(Counting())
+
+
+def honest():
+    return compiled(keras.layers.Dropout(0.3))
+
+
+def compiled(layer):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), layer, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    forget_trainer()
+    yield lab_of(tmp_path, MODEL)
+    forget_trainer()
+
+
+def traced(lab: Lab, build: str) -> list[TracedStep]:
+    """Of two segments, each traced as by a process of its own."""
+    spec = spec_of(build)
+    lab.relay(spec, 2, 4, cold=True)
+    bodies = [entry.body for entry in lab.log(spec).entries()]
+    commits = [body for body in bodies if isinstance(body, Commit) and body.checkpoint.step > 0]
+    return [body.traced for body in commits if body.traced is not None]
+
+
+def test_the_same_code_is_traced_to_the_same_step(lab: Lab) -> None:
+    one, other = traced(lab, "honest")
+    assert one == other
+    assert len(one.fingerprint) == len(one.circumstances) == 32
+    assert lab.heard.warnings == []
+
+
+def test_a_step_that_reads_what_changes_is_told_of(lab: Lab) -> None:
+    one, other = traced(lab, "counting")
+    assert one.circumstances == other.circumstances
+    assert one.fingerprint != other.fingerprint
+    (warning,) = lab.heard.warnings
+    assert "this process traced another train step than the one that committed step 2" in warning
+    assert "make it a constant or a variable" in warning
+
+
+def test_two_models_have_two_fingerprints(lab: Lab) -> None:
+    assert traced(lab, "honest")[0].fingerprint != traced(lab, "counting")[0].fingerprint
+
+
+def test_a_proof_names_it_as_the_cause() -> None:
+    one, other = (TracedStep(fingerprint=each, circumstances="here") for each in "ab")
+    elsewhere = TracedStep(fingerprint="c", circumstances="there")
+    assert same_step([one, one, elsewhere])
+    assert not same_step([one, elsewhere, other])
+    (cause,) = causes_of(same_examples=True, repeatable=False, ops=None, source="digits", same_step=False)
+    assert cause.startswith("the processes traced different train steps from the same code")
