@@ -33,15 +33,15 @@ lint: install
 	$(BIN)/mypy
 
 bench: install
-	$(BIN)/python tests/benchmarks/loop_against_fit.py
-	$(BIN)/python tests/benchmarks/cloud_transfers.py
-	$(BIN)/python tests/benchmarks/finding_the_head.py
-	$(BIN)/python tests/benchmarks/checkpoint_memory.py
+	$(BIN)/python -m tests.benchmarks.loop_against_fit
+	$(BIN)/python -m tests.benchmarks.cloud_transfers
+	$(BIN)/python -m tests.benchmarks.finding_the_head
+	$(BIN)/python -m tests.benchmarks.checkpoint_memory
 
 # Some 350 interruptions of real runs, and 400 plans of what goes wrong on gs://; over an hour on two cores.
 chaos: install
-	$(BIN)/python tests/end_to_end/chaos.py
-	$(BIN)/python tests/end_to_end/cloud_chaos.py --plans 400
+	$(BIN)/python -m tests.end_to_end.chaos
+	$(BIN)/python -m tests.end_to_end.cloud_chaos --plans 400
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
 	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py tests/end_to_end/test_any_cut.py
 

@@ -16,22 +16,22 @@ from pydantic import Field
 
 from flows.commands.address import OpenedRun, holds_a_log
 from flows.goal import preflight, storage_of
-from flows.launch import stages_of
+from flows.launching.launcher import stages_of
+from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.relay import StageStopped
-from flows.telling import PrefectLog
 from flows.train_run import MACHINE_GOES, MachineIsGoing, inline_stages, run_name, tags_of
+from tasks.foundation.checkpoint.selection import choose
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Evaluation, Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
-from tasks.foundation.runlog.choosing import choose
 from tasks.foundation.runlog.history import evaluation_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.telemetry.logged import warnings_as_notes
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 # Other devices, and other numbers of them, sum in another order.
 _RELATIVE_TOLERANCE = 1e-5
@@ -79,7 +79,7 @@ def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step 
     """
     run = load_run_file(Path(run_file), overrides or [])
     with tags(*tags_of(run.spec)):
-        telemetry = PrefectLog()
+        telemetry = PrefectRunLogger()
         with warnings_as_notes(telemetry):
             try:
                 return ended(evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry))

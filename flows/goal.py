@@ -19,7 +19,7 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
 from tasks.foundation.errors import RunFileError, RunLogError, StorageError
-from tasks.foundation.runlog.committing import evaluation_due
+from tasks.foundation.runlog.commits import evaluation_due
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.progress import require_progress
@@ -28,7 +28,7 @@ from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tasks.foundation.user_code import require_function
 from tasks.foundation.user_imports import require_imports
-from tasks.init_or_restore.weights.address import locate
+from tasks.init_or_restore.weights.location import locate
 
 _MACHINE_MAY_GO = frozenset({"sigterm", "preempted", "maintenance"})
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flows.at_work import require_nobody_at_work
-from flows.first_look import first_look
+from flows.admission.first_example import first_look
+from flows.admission.run_at_work import require_nobody_at_work
+from flows.admission.storage_check import notes_about
 from flows.goal import (
     Goal,
     RelayResult,
@@ -27,7 +28,6 @@ from flows.goal import (
     result_of,
     storage_of,
 )
-from flows.trying_out import notes_about
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
@@ -38,17 +38,17 @@ from tasks.foundation.contracts.schedule import acts_at_the_end, next_border
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError, StageLost, StaleWriter
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.committing import evaluation_due
-from tasks.foundation.runlog.following import require_head_of_chief
+from tasks.foundation.runlog.commits import evaluation_due
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.stops.agreeing import agreed_stop
-from tasks.foundation.stops.holding import hold
+from tasks.foundation.runlog.multi_host import require_head_of_chief
+from tasks.foundation.stops.agreement import agreed_stop
 from tasks.foundation.stops.stops import Stops
+from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.deadline import LEAVING
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
-from tasks.foundation.telemetry.logged import warnings_as_notes
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.foundation.telemetry.tensorboard import write_curves
 
 # A checkpoint that is damaged between its verification and its use is looked up again so often.
@@ -343,7 +343,7 @@ class _Relay:
                 stop = "time_budget"
             return stop, self._agreed_head(), trained
 
-        return hold(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
+        return run_uninterrupted(work, spec.stop, within_seconds=seconds_left, telemetry=self.telemetry)
 
     def _let_callbacks_end(self, dataset: DatasetRef, head: Head, *, number: int) -> None:
         """Where the run's last evaluation ends an epoch, nothing is trained from there that would tell callbacks of it.

@@ -25,19 +25,19 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.goal import Goal, RelayResult, storage_of
-from flows.launch import stages_of
-from flows.prefect_away import Prefect, Told, prefect_answers
+from flows.launching.launcher import stages_of
+from flows.prefect_compat.lease_shield import lease_shield
+from flows.prefect_compat.prefect_offline import Prefect, PrefectReported, prefect_answers
+from flows.prefect_ui.artifact_publisher import ArtifactPublisher
+from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.relay import Stages, devices_needed_by, relay
-from flows.showing import Shown
-from flows.telling import PrefectLog
-from flows.uninterrupted import uninterrupted
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
 from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
-from tasks.foundation.telemetry.wording import metric_words, step_words
+from tasks.foundation.telemetry.formatting import metric_words, step_words
 
 announce_tpu()  # a worker of Prefect's imports this file first of all, and the stages import TensorFlow
 
@@ -113,9 +113,9 @@ def train_run(
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
     attempt = uuid.uuid4().hex
-    with tags(*tags_of(run.spec)), uninterrupted():
-        others = Several((WATCHER.get(), PrefectLog()))
-        with Shown(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
+    with tags(*tags_of(run.spec)), lease_shield():
+        others = Several((WATCHER.get(), PrefectRunLogger()))
+        with ArtifactPublisher(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
             sinks = Several((others, shown))
             stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks, max_seconds=goal.max_seconds)
             try:
@@ -162,7 +162,7 @@ def inline_stages() -> Callable[[str], Callable[..., Any]]:
 
     def inline(stage: str) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            return Told(_task_of(stage), prefect)(*given, **named)
+            return PrefectReported(_task_of(stage), prefect)(*given, **named)
 
         return call
 

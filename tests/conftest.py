@@ -4,13 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.checkout import CHECKOUT
+
 if TYPE_CHECKING:
-    from fake_gcs import FakeGcs
+    from tests.fakes.gcs.fake_gcs import FakeGcs
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Started in the background of a shell, this process ignores Ctrl-C, and so would all that it starts.
@@ -18,10 +19,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test asks the real Cloud Storage, or Google for credentials.
 os.environ.setdefault("NO_GCE_CHECK", "true")
-for _folder in ("support", "fakes/gcs"):
-    sys.path.insert(0, str(Path(__file__).parent / _folder))
+# Programs that tests start import `tests.support` too, from any working folder.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
-import forked  # noqa: E402 - on the path only now, and it notes the environment before any test changes it
+from tests.support import forked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +57,7 @@ def _nobody_leaves() -> Iterator[None]:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> "Iterator[FakeGcs]":
     """A fake Cloud Storage with a bucket "bucket", which gs:// addresses of this test lead to."""
-    from fake_gcs import FakeGcs
+    from tests.fakes.gcs.fake_gcs import FakeGcs
 
     with FakeGcs(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)

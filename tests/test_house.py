@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.checkout import CHECKOUT
+
+ROOT = CHECKOUT
 ROOMS = ("prepare_data", "init_or_restore", "train_segment", "checkpoint_to_gcs", "evaluate")
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
@@ -218,5 +220,5 @@ def test_the_command_starts_without_tensorflow_and_prefect() -> None:
 
 
 def test_reading_a_run_file_and_a_log_needs_neither() -> None:
-    statement = "import tasks.foundation.contracts.run_file, tasks.foundation.runlog.committing"
+    statement = "import tasks.foundation.contracts.run_file, tasks.foundation.runlog.commits"
     assert not loaded_after(statement) & {*HEAVY, "prefect"}

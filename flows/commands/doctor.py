@@ -38,7 +38,7 @@ def doctor(
     for name, value in (("--step-seconds", step_seconds), ("--preempted-every-hours", preempted_every_hours)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
-    from flows.doctor.examination import Question, examine
+    from flows.doctor.all_checks import Question, examine
 
     question = Question(
         file=file,

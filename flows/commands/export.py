@@ -9,10 +9,10 @@ from flows.commands.address import Address, OpenedRun, Overrides, names_run_file
 from flows.commands.output import AsJson, aligned, say, say_json
 from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.checkpoint.selection import choose, read_chosen
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.runlog.choosing import choose, read_chosen
 from tasks.foundation.user_code import require_function
 
 

@@ -10,8 +10,8 @@ from flows.commands.address import Address, OpenedRun, Overrides, open_run
 from flows.commands.output import AsJson, aligned, say, say_json
 from tasks.foundation.contracts.run_spec import check_run_name
 from tasks.foundation.errors import RunFileError
-from tasks.foundation.runlog.forked import Fork
-from tasks.foundation.runlog.forking import fork as fork_run
+from tasks.foundation.runlog.fork import fork as fork_run
+from tasks.foundation.runlog.fork_status import Fork
 
 
 def fork(

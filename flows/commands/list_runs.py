@@ -15,7 +15,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.telemetry.wording import metric_words, number_words
+from tasks.foundation.telemetry.formatting import metric_words, number_words
 
 Folder = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a storage folder or URI, or a run file, whose storage is listed")

@@ -18,7 +18,7 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Rewind,
 )
-from tasks.foundation.telemetry.wording import metric_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import metric_words, short_path, size_words
 
 
 def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:

@@ -3,7 +3,7 @@
 Nothing here imports TensorFlow, Prefect or matplotlib: `baton --help` answers at once.
 """
 
-from flows.commands.leaving import leaves_with  # isort: skip - registers first what is to be called last
+from flows.process.leaving import leaves_with  # isort: skip - registers first what is to be called last
 
 import os
 import sys
@@ -16,8 +16,8 @@ import typer
 
 from flows.commands import doctor, export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
-from flows.commands.stopping import RESUMABLE, Terminated, sender_words, sigterm_raises
-from flows.commands.streams import outliving_readers
+from flows.process.standard_streams import outliving_readers
+from flows.process.stop_signals import RESUMABLE, Terminated, sender_words, sigterm_raises
 from tasks.foundation.errors import BatonError
 from tasks.foundation.messages import printed, without_password
 

@@ -13,15 +13,15 @@ import typer
 from flows.commands.address import Overrides
 from flows.commands.output import AsJson, aligned, say, say_json
 from flows.goal import preflight, require_lasting_storage, storage_of
-from flows.proving.processes import FreshProcesses, ending_like_interrupts
 from flows.proving.proof import Workshop
 from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
+from flows.proving.trial_processes import FreshProcesses, ending_like_interrupts
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.storage.leftovers import PROVING, temporary_folder
+from tasks.foundation.storage.temporary_files import PROVING, temporary_folder
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.wording import number_words
+from tasks.foundation.telemetry.formatting import number_words
 
 _DIFFERENT = 1
 # Odd, so that sums of metrics are under way at the end; and few, since a proof is mostly waiting for TensorFlow.

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.at_work import require_nobody_at_work
+from flows.admission.run_at_work import require_nobody_at_work
+from flows.admission.storage_check import try_out
 from flows.commands.address import Overrides
-from flows.commands.closing import print_closing
-from flows.commands.leaving import nobody_listens
 from flows.commands.output import AsJson, say_json
-from flows.commands.stopping import RESUMABLE, Terminated, stop_reason
+from flows.commands.run_summary import print_closing
 from flows.goal import (
     Goal,
     RelayResult,
@@ -27,17 +26,18 @@ from flows.goal import (
     require_packages_and_source,
     storage_of,
 )
-from flows.trying_out import try_out
+from flows.process.leaving import nobody_listens
+from flows.process.stop_signals import RESUMABLE, Terminated, stop_reason
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.stops.holding import last_stop
+from tasks.foundation.stops.uninterrupted import last_stop
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
-from tasks.foundation.telemetry.logged import warnings_as_notes
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
 def run(
@@ -103,8 +103,8 @@ def _train(
     Returns:
         What was reached; None if a signal came before the run began.
     """
-    from flows.quiet import quiet, start_prefect_api
-    from flows.require_prefect import require_prefect
+    from flows.prefect_compat.prefect_startup import quiet, start_prefect_api
+    from flows.prefect_compat.require_prefect import require_prefect
 
     reached: list[RelayResult] = []
     try:
@@ -140,7 +140,7 @@ def _train(
         # Prefect's API may be gone, or ended by whoever ends this process: what was trained is committed all the same.
         stop = last_stop()
         if not reached and (stop is None or stop.reason == "time_budget"):
-            from flows.flow_runs import require_passing
+            from flows.launching.prefect_api import require_passing
 
             require_passing(fault)  # a wrong key is met here first, where the flow run is to be made
             raise

@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flows.commands.address import Address, OpenedRun, Overrides, open_run
+from flows.commands.goodput import account_facts, account_words
 from flows.commands.output import AsJson, aligned, say, say_json
-from flows.commands.spending import account_facts, account_words
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
 from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, commit_of, history_of
-from tasks.foundation.runlog.workers import Worker, workers_of
-from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, size_words, step_words
+from tasks.foundation.runlog.worker_stats import Worker, workers_of
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
 
 
 def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:

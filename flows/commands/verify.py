@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 import typer
 
+from flows.audit import Findings, examine
 from flows.commands.address import Address, OpenedRun, Overrides, open_run
-from flows.commands.examining import Findings, examine
 from flows.commands.output import AsJson, say, say_json
 from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.telemetry.wording import size_words
+from tasks.foundation.telemetry.formatting import size_words
 
 
 def verify(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from signal import SIGKILL
 
-from flows.proving.comparing import Arrays, Comparison, Reached, compare
+from flows.proving.comparison import Arrays, Comparison, Reached, compare
 from flows.proving.diagnosis import causes_of, stateful_ops_told
-from flows.proving.processes import Ended, LogWatch, Processes, fault_of
 from flows.proving.receipt import Receipt
 from flows.proving.trial import Trial, cut_length, require_enough_steps, trial_of
+from flows.proving.trial_processes import Ended, LogWatch, Processes, fault_of
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError

@@ -56,7 +56,7 @@ class Trial:
         return LocalStorage(self.storage / self.name)
 
     def words(self) -> list[str]:
-        """The arguments of `flows.plain`. The trial's own settings come last, and so they win."""
+        """The arguments of `flows.without_prefect`. The trial's own settings come last, and so they win."""
         settings = [
             *self.overrides,
             f"run={self.name}",

@@ -3,10 +3,10 @@
 The room bears its full name from the start; on a home that is a local folder it does the same.
 """
 
+from tasks.foundation.checkpoint.commit_staged import commit_staged
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.runlog.landing import land
-from tasks.foundation.stops.holding import hold
+from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Phase, Sink
 
@@ -30,6 +30,7 @@ def checkpoint_to_gcs(request: SegmentRequest, result: SegmentResult, *, storage
     body = Commit.of(result)
     telemetry.emit(Phase(cause="commit"))
     # A signal in between would lose the segment that is staged; it is heeded as soon as the commit is made.
-    return hold(
-        lambda _: land(storage.at(request.spec.run), body, spec=request.spec, telemetry=telemetry), request.spec.stop
+    return run_uninterrupted(
+        lambda _: commit_staged(storage.at(request.spec.run), body, spec=request.spec, telemetry=telemetry),
+        request.spec.stop,
     )

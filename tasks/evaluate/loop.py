@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.dataset.reading_errors import reading_failures
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.keras_steps import as_fit_gives
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.own_steps import as_fit_gives
-from tasks.foundation.model.returned import Returned
-from tasks.foundation.model.stepping import step_failures
+from tasks.foundation.model.returned_metrics import Returned
+from tasks.foundation.model.train_step import step_failures
 from tasks.foundation.user_code import describe
 
 

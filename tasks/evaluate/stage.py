@@ -16,13 +16,13 @@ from tasks.foundation.contracts.log_entry import Body, Environment, Evaluation, 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.reader import load_manifest, validation_dataset, validation_remainder, zero_batch
 from tasks.foundation.model.metrics import require_metric
-from tasks.foundation.model.returned import returned_by
-from tasks.foundation.model.stepping import once_training_has_begun
+from tasks.foundation.model.returned_metrics import returned_by
+from tasks.foundation.model.train_step import once_training_has_begun
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Evaluated, Sink
-from tasks.foundation.telemetry.measured import seconds_between
+from tasks.foundation.telemetry.measurements import seconds_between
 
 
 @dataclass(frozen=True, slots=True)

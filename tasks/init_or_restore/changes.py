@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.identity import differences, in_words, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
 from tasks.foundation.errors import StateMismatch
 from tasks.foundation.messages import HINT
 from tasks.foundation.model.batch_dependence import batch_dependent_parts, dependence_words
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import read_manifest
 from tasks.foundation.state.layout import require_same_signature
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.telemetry.events import Note, Sink

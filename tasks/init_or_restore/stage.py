@@ -12,21 +12,21 @@ from tasks.foundation.accelerator.strategy import Accelerator, acquire, threads_
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.weights import WeightsReport
+from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.order import repeats_words
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.runlog.committing import commit, sound_tip
-from tasks.foundation.runlog.following import head_of_chief, require_head_of_chief
-from tasks.foundation.runlog.forked import refuse_unfinished_fork
+from tasks.foundation.runlog.commits import commit, sound_tip
+from tasks.foundation.runlog.fork_status import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.multi_host import head_of_chief, require_head_of_chief
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Note, Sink
-from tasks.init_or_restore.beginning import require_best, require_callbacks, require_evaluation
-from tasks.init_or_restore.begun import begin
 from tasks.init_or_restore.changes import note_changes
 from tasks.init_or_restore.identity import identity_of, identity_of_model
+from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
+from tasks.init_or_restore.new_run import begin
 
 _NOT_DETERMINISTIC = (
     "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "

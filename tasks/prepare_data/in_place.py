@@ -2,10 +2,10 @@
 
 from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.held_out import Part, positions_of
 from tasks.foundation.dataset.manifest import content_digest
+from tasks.foundation.dataset.validation_split import Part, positions_of
 from tasks.foundation.telemetry.events import Preparing, Sink
-from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.sources.base import InPlace, Source
 from tasks.prepare_data.split import rule
 

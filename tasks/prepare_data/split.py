@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.foundation.contracts.dataset import HeldOut
-from tasks.foundation.dataset.held_out import chances
+from tasks.foundation.dataset.validation_split import chances
 from tasks.foundation.errors import SourceError
 
 T = TypeVar("T")

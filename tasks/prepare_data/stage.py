@@ -26,19 +26,19 @@ from tasks.foundation.errors import (
 )
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.deadline import LEAVING
-from tasks.foundation.storage.discarding import discard
+from tasks.foundation.storage.download import side_by_side
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
-from tasks.prepare_data.checks import Checker
+from tasks.prepare_data.disk_space import require_scratch_space, require_space, scratch_file
+from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.in_place import indexed
-from tasks.prepare_data.scattering import ScatterWriter, scratch_bytes
+from tasks.prepare_data.scatter import ScatterWriter, scratch_bytes
+from tasks.prepare_data.shard_upload import ShardUploads
+from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.space import require_scratch_space, require_space, scratch_file
 from tasks.prepare_data.split import part_sizes, split
-from tasks.prepare_data.uploading import ShardUploads
-from tasks.prepare_data.writing import BlockWriter, PartWriter
 
 # Goes up when the same source and settings come to be written as other bytes.
 _FORMAT = 2

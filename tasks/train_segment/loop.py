@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.messages import listed
-from tasks.foundation.model.stepping import take_step
+from tasks.foundation.model.train_step import take_step
 
 NOT_FOUND = -1
 _CLOCK = "baton_clock"

@@ -9,30 +9,30 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.padding import padding, padding_words
 from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.accelerator.tpu_padding import padding, padding_words
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow, TracedStep
 from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
-from tasks.foundation.dataset.failures import reading_failures
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
+from tasks.foundation.dataset.reading_errors import reading_failures
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.messages import listed
-from tasks.foundation.model.accumulating import tells_a_mask
-from tasks.foundation.model.building import unused_settings
+from tasks.foundation.model.build import unused_settings
+from tasks.foundation.model.gradient_accumulation import tells_a_mask
+from tasks.foundation.model.keras_steps import hints_about
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.own_steps import hints_about
-from tasks.foundation.model.placement import kernel_shapes, placement_words
-from tasks.foundation.model.stepping import step_failures, step_of, trace_step
+from tasks.foundation.model.train_step import step_failures, step_of, trace_step
+from tasks.foundation.model.variable_placement import kernel_shapes, placement_words
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.train_segment.acting import Callbacks
-from tasks.train_segment.effort import InnerLoop
+from tasks.train_segment.callback_schedule import Callbacks
 from tasks.train_segment.fingerprint import note_another_step, traced_step
+from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.loop import NOT_FOUND, make_loop, may_differ_words
 
 
@@ -212,7 +212,7 @@ class Trainer:
         metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
         return MetricRow(step=self.state.step, metrics=metrics)
 
-    def hear(self, row: MetricRow) -> bool:
+    def take_row(self, row: MetricRow) -> bool:
         """Let callbacks act on a row that has just been read; whether they end the run here.
 
         Raises:
@@ -220,7 +220,7 @@ class Trainer:
         """
         if self.callbacks is None:
             return False
-        self.callbacks.hear(row)
+        self.callbacks.take_row(row)
         return self._agreed_end(self.callbacks) is not None
 
     def _agreed_end(self, callbacks: Callbacks) -> str | None:

@@ -1,6 +1,6 @@
 """Peak memory of a process while a checkpoint of 1 GB goes up to gs:// and comes back.
 
-`python checkpoint_memory.py [--megabytes 1024]`
+`python -m tests.benchmarks.checkpoint_memory [--megabytes 1024]`
 
 The server is a process of its own. What is told is how far the resident memory rose above what the process had when it
 began to stage, or to restore; the state itself is in memory before.
@@ -14,9 +14,8 @@ from pathlib import Path
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes" / "gcs"))
 
-from fake_gcs import fake_gcs_process
+from tests.fakes.gcs.fake_gcs import fake_gcs_process
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -1,6 +1,6 @@
 """Upload and download of 8 files of 64 MB side by side: Baton's gs:// against google-cloud-storage's transfer_manager.
 
-`python cloud_transfers.py [--rounds 5] [--files 8] [--megabytes 64]`
+`python -m tests.benchmarks.cloud_transfers [--rounds 5] [--files 8] [--megabytes 64]`
 
 Both against the same fake server in a process of its own, in turns within one run; the ratios are theirs to ours, so
 above 1 Baton is the faster one. transfer_manager is measured with its processes and with threads, and the better of
@@ -19,9 +19,8 @@ from pathlib import Path
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 warnings.simplefilter("ignore")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes" / "gcs"))
 
-from fake_gcs import fake_gcs_process  # noqa: E402 - its folder is on the path now
+from tests.fakes.gcs.fake_gcs import fake_gcs_process  # noqa: E402 - its folder is on the path now
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def _ours(folder: Path, out: Path, names: list[str]) -> tuple[float, float]:
-    from tasks.foundation.storage.copying import side_by_side
+    from tasks.foundation.storage.download import side_by_side
     from tasks.foundation.storage.opening import open_storage
 
     store = open_storage("gs://bucket/ours", relative_to=folder)

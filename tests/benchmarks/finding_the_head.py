@@ -1,6 +1,6 @@
 """Finding the head of a run on gs:// with 10 and with 10,000 log entries: requests, and time in pairs.
 
-`python finding_the_head.py [--rounds 30]`
+`python -m tests.benchmarks.finding_the_head [--rounds 30]`
 """
 
 import argparse
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
-for _folder in ("fakes/gcs", "foundation/runlog"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / _folder))
 
-from fake_gcs import FakeGcs  # noqa: E402 - the folders are on the path now
-from log_making import begin, train  # noqa: E402
-
-from tasks.foundation.runlog.log import RunLog  # noqa: E402
-from tasks.foundation.storage.opening import open_storage  # noqa: E402
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.opening import open_storage
+from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.support.small_logs import begin, train
 
 SIZES = (10, 10_000)
 HINTS = {"right": lambda entries: entries - 1, "behind by 3": lambda entries: entries - 4, "missing": lambda _: None}

@@ -1,4 +1,6 @@
-"""Steps per second of Baton's loop over those of `model.fit`, on the digits model: `python loop_against_fit.py`.
+"""Steps per second of Baton's loop over those of `model.fit`, on the digits model.
+
+`python -m tests.benchmarks.loop_against_fit`
 
 Both run the same model on the same prepared data in one process, in turn; what is printed are ratios of each pair.
 """
@@ -24,13 +26,14 @@ from tasks.foundation.storage.local import LocalStorage  # noqa: E402
 from tasks.foundation.telemetry.events import Silent  # noqa: E402
 from tasks.prepare_data.stage import prepare_data  # noqa: E402
 from tasks.train_segment.loop import make_loop  # noqa: E402
+from tests.support.checkout import CHECKOUT  # noqa: E402
 
 STEPS = 400
 PAIRS = 5
 
 
 def main() -> None:
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = CHECKOUT
     run = load_run_file(checkout / "deploy" / "runs" / "digits" / "run.yaml")
     spec = run.spec
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 """The engine, found or made once."""
 
 import pytest
-from engine import Engine, engine_or_skip
+
+from tests.support.engine import Engine, engine_or_skip
 
 
 @pytest.fixture(scope="session")

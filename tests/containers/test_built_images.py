@@ -15,7 +15,8 @@ from typing import Any
 
 import docker
 import pytest
-from engine import CHECKOUT, Engine
+
+from tests.support.engine import CHECKOUT, Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -261,7 +262,7 @@ def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
 
 def test_user_code_that_is_mounted_trains(engine: Engine, user_code: Path) -> None:
     image = engine.build("train-cpu")
-    train = ["python", "-m", "flows.plain", "/code/run.yaml", "--set", "train.steps=2"]
+    train = ["python", "-m", "flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]
     result = json.loads(mounted(engine, image, user_code, *train).stdout.splitlines()[-1])
     assert result["run"] == "own"
     assert result["step"] == 2

@@ -15,13 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engine import CHECKOUT, Engine
-
-sys.path.insert(0, str(CHECKOUT / "tests" / "end_to_end"))
-
-from prefect_server import ask, environment_with, interrupt, running_server
-from processes import DRIVER, SHORT, run_file
-from watching import wait_until
 
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit
@@ -29,9 +22,14 @@ from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
+from tests.support.checkout import CHECKOUT
+from tests.support.engine import Engine
+from tests.support.prefect_server import ask, environment_with, interrupt, running_server
+from tests.support.shipped_runs import DRIVER, SHORT, run_file
+from tests.support.watching import wait_until
 
 if TYPE_CHECKING:
-    from fake_gcs import FakeGcs
+    from tests.fakes.gcs.fake_gcs import FakeGcs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.support.checkout import CHECKOUT
+
 LOCKS = CHECKOUT / "containers" / "locks"
 TENSORFLOW = {
     "prepare-data": {"tensorflow-cpu"},

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import uuid
-from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import FlowRun
 from prefect_docker.worker import DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+from tests.support.checkout import CHECKOUT
+
+DEPLOY = CHECKOUT / "deploy"
 
 
 def template(name: str) -> dict[str, Any]:

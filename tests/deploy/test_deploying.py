@@ -13,12 +13,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from prefect_server import ask, environment_with, running_server
-from rendering import container, job_manifest
+
+from tests.deploy.rendering import container, job_manifest
+from tests.support.checkout import CHECKOUT
+from tests.support.prefect_server import ask, environment_with, running_server
 
 pytestmark = pytest.mark.slow
 
-CHECKOUT = Path(__file__).parents[2]
 POOLS = {"process": "process", "docker": "docker", "kubernetes": "kubernetes", "tpu": "kubernetes"}
 
 # One that ends within its bounds, as train-run does, and one that goes on until it is killed.

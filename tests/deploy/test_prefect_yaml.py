@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tasks.foundation.contracts.run_file import load_run_file
+from tests.support.checkout import CHECKOUT
 
-CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"
 # Images that containers/ builds, and the flows that they are for.
 IMAGES = {

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_server import ask, environment_with, interrupt
 
-CHECKOUT = Path(__file__).parents[2]
+from tests.support.checkout import CHECKOUT
+from tests.support.prefect_server import ask, environment_with, interrupt
+
 SECTION = "## A schedule on this machine"
 ENDED = {"COMPLETED", "FAILED", "CRASHED"}
 

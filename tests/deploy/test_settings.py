@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-CHECKOUT = Path(__file__).parents[2]
+from tests.support.checkout import CHECKOUT
+
 README = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
 # Read by Google's and other libraries that Baton stands on, and by Python.
 OF_OTHERS = {"NO_PROXY", "TMPDIR"}

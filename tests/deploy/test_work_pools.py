@@ -8,7 +8,8 @@ import docker
 import kubernetes_validate
 import pytest
 from docker.models import containers
-from rendering import container, job_manifest, template
+
+from tests.deploy.rendering import container, job_manifest, template
 
 IMAGE = {"image": "registry/baton/train-tpu"}
 # What each makes of a spot TPU node pool; what differs between the two templates, and nothing else does.

@@ -1,6 +1,7 @@
 """Chaos: hundreds of interruptions of real runs, and after each a look whether all that was committed is there.
 
-`python chaos.py [--seed 0] [--training 200] [--moments all] [--lanes 2] [--runs digits,text]`, or `make chaos`.
+`python -m tests.end_to_end.chaos [--seed 0] [--training 200] [--moments all] [--lanes 2] [--runs digits,text]`, or
+`make chaos`.
 
 Two parts. Training processes on the shipped runs, shortened, are interrupted in the ways of `interruptions.py`, drawn
 from the seed; every run so treated is taken to its end in the end, and compared with the same run left alone. And a
@@ -25,17 +26,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from tests.support import forked
+from tests.support.chaos_tally import Tally, Witness
+from tests.support.checkout import CHECKOUT
+from tests.support.disks import SmallDisk, may_mount, small_disk
+from tests.support.homes import commits_in, entries_of, folders_of, head_of, temporary_files
+from tests.support.interruptions import KINDS, Scene
+from tests.support.training_child import Child
 
-import forked
-from children import Child
-from disks import SmallDisk, may_mount, small_disk
-from homes import commits_in, entries_of, folders_of, head_of, temporary_files
-from interruptions import KINDS, Scene
-from tallying import Tally, Witness
-
-STOPPABLE = Path(__file__).with_name("run_stoppable.py")
-COMMITS = Path(__file__).with_name("run_commits.py")
+STOPPABLE = CHECKOUT / "tests" / "support" / "run_stoppable.py"
+COMMITS = CHECKOUT / "tests" / "support" / "run_commits.py"
 # Some forty commits a run, so that a dozen interruptions fall into it; a process lives a few seconds beyond its start.
 SHAPES = {
     "digits": ["train.steps=3000", "train.segment_steps=75", "train.log_every_steps=50", "evaluate.every_steps=600"],

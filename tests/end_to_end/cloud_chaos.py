@@ -4,17 +4,13 @@ A worker goes the real way of a commit without TensorFlow (`run_commits.py`). Al
 process, each with a store of its own, against a fake Cloud Storage with faults drawn from the same seed. Dying is an
 error that nothing catches, raised before or after a call of the store has taken effect.
 
-`python cloud_chaos.py [--plans 200] [--first 0]`, or `make chaos`.
+`python -m tests.end_to_end.cloud_chaos [--plans 200] [--first 0]`, or `make chaos`.
 """
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes" / "gcs"))
 
 import argparse
 import logging
 import random
+import sys
 import threading
 import time
 import uuid
@@ -24,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
-from run_commits import SPEC, STEPS, begin, evaluate, train
 
+from tasks.foundation.checkpoint.retention import clear_away, policies_of
+from tasks.foundation.checkpoint.verify import damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
-from tasks.foundation.runlog.committing import evaluation_due, sound_tip
+from tasks.foundation.runlog.commits import evaluation_due, sound_tip
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.retention import clear_away, policies_of
-from tasks.foundation.runlog.verifying import damage
-from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.support.run_commits import SPEC, STEPS, begin, evaluate, train
 
 UNTIL_STEP = 6 * STEPS
 _CALLS = {
@@ -79,8 +75,8 @@ class Mortal:
     def at(self, folder: str) -> "Mortal":
         return Mortal(self._store.at(folder), self._chance, self._counter, self._dies_at, self._pauses_at)
 
-    def hurried(self, seconds: float) -> "Mortal":
-        return Mortal(self._store.hurried(seconds), self._chance, self._counter, self._dies_at, self._pauses_at)
+    def with_deadline(self, seconds: float) -> "Mortal":
+        return Mortal(self._store.with_deadline(seconds), self._chance, self._counter, self._dies_at, self._pauses_at)
 
     def __getattr__(self, name: str) -> Any:
         inner = getattr(self._store, name)
@@ -138,7 +134,7 @@ def play(server: FakeGcs, seed: int) -> Outcome:
         _watch(server, prefix, entries, outcome)
     outcome.faults.update(one["fault"] for one in server.fault_run.log)
     server.faults = None
-    home = CloudStorage("bucket", prefix, Patience(first_wait_seconds=0.01))
+    home = CloudStorage("bucket", prefix, RetryPolicy(first_wait_seconds=0.01))
     _work(home)
     _watch(server, prefix, entries, outcome)
     _examine(home, outcome)
@@ -148,7 +144,7 @@ def play(server: FakeGcs, seed: int) -> Outcome:
 def _live(prefix: str, chance: random.Random, outcome: Outcome) -> None:
     """A worker's lives: each ends by dying, by losing, by a store that is too bad, or with the run."""
     for _ in range(_LIVES):
-        patience = Patience(total_seconds=chance.choice((0.05, 1, 20)), stall_seconds=0.2, first_wait_seconds=0.005)
+        patience = RetryPolicy(total_seconds=chance.choice((0.05, 1, 20)), stall_seconds=0.2, first_wait_seconds=0.005)
         store = Mortal(
             CloudStorage("bucket", prefix, patience), chance, [0], chance.randrange(20, 160), chance.randrange(160)
         )

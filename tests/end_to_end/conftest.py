@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
-from prefect_server import running_server
-from processes import DRIVER, Finished, run_file, settings
+
+from tests.support import forked
+from tests.support.prefect_server import running_server
+from tests.support.shipped_runs import DRIVER, Finished, run_file, settings
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from chaos import Plan, chaos
-from interruptions import KINDS
-from tallying import Tally
+
+from tests.end_to_end.chaos import Plan, chaos
+from tests.support.chaos_tally import Tally
+from tests.support.interruptions import KINDS
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from cloud_chaos import RATES, play_all
+
+from tests.end_to_end.cloud_chaos import RATES, play_all
 
 
 @pytest.mark.slow

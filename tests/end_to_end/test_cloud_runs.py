@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_runs import CloudChild, copied, left_on
-from fake_gcs import FakeGcs, FaultPlan
-from homes import commits_in, damaged, entries_of, head_of, tip_of, told_by
+
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.support.cloud_runs import CloudChild, copied, left_on
+from tests.support.homes import commits_in, damaged, entries_of, head_of, tip_of, told_by
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
+
+from tests.support import forked
 
 pytestmark = pytest.mark.slow
 

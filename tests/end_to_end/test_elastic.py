@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab import Lab, in_fresh_process, keep_trainer, restored, spec_of
 
 from tasks.foundation.contracts.log_entry import Change, Commit
 from tasks.foundation.contracts.run_spec import RunSpec
+from tests.support.lab import Lab, in_fresh_process, keep_trainer, restored, spec_of
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def test_a_run_goes_from_one_replica_count_to_another(tmp_path: Path) -> None:
         for before, now in pairwise(legs):
             assert_handed_over(legs[before][build]["stored"], legs[now][build]["restored"], replicas=now)
         assert_same_examples(told["straight"][build]["stored"], {at: legs[at][build]["stored"] for at in LEGS})
-        assert_said_and_logged(tmp_path, build, {at: leg[build]["warnings"] for at, leg in legs.items()})
+        assert_said_and_logged(tmp_path, build, {at: interval[build]["warnings"] for at, interval in legs.items()})
     apart = {build: furthest(tmp_path, build, told["straight"][build], legs[8][build]) for build in BUILDS}
     assert apart["synchronized"] < TOLERANCE < 1e-3 < apart["dependent"]
 

@@ -10,9 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from children import Child
-from disks import may_mount, small_disk
-from homes import (
+
+from tests.support.checkout import CHECKOUT
+from tests.support.disks import may_mount, small_disk
+from tests.support.homes import (
     commits_of,
     committed_bytes,
     damaged,
@@ -23,7 +24,8 @@ from homes import (
     tip_of,
     told_by,
 )
-from processes import Finished
+from tests.support.shipped_runs import Finished
+from tests.support.training_child import Child
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +41,7 @@ RUN = [
 HALF = 300
 # More than an entry of the log takes, less than a checkpoint of that width.
 BETWEEN_BYTES = 40 << 10
-CLOCK_BACK = Path(__file__).with_name("run_with_clock_back.py")
+CLOCK_BACK = CHECKOUT / "tests" / "support" / "run_with_clock_back.py"
 
 
 @dataclass(frozen=True)

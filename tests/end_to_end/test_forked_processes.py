@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import forked
 import pytest
 
-from flows.quiet import quiet
+from flows.prefect_compat.prefect_startup import quiet
+from tests.support import forked
 
 ME = """
 import json, os, random, sys, numpy

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import entries_of, head_of
-from workers import THREADS, Workers
 
 from tasks.foundation.contracts.log_entry import Commit
+from tests.support.homes import entries_of, head_of
+from tests.support.worker_processes import THREADS, Workers
 
 pytestmark = pytest.mark.slow
 

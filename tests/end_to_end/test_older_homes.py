@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import CHECKOUT, DRIVER
 
 from tasks.foundation.contracts.log_entry import Change, Commit, Entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.shipped_runs import CHECKOUT, DRIVER
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
-from processes import CHECKOUT
+
+from tests.support import forked
+from tests.support.shipped_runs import CHECKOUT, DRIVER
 
 pytestmark = pytest.mark.slow
 
@@ -16,8 +17,7 @@ BLOCK = re.compile(r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | r
 
 
 def relay(folder: Path, *words: str) -> dict[str, object]:
-    driver = Path(__file__).with_name("run_plainly.py")
-    command = [sys.executable, str(driver), str(folder / "run.yaml"), *words]
+    command = [sys.executable, str(DRIVER), str(folder / "run.yaml"), *words]
     done = forked.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
     assert done.returncode == (3 if "--max-segments" in command else 0), done.stderr[-3000:]
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -67,10 +67,9 @@ def test_a_run_whose_output_nobody_reads_any_more_goes_on(tmp_path: Path) -> Non
         files[name] = files[name].replace(print_at, f"{indent}print('here', flush=True)\n{print_at}")
     for file, content in files.items():
         (tmp_path / file).write_text(content)
-    driver = Path(__file__).with_name("run_plainly.py")
     words = ["--set", "train.steps=20", "--set", "evaluate.every_steps=null"]
     process = forked.Popen(
-        [sys.executable, str(driver), "run.yaml", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, str(DRIVER), "run.yaml", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     for stream in (process.stdout, process.stderr):
         assert stream is not None

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_server import ask, baton, environment_with
-from processes import run_file, settings
+
+from tests.support.prefect_server import ask, baton, environment_with
+from tests.support.shipped_runs import run_file, settings
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import entries_of, head_of
-from prefect_server import Server, ask, baton, environment_with, serving
-from processes import run_file, settings
-from watching import commits_of, trains, wait_until
+
+from tests.support.homes import entries_of, head_of
+from tests.support.prefect_server import Server, ask, baton, environment_with, serving
+from tests.support.shipped_runs import run_file, settings
+from tests.support.watching import commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 

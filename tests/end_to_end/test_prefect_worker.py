@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import entries_of, tip_of
-from prefect_at_work import ENDED, Prefect
-from processes import SHORT, run_file
-from watching import attempts_of, commits_of, trains, wait_until
+
+from tests.support.homes import entries_of, tip_of
+from tests.support.prefect_deployments import ENDED, Prefect
+from tests.support.shipped_runs import SHORT, run_file
+from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 

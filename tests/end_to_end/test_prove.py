@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import CHECKOUT, run_file, settings
+
+from tests.support.shipped_runs import CHECKOUT, run_file, settings
 
 pytestmark = pytest.mark.slow
 

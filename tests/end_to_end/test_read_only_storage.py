@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from disks import may_mount, small_disk
-from processes import run_file, settings
+
+from tests.support.disks import may_mount, small_disk
+from tests.support.shipped_runs import run_file, settings
 
 ASK = (
     "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "

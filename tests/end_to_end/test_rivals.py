@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from children import Child
-from homes import commits_in, commits_of, damaged, entries_of, folders_of, head_of, told_by
-from processes import Finished
+
+from tests.support.homes import commits_in, commits_of, damaged, entries_of, folders_of, head_of, told_by
+from tests.support.shipped_runs import Finished
+from tests.support.training_child import Child
 
 pytestmark = pytest.mark.slow
 

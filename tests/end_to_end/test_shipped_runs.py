@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import DRIVER, run_file
+
+from tests.support.shipped_runs import DRIVER, run_file
 
 pytestmark = pytest.mark.slow
 

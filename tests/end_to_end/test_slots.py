@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect_server import Server, ask, serving
-from processes import CHECKOUT
+
+from tests.support.prefect_server import Server, ask, serving
+from tests.support.shipped_runs import CHECKOUT
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import entries_of, tip_of
-from prefect_at_work import ENDED, Prefect
-from prefect_server import ask
-from processes import CHECKOUT, SHORT, run_file
-from watching import attempts_of, commits_of, wait_until
 
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit
+from tests.support.homes import entries_of, tip_of
+from tests.support.prefect_deployments import ENDED, Prefect
+from tests.support.prefect_server import ask
+from tests.support.shipped_runs import CHECKOUT, SHORT, run_file
+from tests.support.watching import attempts_of, commits_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def held(pid: int) -> Iterator[None]:
 
 
 def deploy(prefect: Prefect) -> str:
-    prefect.deploy("flows/stages.py:train_segment", "tests")
+    prefect.deploy("flows/launching/stage_flows.py:train_segment", "tests")
     return prefect.deploy("flows/train_run.py:train_run", "parent")
 
 

@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
-from homes import tip_of
-from prefect_server import ask, environment_with
-from processes import run_file, settings
-from watching import attempts_of, commits_of, trains, wait_until
 
 from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
+from tests.support import forked
+from tests.support.homes import tip_of
+from tests.support.prefect_server import ask, environment_with
+from tests.support.shipped_runs import DRIVER, run_file, settings
+from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -150,8 +150,7 @@ def test_the_time_budget(server: str, tmp_path: Path) -> None:
 
 def test_the_ledger_adds_up(tmp_path: Path) -> None:
     """Against a clock outside: of a process that is killed the last sign of life counts, and all of one that ends."""
-    driver = Path(__file__).with_name("run_plainly.py")
-    command = [sys.executable, str(driver), str(run_file("digits")), *settings("digits", tmp_path, extra=ENDLESS)]
+    command = [sys.executable, str(DRIVER), str(run_file("digits")), *settings("digits", tmp_path, extra=ENDLESS)]
     measured = []
     for end in (signal.SIGKILL, signal.SIGTERM):
         began = time.monotonic()

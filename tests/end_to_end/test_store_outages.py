@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import forked
 import pytest
-from cloud_runs import HOMES, entries_in
-from fake_gcs import FakeGcs, FaultPlan
-from prefect_server import environment_with
-from processes import run_file, settings
-from watching import wait_until
 
+from tasks.foundation.checkpoint.verify import damage
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import damage
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.support import forked
+from tests.support.cloud_runs import HOMES, entries_in
+from tests.support.prefect_server import environment_with
+from tests.support.shipped_runs import run_file, settings
+from tests.support.watching import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def child(
 
 @pytest.mark.parametrize(
     ("module", "words", "gone"),
-    [("flows.plain", [], "answers nothing"), ("flows.commands.main", ["run"], "answers 503")],
+    [("flows.without_prefect", [], "answers nothing"), ("flows.commands.main", ["run"], "answers 503")],
     ids=["plain", "baton run"],
 )
 def test_sigterm_while_the_store_is_away(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab import ZOO, Lab, differing, in_fresh_process, keep_trainer, rows_of, spec_of
-from processes import run_file
-from workers import free_addresses
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tests.support.lab import ZOO, Lab, differing, in_fresh_process, keep_trainer, rows_of, spec_of
+from tests.support.shipped_runs import run_file
+from tests.support.worker_processes import free_addresses
 
 pytestmark = pytest.mark.slow
 

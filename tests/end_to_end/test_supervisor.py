@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import commits_in, entries_of, log_bytes, tip_of
-from prefect_at_work import ENDED, Prefect
-from prefect_server import Server, ask, baton
-from processes import SHORT, Finished, run_file
-from watching import attempts_of, commits_of, trains, wait_until
 
 from tasks.foundation.contracts.log_entry import Evaluation
+from tests.support.homes import commits_in, entries_of, log_bytes, tip_of
+from tests.support.prefect_deployments import ENDED, Prefect
+from tests.support.prefect_server import Server, ask, baton
+from tests.support.shipped_runs import SHORT, Finished, run_file
+from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 

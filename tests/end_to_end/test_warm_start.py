@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 
@@ -14,6 +13,8 @@ from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
+from tests.support import forked
+from tests.support.shipped_runs import DRIVER
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +57,8 @@ KEPT = {
 
 
 def relay(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
-    driver = Path(__file__).with_name("run_plainly.py")
     done = forked.run(
-        [sys.executable, str(driver), str(folder / "run.yaml"), *words],
+        [sys.executable, str(DRIVER), str(folder / "run.yaml"), *words],
         capture_output=True,
         text=True,
         timeout=300,

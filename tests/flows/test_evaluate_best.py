@@ -4,14 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun
-from lab import Heard
-from played_api import DATASET, Api, Play, answers, ends
 from prefect.logging import disable_run_logger
 from prefect.states import Cancelled, Completed
 
-from flows import launch
 from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again, evaluate_best, stopped
+from flows.launching import launcher
 from flows.relay import StageStopped
 from flows.train_run import MachineIsGoing
 from tasks.foundation.contracts.log_entry import Evaluation
@@ -25,6 +22,9 @@ from tasks.foundation.errors import (
     RunFileError,
     RunLogError,
 )
+from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends
+from tests.support.fake_run import FakeRun
+from tests.support.lab import Heard
 
 
 def file_of(run: FakeRun, *overrides: str) -> RunFile:
@@ -176,7 +176,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -> tu
     """Prefect's API, played, and the settings with which stages are asked of it."""
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
     api = Api(run, *plays)
-    monkeypatch.setattr(launch, "FlowRuns", lambda **_: api)
+    monkeypatch.setattr(launcher, "FlowRuns", lambda **_: api)
     return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
 
 

@@ -4,14 +4,14 @@ import threading
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
 
 from tasks.foundation.contracts.run_spec import DataSpec, RunSpec, StopSpec, TrainSpec
 from tasks.foundation.storage.deadline import LEAVING
-from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.prepare_data.sources.ahead import in_order
+from tasks.prepare_data.sources.read_ahead import in_order
 from tasks.prepare_data.stage import prepare_data
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
 
 
 def test_uploads_under_way_are_waited_for_no_longer_than_the_grace_period(
@@ -27,7 +27,7 @@ def test_uploads_under_way_are_waited_for_no_longer_than_the_grace_period(
         train=TrainSpec(steps=1, global_batch_size=1),
         stop=StopSpec(grace_seconds=0.2),
     )
-    storage = CloudStorage("bucket", "runs", Patience(total_seconds=600, stall_seconds=600))
+    storage = CloudStorage("bucket", "runs", RetryPolicy(total_seconds=600, stall_seconds=600))
     gone = {"match": {"kind": "object.get", "path": "train-"}, "fault": "stall", "stall_seconds": 60.0, "times": None}
     cloud.faults = FaultPlan.scripted([gone])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
-from tasks.prepare_data import space
+from tasks.prepare_data import disk_space
 
 CSV = {"path": "t.csv", "label": "y"}
 NPZ = {"path": "t.npz", "y": "y"}
@@ -216,9 +216,9 @@ def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_too_little_room_is_said_before_anything_is_written(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = space.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    monkeypatch.setattr("tasks.prepare_data.uploading.ShardUploads.write", None)
+    usage = disk_space.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    monkeypatch.setattr("tasks.prepare_data.shard_upload.ShardUploads.write", None)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is StorageError
     assert "needs 0.5 MiB of disk and 0.1 MiB are free; free some" in str(fault)
@@ -244,7 +244,7 @@ def test_a_disk_that_fills_up_on_the_way(workshop: Any, monkeypatch: pytest.Monk
 def test_tensorflows_own_errors_about_a_full_disk_are_told_as_such(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    with pytest.raises(StorageError, match="free some space"), space.disk_errors(tmp_path):
+    with pytest.raises(StorageError, match="free some space"), disk_space.disk_errors(tmp_path):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far_storage import PATIENCE, FarStorage
 
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.dataset.manifest import load_manifest
@@ -22,9 +21,10 @@ from tasks.foundation.errors import SourceError, StorageError
 from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data import space
-from tasks.prepare_data.uploading import ShardUploads
-from tasks.prepare_data.writing import BlockWriter
+from tasks.prepare_data import disk_space
+from tasks.prepare_data.shard_upload import ShardUploads
+from tasks.prepare_data.shard_writing import BlockWriter
+from tests.support.far_storage import PATIENCE, FarStorage
 
 COUNTING = """
 import numpy as np
@@ -274,20 +274,20 @@ def test_shards_that_are_there_need_no_room(workshop: Any, monkeypatch: pytest.M
     folder = workshop.storage.root
     folder.mkdir()
     (folder / "a.tfrecord").write_bytes(bytes(60))
-    usage = space.shutil.disk_usage(folder)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=50))
-    space.require_space(workshop.storage, 110, shards_there_count=True)
+    usage = disk_space.shutil.disk_usage(folder)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=50))
+    disk_space.require_space(workshop.storage, 110, shards_there_count=True)
     for size, counts in ((111, True), (51, False)):
         with pytest.raises(StorageError, match="the dataset needs"):
-            space.require_space(workshop.storage, size, shards_there_count=counts)
+            disk_space.require_space(workshop.storage, size, shards_there_count=counts)
 
 
 def test_going_on_needs_room_for_the_rest_only(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.npz", {"x": np.zeros((60, 100)), "y": np.arange(60)})
     ref = prepare(workshop, "scattered")
     manifest = load_manifest(workshop.storage, ref)
-    usage = space.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
+    usage = disk_space.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
     workshop.storage.delete(f"{ref.folder}/{manifest.train[0].path}")
     assert prepare(workshop, "scattered") == ref
     workshop.storage.delete(ref.folder)
@@ -325,9 +325,8 @@ def test_an_upload_that_has_begun_comes_to_its_end(far: FarStorage) -> None:
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[1:3]
-from conftest import LocalStorage, Workshop
-from tasks.prepare_data import uploading
+from tests.prepare_data.conftest import LocalStorage, Workshop
+from tasks.prepare_data import shard_upload
 
 class Deadly(LocalStorage):
     def at(self, folder):
@@ -337,7 +336,7 @@ class Deadly(LocalStorage):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().upload(source, path)
 
-Workshop(Path(sys.argv[3]), Deadly(Path(sys.argv[4]))).prepare("data.py:load", shard_examples=7)
+Workshop(Path(sys.argv[1]), Deadly(Path(sys.argv[2]))).prepare("data.py:load", shard_examples=7)
 """
 
 
@@ -348,10 +347,9 @@ def test_a_kill_leaves_shards_in_the_store_and_nothing_here_once_another_begins(
     workshop.write("data.py", COUNTING)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    here = Path(__file__).parent
     root = workshop.storage.root
-    program = [sys.executable, "-c", PROGRAM, str(here), str(here.parent / "support"), str(workshop.code), str(root)]
-    environment = {**os.environ, "PYTHONPATH": str(here.parents[1]), "TMPDIR": str(temporary)}
+    program = [sys.executable, "-c", PROGRAM, str(workshop.code), str(root)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
     killed = subprocess.run(program, check=False, capture_output=True, env=environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert len(list(temporary.iterdir())) == 1

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset.hashing import hashes
-from tasks.foundation.dataset.held_out import is_held_out
+from tasks.foundation.dataset.validation_split import is_held_out
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.seeded import positions
+from tasks.prepare_data.seeded_permutation import positions
 from tasks.prepare_data.split import part_sizes, rule, split
 
 

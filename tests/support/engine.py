@@ -30,7 +30,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.support.checkout import CHECKOUT
+
 REQUIRED = "BATON_TEST_CONTAINERS"  # = required: tests that find no engine fail instead of being skipped
 BASE = "BATON_TEST_BASE_IMAGE"  # an image to start from, where a registry can be reached
 _PATIENCE = 3600

@@ -5,7 +5,7 @@ program's words, folder and environment, and four descriptors: its three streams
 id is told, and how it ended. The server ends when the other end of the pair is closed.
 """
 
-from flows.commands.leaving import leaves_with  # isort: skip - registers first what is to be called last
+from flows.process.leaving import leaves_with  # isort: skip - registers first what is to be called last
 
 import atexit
 import gc
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 # What the processes of the tests import sooner or later, and none of which starts a thread when it is imported.
 IMPORTED = (
-    "flows.plain",
+    "flows.without_prefect",
     "tasks.prepare_data.stage",
     "tasks.init_or_restore.stage",
     "tasks.train_segment.stage",

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import forked
-
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry, Head
@@ -24,9 +22,9 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Event, Note
+from tests.support import forked
 
-ZOO = Path(__file__).parents[1] / "train_segment" / "zoo"
-_FRESH = Path(__file__).with_name("fresh.py")
+ZOO = Path(__file__).with_name("zoo")
 _RESULT = "result: "
 
 
@@ -252,11 +250,9 @@ def rows_of(results: Sequence[SegmentResult]) -> list[MetricRow]:
 
 def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function of a test's module in a process of its own; arguments and result are JSON."""
-    file = sys.modules[function.__module__].__file__
-    path = os.pathsep.join([str(_FRESH.parent), os.environ.get("PYTHONPATH", "")])
     done = forked.run(
-        [sys.executable, str(_FRESH), str(file), function.__name__, json.dumps(arguments)],
-        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        [sys.executable, "-m", "tests.support.fresh", function.__module__, function.__name__, json.dumps(arguments)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         check=False,

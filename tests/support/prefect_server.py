@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import forked
+from tests.support import forked
 
 
 def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

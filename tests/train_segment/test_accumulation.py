@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab import Lab, differing, in_fresh_process, lab_of, rows_of, spec_of
 
 from tasks.foundation.errors import AcceleratorError, ModelError
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, in_fresh_process, lab_of, rows_of, spec_of
 
 MODELS = """
 def build(dropout=0.0):

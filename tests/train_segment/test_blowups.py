@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, differing, lab_of, spec_of
 
 from tasks.foundation.contracts.log_entry import Commit, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -14,6 +13,7 @@ from tasks.foundation.errors import BlowUp, NonFinite
 from tasks.foundation.runlog.history import history_of
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, lab_of, spec_of
 
 MODEL = """
 def squaring():

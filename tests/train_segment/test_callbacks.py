@@ -5,24 +5,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import forked
 import keras
 import numpy as np
 import pytest
-from lab import Heard, Lab, in_fresh_process, lab_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import goal
 from flows.goal import Goal, RelayResult
-from flows.plain import PLAIN
 from flows.relay import relay
+from flows.without_prefect import PLAIN
 from tasks.evaluate import stage as evaluating
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
-from tasks.foundation.model.memory import give_back, remembered
-from tasks.foundation.runlog.forking import fork
+from tasks.foundation.model.callback_memory import give_back, remembered
+from tasks.foundation.runlog.fork import fork
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -30,8 +28,9 @@ from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
 from tasks.train_segment.trainer import Recipe, Trainer
-
-DRIVER = Path(__file__).parents[1] / "end_to_end" / "run_plainly.py"
+from tests.support import forked
+from tests.support.lab import Heard, Lab, in_fresh_process, lab_of
+from tests.support.shipped_runs import DRIVER
 
 MODEL = """
 def build():

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from lab import Lab, built, lab_of, spec_of
 
 from tasks.foundation.dataset.class_weight import weighed
 from tasks.foundation.dataset.reader import training_dataset
 from tasks.foundation.errors import RunFileError
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = """
 def build():

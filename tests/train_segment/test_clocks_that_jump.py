@@ -12,23 +12,23 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from lab import Heard, Lab, spec_of
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Origin
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, TracedStep
-from tasks.foundation.runlog.committing import commit
+from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.workers import workers_of
+from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.measured import measured, seconds_between
+from tasks.foundation.telemetry.measurements import measured, seconds_between
 from tasks.train_segment import loop
-from tasks.train_segment.effort import InnerLoop
-from tasks.train_segment.leg import Leg
+from tasks.train_segment.commit_interval import CommitInterval
+from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Heard, Lab, spec_of
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
 SPEC = spec_of("plain")
@@ -102,15 +102,15 @@ def test_whatever_was_measured_the_commit_is_made(
     )  # fmt: skip
     readings = itertools.cycle(clock)
     heard = Heard()
-    leg = Leg(
+    interval = CommitInterval(
         request, home, telemetry=heard, clock=lambda: next(readings),
         land=lambda at, body, **_: commit(RunLog(at), body),
     )  # fmt: skip
-    leg.spends("train")
-    leg.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
+    interval.spends("train")
+    interval.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
     for seconds in loops:
-        leg.ran(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
-    leg.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
+        interval.ran(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
+    interval.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
     made = RunLog(home).require_head()
     assert made.tip is not None
     assert made.tip.step == 2

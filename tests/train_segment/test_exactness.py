@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, differing, in_fresh_process, rows_of, spec_of
 
 from tasks.foundation.errors import ModelError
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, in_fresh_process, rows_of, spec_of
 
 FORMS = {"weighted": "weighted", "several": "dicts", "attention": "sequence", "adversaries": "alone"}
 ONE_REPLICA_ONLY = {"accumulating": "larger", "overwriting": "use_ema alone", "mixed": "mixed_bfloat16"}

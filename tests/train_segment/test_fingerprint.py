@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import Lab, lab_of, spec_of
 
-from flows.proving.comparing import same_step
+from flows.proving.comparison import same_step
 from flows.proving.diagnosis import causes_of
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import TracedStep
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, lab_of, spec_of
 
 MODEL = """
 import itertools

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab import Lab, in_fresh_process, lab_of, spec_of
 
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
 
 MODEL = """
 class Masked(keras.layers.Layer):

@@ -11,11 +11,11 @@ from tasks.evaluate.report.changes import beginnings, changes_section
 from tasks.evaluate.report.tables import Cell, code, table, time_words
 from tasks.evaluate.report.times import goodput_words, where_the_time_went, workers_section
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
-from tasks.foundation.contracts.plain_values import plain
+from tasks.foundation.contracts.readable_values import plain
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
-from tasks.foundation.runlog.workers import workers_of
-from tasks.foundation.telemetry.wording import duration_words, metric_words, number_words, short_path, size_words
+from tasks.foundation.runlog.worker_stats import workers_of
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
 
 _VALUE_CHARACTERS = 140
 _DIGEST_CHARACTERS = 12

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tasks.foundation.runlog.accounting import GOOD, LOST
 from tasks.foundation.runlog.history import History, commit_of
-from tasks.foundation.telemetry.wording import duration_words
+from tasks.foundation.telemetry.formatting import duration_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

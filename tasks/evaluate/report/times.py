@@ -5,8 +5,8 @@ from html import escape
 
 from tasks.evaluate.report.tables import Cell, number, table, time_words
 from tasks.foundation.runlog.accounting import GOOD, Account, Attempt
-from tasks.foundation.runlog.workers import Worker
-from tasks.foundation.telemetry.wording import duration_words, number_words
+from tasks.foundation.runlog.worker_stats import Worker
+from tasks.foundation.telemetry.formatting import duration_words, number_words
 
 _ERROR_CHARACTERS = 160
 _HOST_CHARACTERS = 40

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tasks.foundation.accelerator.tpu_environment import looked_at, require_local_tpu, require_packages
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.stops.metadata import metadata_address
+from tasks.foundation.stops.metadata_server import metadata_address
 
 # Where tensors of a TPU behind gRPC are written and read: by the process that trains, as everything else is.
 IO_DEVICE: Final = "/job:localhost"

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.names import AttemptId, CheckpointPath
+from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 
-# Time that nothing claimed. Shown, never hidden.
+# Time that nothing claimed. ArtifactPublisher, never hidden.
 UNATTRIBUTED = "unattributed"
 # From the end of the work to the end of the process.
 SHUT_DOWN = "shut-down"

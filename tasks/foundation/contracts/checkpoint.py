@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.names import AttemptId, CheckpointPath, FileName
+from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath, FileName
 
 
 class FileRecord(Contract):

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.names import DatasetPath, ShardPath
+from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
 
 
 class Feature(Contract):

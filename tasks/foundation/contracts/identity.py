@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.foundation.contracts.plain_values import plain
+from tasks.foundation.contracts.readable_values import plain
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
 from tasks.foundation.messages import message

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.names import AttemptId, CheckpointPath
 from tasks.foundation.contracts.run_spec import KeepBest
+from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 from tasks.foundation.contracts.segment import (
     BorderReason,
     ExitReason,
@@ -16,7 +16,7 @@ from tasks.foundation.contracts.segment import (
     TracedStep,
     WorkerStats,
 )
-from tasks.foundation.contracts.weights import WeightsReport
+from tasks.foundation.contracts.weights_report import WeightsReport
 
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 

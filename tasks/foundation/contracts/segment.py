@@ -7,8 +7,8 @@ from pydantic import Field
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.names import CheckpointPath
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.safe_names import CheckpointPath
 
 # Asked for from outside; the run can go on from where it stopped.
 StopReason = Literal["sigterm", "sigint", "time_budget", "preempted", "maintenance"]

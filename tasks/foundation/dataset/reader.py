@@ -14,10 +14,10 @@ import tensorflow as tf
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.dataset import order
 from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.held_out import Part, positions_of
 from tasks.foundation.dataset.manifest import load_manifest, zero_batch
+from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.dataset.shards import parse
-from tasks.foundation.dataset.verified import VerifiedShards
+from tasks.foundation.dataset.validation_split import Part, positions_of
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.base import Storage
 

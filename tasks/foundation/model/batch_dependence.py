@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import keras
 
-from tasks.foundation.model.own_steps import has_own
+from tasks.foundation.model.keras_steps import has_own
 from tasks.foundation.model.variables import layers_of
 
 _SHOWN = 4

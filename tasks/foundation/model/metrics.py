@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.returned import Returned, flat
+from tasks.foundation.model.returned_metrics import Returned, flat
 
 
 def take_metrics(model: keras.Model, strategy: Any, returned: Returned | None = None) -> dict[str, float]:

@@ -9,7 +9,7 @@ from keras import tree
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.model.building import trace_test_step
+from tasks.foundation.model.build import trace_test_step
 from tasks.foundation.user_code import describe
 
 _HINTS = (

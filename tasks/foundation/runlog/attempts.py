@@ -8,7 +8,7 @@ from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_
 from tasks.foundation.errors import AnotherVersion, RunLogError, StorageError
 from tasks.foundation.process import is_gone
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.download import side_by_side
 
 # Three times the longest interval between signs of life: two may be late or lost.
 SILENT_AFTER_SECONDS = 90.0

@@ -15,7 +15,7 @@ from tasks.foundation.contracts.log_entry import Body, Entry, Head, Retire
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.download import side_by_side
 
 _LOGGER = logging.getLogger(__name__)
 # What a home without a log is to be a fork of; see forking.py.
@@ -203,14 +203,14 @@ class RunLog:
 
     def _read_hint(self) -> int:
         try:
-            text = self.home.hurried(_HINT_SECONDS).read(_HINT).decode("ascii", errors="replace")
+            text = self.home.with_deadline(_HINT_SECONDS).read(_HINT).decode("ascii", errors="replace")
         except StorageError:
             return 0  # missing or unreadable, it costs time, never truth
         return int(text) if text.isdecimal() and len(text) <= 12 else 0  # noqa: PLR2004 - longer is no entry number
 
     def _write_hint(self, number: int) -> None:
         try:
-            self.home.hurried(_HINT_SECONDS).write(_HINT, str(number).encode())
+            self.home.with_deadline(_HINT_SECONDS).write(_HINT, str(number).encode())
         except StorageError as fault:
             # The entry is committed; a missing hint costs time, never truth.
             _LOGGER.warning("could not write %s: %s", _HINT, fault)

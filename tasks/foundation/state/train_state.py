@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
+from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -29,14 +30,13 @@ from tasks.foundation.errors import (
     StateMismatch,
     StorageError,
 )
-from tasks.foundation.model.building import build_model, make_variables
-from tasks.foundation.model.returned import Returned, returned_by
+from tasks.foundation.model.build import build_model, make_variables
+from tasks.foundation.model.returned_metrics import Returned, returned_by
 from tasks.foundation.model.variables import Leaf, leaves_of
-from tasks.foundation.runlog.committing import stale_writer
+from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import fetch, manifest_digest, read_manifest
 from tasks.foundation.state.digest import digest_of
-from tasks.foundation.state.host import HostMemory, read_host
+from tasks.foundation.state.host_state import HostMemory, read_host
 from tasks.foundation.state.layout import (
     HOST,
     RETURNED,
@@ -47,10 +47,10 @@ from tasks.foundation.state.layout import (
     tree_of,
 )
 from tasks.foundation.state.replicas import Replicas
-from tasks.foundation.state.returned import read_returned, returned_leaves, saved_values
+from tasks.foundation.state.returned_means import read_returned, returned_leaves, saved_values
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.copying import side_by_side
-from tasks.foundation.storage.leftovers import temporary_folder
+from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.temporary_files import temporary_folder
 
 _PREFIX = "ckpt"
 # What TensorFlow puts among the temporary files besides: sources that AutoGraph writes, a checkpoint's index.

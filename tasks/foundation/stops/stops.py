@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.contracts.segment import StopReason
-from tasks.foundation.stops.hanging_up import terminal_closed
+from tasks.foundation.stops.hangup import terminal_closed
 from tasks.foundation.storage.deadline import Deadline
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -89,7 +89,7 @@ class Stops:
         notices = [stop.at for stop in self._heard if stop.reason in _PULL_THE_PLUG]
         return self._spec.grace_seconds - (self._clock() - min(notices)) if notices else math.inf
 
-    def hear(self, reason: StopReason) -> None:
+    def request_stop(self, reason: StopReason) -> None:
         """Note that a stop is asked for now, and say so. Hearing the same thing again changes nothing."""
         stop = Stop(reason, self._clock())
         self._heard.append(stop)

@@ -33,7 +33,7 @@ class Storage(Protocol):
     def at(self, folder: str) -> "Storage":
         """The same store, rooted at a folder below this root."""
 
-    def hurried(self, seconds: float) -> "Storage":
+    def with_deadline(self, seconds: float) -> "Storage":
         """The same store for best effort: one deadline of `seconds` for all tries of an operation, not logged."""
 
     def read(self, path: str) -> bytes:

@@ -10,10 +10,10 @@ from pathlib import Path
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.copying import blocks_of, copy_blocks, local_target
-from tasks.foundation.storage.fence import is_inside, require_inside, require_no_way_out
-from tasks.foundation.storage.leftovers import temporary_file
-from tasks.foundation.storage.writable import NO_HARD_LINKS, require_writable
+from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
+from tasks.foundation.storage.local_probe import NO_HARD_LINKS, require_writable
+from tasks.foundation.storage.path_guard import is_inside, require_inside, require_no_way_out
+from tasks.foundation.storage.temporary_files import temporary_file
 
 # Unfinished files; no reader looks at such a name.
 _UNFINISHED = ".unfinished-"
@@ -54,7 +54,7 @@ class LocalStorage:
             require_inside(folder, root=self.uri)
         return LocalStorage(self.root / folder, self._seen, fenced=self._fenced)
 
-    def hurried(self, seconds: float) -> "LocalStorage":  # noqa: ARG002
+    def with_deadline(self, seconds: float) -> "LocalStorage":  # noqa: ARG002
         """A disk is not asked twice."""
         return self
 

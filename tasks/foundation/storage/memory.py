@@ -10,8 +10,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.foundation.errors import FileAlreadyThere, FileMissing
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.copying import copy_blocks, local_target
-from tasks.foundation.storage.fence import require_inside
+from tasks.foundation.storage.download import copy_blocks, local_target
+from tasks.foundation.storage.path_guard import require_inside
 
 # fsspec's memory file system is one for the process, and its create-only mode looks before it writes.
 _LOCK = threading.Lock()
@@ -39,7 +39,7 @@ class MemoryStorage:
         require_inside(folder, root=self.uri)
         return MemoryStorage(f"{self.root}/{folder}")
 
-    def hurried(self, seconds: float) -> "MemoryStorage":  # noqa: ARG002
+    def with_deadline(self, seconds: float) -> "MemoryStorage":  # noqa: ARG002
         """Nothing is waited for."""
         return self
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tasks.foundation.messages import shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Training
-from tasks.foundation.telemetry.wording import metric_words, number_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import metric_words, number_words, short_path, size_words
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing takes the interpreter from the thread that feeds the accelerator

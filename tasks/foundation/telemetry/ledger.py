@@ -28,7 +28,7 @@ from tasks.foundation.process import age_seconds, process_name
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Event, Phase, Training
 from tasks.foundation.telemetry.lost_work import Uncommitted
-from tasks.foundation.telemetry.measured import seconds_between, sound_seconds
+from tasks.foundation.telemetry.measurements import seconds_between, sound_seconds
 
 _LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
@@ -148,7 +148,7 @@ class Ledger:
             step = head.tip.step if head.tip is not None else 0
             self._work.starts(step)
             self._opening = {"mark": mark_of(head), "from_step": step, "afresh": afresh, "within": within}
-            self._home = home.hurried(_PATIENCE_SECONDS)
+            self._home = home.with_deadline(_PATIENCE_SECONDS)
         self.sign()
         self._thread = threading.Thread(target=self._keep_signing, name="baton-ledger", daemon=True)
         self._thread.start()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from tasks.foundation.telemetry.events import Phase, Sink
-from tasks.foundation.telemetry.measured import seconds_between, sound_seconds
+from tasks.foundation.telemetry.measurements import seconds_between, sound_seconds
 
 
 class Stopwatch:

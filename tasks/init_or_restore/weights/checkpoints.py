@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.foundation.errors import WeightsError
-from tasks.init_or_restore.weights.held import Contents, Held, as_array, told_apart
+from tasks.init_or_restore.weights.source_variables import Contents, Held, as_array, told_apart
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.foundation.errors import ModelError, WeightsError
-from tasks.foundation.model.undisturbed import undisturbed
+from tasks.foundation.model.isolated_build import undisturbed
 from tasks.foundation.seeding import seed_for_reading
 from tasks.foundation.user_code import describe, load_function
-from tasks.init_or_restore.weights.held import Contents, Held, as_array
+from tasks.init_or_restore.weights.source_variables import Contents, Held, as_array
 
 
 def call_function(reference: str, code_folder: Path, *, seed: int = 0) -> Contents:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tasks.foundation.errors import WeightsError
 from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
-from tasks.init_or_restore.weights.held import Array, Contents, Held, as_array, told_apart
+from tasks.init_or_restore.weights.source_variables import Array, Contents, Held, as_array, told_apart
 
 _WITHIN_KERAS = "model.weights.h5"
 _AGAIN = "again.weights.h5"

@@ -9,23 +9,23 @@ import keras
 import numpy as np
 
 from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
-from tasks.foundation.contracts.weights import SourceReport, WeightsReport
+from tasks.foundation.contracts.weights_report import SourceReport, WeightsReport
 from tasks.foundation.errors import FileMissing, StorageError, WeightsError
 from tasks.foundation.model.layers import named_layers, own_variables
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.storage.fence import require_inside
-from tasks.foundation.storage.leftovers import temporary_folder
+from tasks.foundation.storage.path_guard import require_inside
+from tasks.foundation.storage.temporary_files import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.init_or_restore.weights.address import IN_WORDS, Place, locate
 from tasks.init_or_restore.weights.checkpoints import read_checkpoint
 from tasks.init_or_restore.weights.function import call_function
 from tasks.init_or_restore.weights.hdf5 import ByPlace, read_hdf5
-from tasks.init_or_restore.weights.held import Array, Contents, Held
+from tasks.init_or_restore.weights.location import IN_WORDS, Place, locate
 from tasks.init_or_restore.weights.matching import Matching, Wanted, match
 from tasks.init_or_restore.weights.run_checkpoint import read_run
-from tasks.init_or_restore.weights.telling import misfit_words, notes_of
+from tasks.init_or_restore.weights.source_variables import Array, Contents, Held
+from tasks.init_or_restore.weights.summary import misfit_words, notes_of
 
 _MODEL = "model/"
 _RAW = "variables/"

@@ -12,7 +12,7 @@ import numpy as np
 from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import WeightsError
 from tasks.foundation.model.patterns import selects
-from tasks.init_or_restore.weights.held import Array, Held
+from tasks.init_or_restore.weights.source_variables import Array, Held
 
 # Ends of names must agree in so many parts, as layer/kernel; one part, kernel, says nothing.
 _LEAST_COMMON_PARTS = 2

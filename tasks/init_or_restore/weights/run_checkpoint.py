@@ -6,13 +6,13 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tasks.foundation.checkpoint.selection import read_chosen
+from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
 from tasks.foundation.errors import FileMissing, WeightsError
-from tasks.foundation.runlog.choosing import read_chosen
-from tasks.foundation.runlog.verifying import fetch, read_manifest
 from tasks.foundation.state.layout import stored_name
 from tasks.foundation.storage.base import Storage
-from tasks.init_or_restore.weights.held import Contents, Held, as_array
+from tasks.init_or_restore.weights.source_variables import Contents, Held, as_array
 
 _MODEL = "model/"
 _RAW = "variables/"

@@ -12,11 +12,11 @@ import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.arriving import InOrder
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.files import find_files
 from tasks.prepare_data.sources.fingerprint import confirmed, fingerprint, watched
 from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.verified_reads import InOrder
 
 _LARGEST_LABEL = 2**63
 

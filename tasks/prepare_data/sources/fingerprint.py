@@ -10,7 +10,7 @@ import google_crc32c
 
 from tasks.foundation.errors import SourceChanged
 from tasks.foundation.storage.base import Stored
-from tasks.foundation.storage.copying import side_by_side
+from tasks.foundation.storage.download import side_by_side
 from tasks.prepare_data.sources.source_file import SourceFile
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.seeding import seed_for_reading
 from tasks.foundation.user_code import describe, load_function
 from tasks.prepare_data.sources.base import Located, Source, suggestion
-from tasks.prepare_data.sources.returned import require_examples
+from tasks.prepare_data.sources.returned_arrays import require_examples
 
 _REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight) for each example"
 

@@ -16,11 +16,11 @@ from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.prepare_data.sources.ahead import in_order
 from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
-from tasks.prepare_data.sources.decoding import decoded
 from tasks.prepare_data.sources.files import find_files
 from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.image_decoding import decoded
+from tasks.prepare_data.sources.read_ahead import in_order
 from tasks.prepare_data.sources.source_file import SourceFile
 
 _TOLD = 10

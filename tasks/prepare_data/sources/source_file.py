@@ -10,7 +10,7 @@ from typing import IO
 
 from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
 from tasks.foundation.storage.base import Storage, Stored
-from tasks.prepare_data.sources.arriving import Anywhere, Arriving
+from tasks.prepare_data.sources.verified_reads import Anywhere, Arriving
 
 _BLOCK_BYTES = 1 << 20
 

@@ -10,8 +10,8 @@ import numpy as np
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.ahead import in_order
-from tasks.prepare_data.sources.decoding import decoded
+from tasks.prepare_data.sources.image_decoding import decoded
+from tasks.prepare_data.sources.read_ahead import in_order
 from tasks.prepare_data.sources.source_file import SourceFile
 from tasks.prepare_data.sources.tfrecord_framing import Framed, framed
 from tasks.prepare_data.sources.tfrecord_spec import Misfit, compare

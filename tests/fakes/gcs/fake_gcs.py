@@ -2,7 +2,7 @@
 
 In the process of a test:          with FakeGcs(buckets=("bucket",)) as server: ... server.url ...
 As a process of its own:           with fake_gcs_process(buckets=("bucket",)) as server: ... server.url ...
-By hand:                           python tests/fakes/gcs/fake_gcs.py --port 0 --bucket bucket
+By hand:                           python -m tests.fakes.gcs.fake_gcs --port 0 --bucket bucket
 
 Written from https://cloud.google.com/storage/docs/json_api; what is not documented there is marked in comments.
 """
@@ -20,18 +20,15 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_gcs_control import Control
-from fake_gcs_exchange import Exchange, Tally
-from fake_gcs_faults import FaultPlan, FaultRun
-from fake_gcs_service import Service
-from fake_gcs_store import Store
-from fake_gcs_wire import Hangup, Wire
+from tests.fakes.gcs.fake_gcs_control import Control
+from tests.fakes.gcs.fake_gcs_exchange import Exchange, Tally
+from tests.fakes.gcs.fake_gcs_faults import FaultPlan, FaultRun
+from tests.fakes.gcs.fake_gcs_service import Service
+from tests.fakes.gcs.fake_gcs_store import Store
+from tests.fakes.gcs.fake_gcs_wire import Hangup, Wire
 
 __all__ = ["FakeGcs", "FaultPlan", "RemoteFakeGcs", "fake_gcs_process"]
 
@@ -201,7 +198,7 @@ def fake_gcs_process(buckets: Sequence[str] = ("bucket",), *arguments: str) -> I
         buckets: made at the start.
         arguments: more of the command line, such as "--no-md5".
     """
-    command = [sys.executable, __file__, "--port", "0", "--until-stdin-closes", *arguments]
+    command = [sys.executable, "-m", __spec__.name, "--port", "0", "--until-stdin-closes", *arguments]
     for bucket in buckets:
         command += ["--bucket", bucket]
     # Its standard input is this process's hold on it: however this process ends, the fake ends too.

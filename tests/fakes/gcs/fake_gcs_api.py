@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import numpy as np
-from fake_gcs_objects import Content, Refusal, as_content
+
+from tests.fakes.gcs.fake_gcs_objects import Content, Refusal, as_content
 
 EMPTY = np.empty(0, dtype=np.uint8)
 

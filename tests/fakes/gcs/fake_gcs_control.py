@@ -4,13 +4,13 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from fake_gcs_api import Call, Request, Response
-from fake_gcs_faults import FaultPlan
-from fake_gcs_objects import Refusal
-from fake_gcs_wire import Body, Wire
+from tests.fakes.gcs.fake_gcs_api import Call, Request, Response
+from tests.fakes.gcs.fake_gcs_faults import FaultPlan
+from tests.fakes.gcs.fake_gcs_objects import Refusal
+from tests.fakes.gcs.fake_gcs_wire import Body, Wire
 
 if TYPE_CHECKING:
-    from fake_gcs import FakeGcs
+    from tests.fakes.gcs.fake_gcs import FakeGcs
 
 INVALID_GRANT = {
     "error": "invalid_grant",

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
-from fake_gcs_api import Call, Request, Response, route
-from fake_gcs_faults import Fault, FaultRun
-from fake_gcs_objects import Refusal, as_content
-from fake_gcs_service import Service
-from fake_gcs_transfers import flipped
-from fake_gcs_wire import Body, Hangup, Pace, Wire
+
+from tests.fakes.gcs.fake_gcs_api import Call, Request, Response, route
+from tests.fakes.gcs.fake_gcs_faults import Fault, FaultRun
+from tests.fakes.gcs.fake_gcs_objects import Refusal, as_content
+from tests.fakes.gcs.fake_gcs_service import Service
+from tests.fakes.gcs.fake_gcs_transfers import flipped
+from tests.fakes.gcs.fake_gcs_wire import Body, Hangup, Pace, Wire
 
 NAME_BYTES = 8192
 ONLY_OF_SUCCESS = ("truncate", "truncate-quietly", "corrupt-download", "bare")

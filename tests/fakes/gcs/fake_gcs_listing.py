@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fake_gcs_objects import Bucket, Refusal, StoredObject, number_of
-from fake_gcs_store import Store
+from tests.fakes.gcs.fake_gcs_objects import Bucket, Refusal, StoredObject, number_of
+from tests.fakes.gcs.fake_gcs_store import Store
 
 # The service recommends 1000 and answers up to 5000, which is what gcsfs asks for.
 DEFAULT_PAGE, LARGEST_PAGE = 1000, 5000

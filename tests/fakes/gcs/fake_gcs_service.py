@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fake_gcs_api import Call, Request, Response, route
-from fake_gcs_listing import list_objects
-from fake_gcs_objects import Refusal, as_content, checksums_of, number_of
-from fake_gcs_store import Preconditions, Store
-from fake_gcs_transfers import Transfers
+from tests.fakes.gcs.fake_gcs_api import Call, Request, Response, route
+from tests.fakes.gcs.fake_gcs_listing import list_objects
+from tests.fakes.gcs.fake_gcs_objects import Refusal, as_content, checksums_of, number_of
+from tests.fakes.gcs.fake_gcs_store import Preconditions, Store
+from tests.fakes.gcs.fake_gcs_transfers import Transfers
 
 COMPOSE_LIMIT = 32
 NEEDS_NO_PROJECT = ("bucket.insert", "bucket.list", "batch", "unknown", "token")

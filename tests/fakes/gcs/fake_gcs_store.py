@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fake_gcs_objects import (
+from tests.fakes.gcs.fake_gcs_objects import (
     Bucket,
     Checksums,
     Content,

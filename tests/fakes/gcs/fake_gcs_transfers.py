@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlencode
 
 import numpy as np
-from fake_gcs_api import Call, Request, Response
-from fake_gcs_objects import (
+
+from tests.fakes.gcs.fake_gcs_api import Call, Request, Response
+from tests.fakes.gcs.fake_gcs_objects import (
     Content,
     Hasher,
     Refusal,
@@ -20,8 +21,8 @@ from fake_gcs_objects import (
     joined,
     number_of,
 )
-from fake_gcs_store import Preconditions, Store, check_name
-from fake_gcs_uploads import (
+from tests.fakes.gcs.fake_gcs_store import Preconditions, Store, check_name
+from tests.fakes.gcs.fake_gcs_uploads import (
     HEAD_LIMIT,
     QUANTUM,
     ContentRange,

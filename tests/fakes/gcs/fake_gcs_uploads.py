@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fake_gcs_objects import Checksums, Content, Hasher, Refusal, StoredObject
-from fake_gcs_store import Preconditions
+
+from tests.fakes.gcs.fake_gcs_objects import Checksums, Content, Hasher, Refusal, StoredObject
+from tests.fakes.gcs.fake_gcs_store import Preconditions
 
 QUANTUM = 256 * 1024
 HEAD_LIMIT = 1 << 16

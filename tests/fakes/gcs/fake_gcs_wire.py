@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import numpy as np
-from fake_gcs_api import EMPTY, Request, Response
-from fake_gcs_objects import Content, cut
+
+from tests.fakes.gcs.fake_gcs_api import EMPTY, Request, Response
+from tests.fakes.gcs.fake_gcs_objects import Content, cut
 
 HEAD_BYTES = 1 << 16
 PIECE_BYTES = 1 << 22

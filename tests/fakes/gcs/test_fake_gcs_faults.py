@@ -10,9 +10,10 @@ from typing import Any
 
 import google_crc32c
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
-from fake_gcs_faults import FAULTS, FaultRun
-from fake_gcs_raw import Answer, Raw
+
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.fake_gcs_faults import FAULTS, FaultRun
+from tests.fakes.gcs.fake_gcs_raw import Answer, Raw
 
 QUANTUM = 256 * 1024
 DATA = bytes(range(256)) * 4096

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
+
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
 
 # Of the core module, for it is the plain file system whatever the environment says.
 GCSFileSystem = importlib.import_module("gcsfs.core").GCSFileSystem

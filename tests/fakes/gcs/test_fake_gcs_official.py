@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from google.cloud.storage import transfer_manager
 from google.cloud.storage.exceptions import DataCorruption
+
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
 
 QUANTUM = 256 * 1024
 LARGE = os.urandom(9 * 2**20 + 12345)

@@ -5,8 +5,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fake_gcs import FakeGcs
-from fake_gcs_raw import Raw
+
+from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.fakes.gcs.fake_gcs_raw import Raw
 
 RACERS, ROUNDS = 16, 20
 

@@ -1,9 +1,10 @@
 """What a bucket can be set to, tokens, versions, and the counters that tests read."""
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan, fake_gcs_process
-from fake_gcs_objects import CALLER
-from fake_gcs_raw import Raw
+
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan, fake_gcs_process
+from tests.fakes.gcs.fake_gcs_objects import CALLER
+from tests.fakes.gcs.fake_gcs_raw import Raw
 
 
 def test_retention_refuses_deletes_and_overwrites_until_it_ends() -> None:

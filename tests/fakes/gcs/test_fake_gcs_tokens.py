@@ -3,11 +3,12 @@
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from fake_gcs import FakeGcs
 from google.api_core.exceptions import Unauthorized
 from google.auth.exceptions import RefreshError
 from google.cloud import storage
 from google.oauth2 import service_account
+
+from tests.fakes.gcs.fake_gcs import FakeGcs
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import http.client
 
 import google_crc32c
 import pytest
-from fake_gcs import FakeGcs
-from fake_gcs_raw import Raw
+
+from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.fakes.gcs.fake_gcs_raw import Raw
 
 QUANTUM = 256 * 1024
 DATA = bytes(range(256)) * 1024 * 3

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from lab import Lab, in_fresh_process, spec_of
-from stand_in_tpu import TOLD, look_like_a_tpu_vm
 
 from tasks.foundation.accelerator import gpu, strategy, tpu_environment
 from tasks.foundation.accelerator.batches import per_replica_batch_size
@@ -19,6 +17,8 @@ from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.user_code import describe
+from tests.support.lab import Lab, in_fresh_process, spec_of
+from tests.support.stand_in_tpu import TOLD, look_like_a_tpu_vm
 
 CPUS = len(os.sched_getaffinity(0))
 RECORDED = Environment(accelerator="cpu", replicas=1, intra_op_threads=5, inter_op_threads=6, versions={})

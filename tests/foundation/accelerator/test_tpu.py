@@ -1,6 +1,5 @@
 """The TPU's path with stand-ins: every branch up to the first call that needs hardware, and a run on top of it."""
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +8,6 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from lab import Heard, in_fresh_process
-from stand_in_tpu import TOLD, StandInResolver, StandInSystem, look_like_a_tpu_vm
 
 from tasks.foundation.accelerator import strategy, tpu, tpu_environment
 from tasks.foundation.accelerator.strategy import Accelerator, acquire, may_be_lost
@@ -18,6 +15,8 @@ from tasks.foundation.accelerator.tpu import tpu_strategy
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from tests.support.lab import Heard, in_fresh_process
+from tests.support.stand_in_tpu import TOLD, StandInResolver, StandInSystem, look_like_a_tpu_vm
 
 LOCAL = AcceleratorSpec(kind="tpu")
 CALLS = {
@@ -256,15 +255,14 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     look_like_a_tpu_vm(Path(folder) / "dev")
     system = StandInSystem()
     system.install()
-    from processes import SHORT, run_file
-
     from flows.goal import Goal
-    from flows.plain import PLAIN
     from flows.relay import relay, storage_of
+    from flows.without_prefect import PLAIN
     from tasks.foundation.contracts.run_file import load_run_file
     from tasks.foundation.runlog.log import RunLog
     from tasks.foundation.telemetry.events import Note
     from tasks.train_segment import trainer
+    from tests.support.shipped_runs import SHORT, run_file
 
     loses = [0]
     make_loop = trainer.make_loop
@@ -295,9 +293,7 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_digits_train_on_a_stand_in_and_survive_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end_to_end = Path(__file__).parents[2] / "end_to_end"
-    monkeypatch.setenv("PYTHONPATH", f"{end_to_end}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def test_the_digits_train_on_a_stand_in_and_survive_its_loss(tmp_path: Path) -> None:
     told = in_fresh_process(train_on_stand_in, folder=str(tmp_path))
     assert told["digests"][0] == told["digests"][1]
     assert told["loss"]["at"] == 6

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_tpu import TOLD, look_like_a_tpu_vm
 
 from tasks.foundation.accelerator import tpu_environment
 from tasks.foundation.accelerator.tpu_environment import device_files, looked_at, require_local_tpu
 from tasks.foundation.errors import AcceleratorError
+from tests.support.checkout import CHECKOUT
+from tests.support.stand_in_tpu import TOLD, look_like_a_tpu_vm
 
-ROOT = Path(__file__).parents[3]
+ROOT = CHECKOUT
 
 
 @pytest.fixture(autouse=True)
@@ -156,22 +157,26 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     tpu_environment._DEVICES = Path(folder)
     tpu_environment._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
     sys.meta_path.insert(0, _AtImport())
-    if entry == "flows.quiet":
+    if entry == "flows.prefect_compat.prefect_startup":
         importlib.import_module(entry).quiet()
         entry = "tasks.train_segment.stage"
     importlib.import_module(entry)
-    if entry in {"flows.plain", "flows.train_run", "flows.stages"}:  # a stage is imported when it is known to run here
+    if entry in {
+        "flows.without_prefect",
+        "flows.train_run",
+        "flows.launching.stage_flows",
+    }:  # a stage is imported when it is known to run here
         importlib.import_module("tasks.train_segment.task")
 
 
 @pytest.mark.parametrize(
     ("entry", "distributions", "preset", "told"),
     [
-        ("flows.plain", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.quiet", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.prefect_compat.prefect_startup", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.train_run", "tensorflow-tpu", {"PJRT_DEVICE": "CPU"}, ["CPU", "true", "LIB"]),
-        ("flows.stages", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
-        ("flows.plain", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
+        ("flows.launching.stage_flows", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
+        ("flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
 def test_tensorflow_is_told_before_it_is_imported(
@@ -190,8 +195,7 @@ def test_tensorflow_is_told_before_it_is_imported(
     (devices / "vfio").mkdir(parents=True)
     (devices / "vfio" / "0").touch()
     code = (
-        f"import sys; sys.path[:0] = [{str(ROOT / 'tests/support')!r}, {str(Path(__file__).parent)!r}]\n"
-        "import test_tpu_environment as here\n"
+        "from tests.foundation.accelerator import test_tpu_environment as here\n"
         f"here.import_on_tpu_vm({str(devices)!r}, {entry!r}, {distributions!r})"
     )
     kept = {name: value for name, value in os.environ.items() if name not in TOLD}

@@ -4,7 +4,6 @@ Run as a program, this file writes that page anew.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from pydantic_core import PydanticUndefined
@@ -12,8 +11,9 @@ from pydantic_core import PydanticUndefined
 from tasks.foundation.contracts.identity import IDENTITY, accepted_keys
 from tasks.foundation.contracts.run_file_keys import KEYS, leaves
 from tasks.foundation.errors import RunFileError
+from tests.support.checkout import CHECKOUT
 
-ROOT = Path(__file__).parents[3]
+ROOT = CHECKOUT
 PAGE = ROOT / "deploy" / "runs" / "README.md"
 REGENERATE = ".venv/bin/python tests/foundation/contracts/test_run_file_keys.py"
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far_storage import FarStorage
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.dataset import shared_cache
@@ -15,6 +14,7 @@ from tasks.foundation.dataset.manifest import content_digest, manifest_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
+from tests.support.far_storage import FarStorage
 
 FEATURES = (Feature(name="x", dtype="float32", shape=(2,)), Feature(name="y", dtype="int64", shape=()))
 

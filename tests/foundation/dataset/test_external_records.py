@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset import reader
-from tasks.foundation.dataset.failures import reading_failures
-from tasks.foundation.dataset.held_out import is_held_out, positions_of
 from tasks.foundation.dataset.manifest import content_digest, manifest_path, read_manifest
+from tasks.foundation.dataset.reading_errors import reading_failures
+from tasks.foundation.dataset.validation_split import is_held_out, positions_of
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage

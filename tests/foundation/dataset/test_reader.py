@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset import order, reader
-from tasks.foundation.dataset.failures import reading_failures
+from tasks.foundation.dataset.reading_errors import reading_failures
 from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
+from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 
 FEW = settings(
     deadline=None, max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 import pytest
-from lab import Lab, built, lab_of, spec_of
 
 from tasks.foundation.errors import ModelError
 from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = """
 POLICY = ""

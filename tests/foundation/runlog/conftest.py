@@ -1,49 +1,5 @@
 """Stores to keep a run in."""
 
-import os
-import shutil
-import tempfile
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.stores import home, memory, scene, store
 
-import pytest
-from fsspec.implementations.memory import MemoryFileSystem
-from scene import Scene
-
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.memory import MemoryStorage
-
-
-@pytest.fixture
-def memory() -> Iterator[MemoryStorage]:
-    store = MemoryStorage(f"runlog-{uuid.uuid4().hex}")
-    yield store
-    for path in [path for path in MemoryFileSystem.store if path.startswith(f"{store.root}/")]:
-        del MemoryFileSystem.store[path]  # deleting 10,000 files through fsspec takes a while
-
-
-@pytest.fixture(params=["memory", "file"])
-def store(request: pytest.FixtureRequest, memory: MemoryStorage, tmp_path: Path) -> Storage:
-    return memory if request.param == "memory" else LocalStorage(tmp_path / "home")
-
-
-@pytest.fixture(params=["memory", "file"])
-def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    if request.param == "memory":
-        memory = MemoryStorage(f"interleavings-{uuid.uuid4().hex}")
-        yield memory
-        memory.delete("")
-        return
-    # Who comes first does not depend on when the bytes reach the disk; waiting for that takes most of the time.
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    shared_memory = Path("/dev/shm")  # noqa: S108 - a file system like any other, but quick
-    folder = tempfile.mkdtemp(dir=shared_memory if os.access(shared_memory, os.W_OK) else tmp_path)
-    yield LocalStorage(Path(folder) / "home")
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def scene() -> Scene:
-    return Scene()
+__all__ = ["home", "memory", "scene", "store"]

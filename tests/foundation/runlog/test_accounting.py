@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from ledger_making import NOON, record_of
-from log_making import begin, head_of, stage
 
 from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.runlog.accounting import GOOD, LOST, Account, account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import Attempts
-from tasks.foundation.runlog.committing import commit, quarantine
+from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
+from tests.support.ledger_records import NOON, record_of
+from tests.support.small_logs import begin, head_of, stage
 
 NOW = NOON + timedelta(hours=1)
 

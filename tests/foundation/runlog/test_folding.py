@@ -3,12 +3,12 @@
 import math
 
 import pytest
-from log_making import ACCURACY, ENVIRONMENT, committing, evaluation, origin, ref
 
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Origin, Quarantine, Retire, Rewind
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.folding import fold
+from tests.support.small_logs import ACCURACY, ENVIRONMENT, committing, evaluation, origin, ref
 
 ONE, TWO, THREE = ref(0), ref(10, 1), ref(20, 2)
 LOSS = KeepBest(metric="loss", mode="min")

@@ -1,15 +1,15 @@
 """The whole log tells the curve of the lineage of the tip, each step once."""
 
 import pytest
-from log_making import begin, evaluation, head_of, stage, train
 
+from tasks.foundation.checkpoint.retention import KeepLast, clear_away
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import MetricRow
-from tasks.foundation.runlog.committing import commit, quarantine
+from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.retention import KeepLast, clear_away
 from tasks.foundation.storage.base import Storage
+from tests.support.small_logs import begin, evaluation, head_of, stage, train
 
 
 def segment(log: RunLog, steps: range, loss: float) -> Commit:

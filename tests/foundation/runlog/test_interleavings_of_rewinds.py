@@ -1,8 +1,14 @@
 """Rewinds and accepted changes of identity against commits: every order of storage calls, crashes, lost answers."""
 
 import pytest
-from log_making import committing, folders, head_of, stage, train
-from scene import (
+
+from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quarantine, Rewind
+from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tests.support.interleaving import Execution, Writer
+from tests.support.rival_writers import (
     Scene,
     assert_rivals_folders_are_kept_or_swept,
     first_mover,
@@ -11,13 +17,7 @@ from scene import (
     on,
     played,
 )
-from stepping import Execution, Writer
-
-from tasks.foundation.contracts.log_entry import Change, Commit, Entry, Quarantine, Rewind
-from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
-from tasks.foundation.runlog.committing import commit
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tests.support.small_logs import committing, folders, head_of, stage, train
 
 TO_THE_TIP, FURTHER_BACK = 35, 30
 LOST = [FileAlreadyThere("the first answer got lost"), StorageError("timed out")]

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from log_making import assert_sound, begin, head_of, origin, train
 
 from tasks.foundation.contracts.log_entry import Retire
 from tasks.foundation.errors import RunLogError, StorageError
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.small_logs import assert_sound, begin, head_of, origin, train
 
 
 def ten(store: Storage) -> RunLog:

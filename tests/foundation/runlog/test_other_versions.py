@@ -5,17 +5,17 @@ import json
 from typing import Any
 
 import pytest
-from log_making import assert_sound, begin, head_of, origin, stage, train
 
+from tasks.foundation.checkpoint.verify import check, damage, read_manifest
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Change, Commit
 from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.committing import commit, sound_tip
+from tasks.foundation.runlog.commits import commit, sound_tip
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.verifying import check, damage, read_manifest
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Silent
+from tests.support.small_logs import assert_sound, begin, head_of, origin, stage, train
 
 
 def edited(data: bytes, **changes: Any) -> bytes:

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from ledger_making import NOON, head_at, record_of
 
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
@@ -12,6 +11,7 @@ from tasks.foundation.errors import NoProgress
 from tasks.foundation.runlog.attempts import is_alive, read_attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.base import Storage
+from tests.support.ledger_records import NOON, head_at, record_of
 
 NOW = NOON + timedelta(hours=1)
 DEAD: dict[str, Any] = {}

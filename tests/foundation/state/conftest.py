@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, built, lab_of, spec_of
 
 from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.lab import Lab, built, lab_of, spec_of
 
 SPEC = spec_of("build")
 MODEL = """

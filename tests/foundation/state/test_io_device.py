@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from lab import Lab, built, spec_of
 
 from tasks.foundation.accelerator.tpu import IO_DEVICE
+from tests.support.lab import Lab, built, spec_of
 
 
 def test_files_are_written_and_read_on_the_device_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

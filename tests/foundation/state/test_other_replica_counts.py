@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, built, in_fresh_process, lab_of, restored, spec_of
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
+from tests.support.lab import Lab, built, in_fresh_process, lab_of, restored, spec_of
 
 MODEL = """
 def build():

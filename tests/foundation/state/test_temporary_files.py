@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from lab import Lab, built
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunLogError, StorageError
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.lab import Lab, built
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from lab import Lab, built
 
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -25,6 +24,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.local import LocalStorage
+from tests.support.lab import Lab, built
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 

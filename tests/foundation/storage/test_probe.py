@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gcs import FakeGcs, FaultPlan
 
 from tasks.foundation.errors import StorageError, StoreRefused
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs.bucket_settings import hurts
-from tasks.foundation.storage.gcs.patience import Patience
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.storage.local import LocalStorage
+from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
 
-QUICK = Patience(total_seconds=5, stall_seconds=60, first_wait_seconds=0.01)
+QUICK = RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.01)
 DELETE = {"type": "Delete"}
 
 

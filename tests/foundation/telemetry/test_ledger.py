@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from ledger_making import NOON, Clock, head_at, ledger_of, written
 
 from tasks.foundation.contracts.attempt import CAUSES, LAUNCH, UNATTRIBUTED, AttemptRecord
 from tasks.foundation.errors import StorageError
@@ -21,6 +20,7 @@ from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training
 from tasks.foundation.telemetry.ledger import Ledger, sign_interval
 from tasks.foundation.telemetry.stopwatch import Stopwatch
+from tests.support.ledger_records import NOON, Clock, head_at, ledger_of, written
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from ledger_making import head_at
 
 from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
 from tasks.foundation.errors import NoProgress
@@ -20,9 +19,11 @@ from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.ledger import sign_interval
+from tests.support.checkout import CHECKOUT
+from tests.support.ledger_records import head_at
 
-ROOT = Path(__file__).parents[3]
-SCRIPT = Path(__file__).with_name("some_attempt.py")
+ROOT = CHECKOUT
+SCRIPT = CHECKOUT / "tests" / "support" / "some_attempt.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
 INTERVAL = sign_interval(0)
 LEAVING = 0.3  # seconds that an interpreter, or a killed process, may take to be gone on a busy machine
@@ -113,7 +114,7 @@ def test_the_dead_are_known_at_once_on_their_own_machine(tmp_path: Path) -> None
 
 def test_a_ledger_that_is_left_open_keeps_no_process(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom ledger_making import head_at\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.support.ledger_records import head_at\n"
         "from tasks.foundation.storage.local import LocalStorage\n"
         "from tasks.foundation.telemetry.ledger import Ledger\n"
         "ledger = Ledger().__enter__()\nledger.open(LocalStorage(Path(sys.argv[1])), head_at(0))\n"

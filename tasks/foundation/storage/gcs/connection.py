@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.deadline import LAST_SECONDS, LEAVING, Deadline
-from tasks.foundation.storage.gcs.answers import Answer
+from tasks.foundation.storage.gcs.responses import Answer
 
 # What Google's own client libraries listen to, too: the address of a local server.
 LOCAL_SERVER = "STORAGE_EMULATOR_HOST"

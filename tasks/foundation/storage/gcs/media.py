@@ -1,11 +1,11 @@
 """The bytes of objects: a whole one, compared with the checksum that the store keeps it by, or a part of one."""
 
 from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.gcs import shapes
-from tasks.foundation.storage.gcs.answers import Answer, Answered, Garbled, Malformed
+from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.objects import OBJECT, Bucket
-from tasks.foundation.storage.gcs.patience import Tries, retrying
 from tasks.foundation.storage.gcs.refusals import packed
+from tasks.foundation.storage.gcs.responses import Answer, Answered, Garbled, Malformed
+from tasks.foundation.storage.gcs.retrying import Tries, retrying
 
 _NOT_SATISFIABLE = 416
 
@@ -20,7 +20,7 @@ def read(bucket: Bucket, key: str) -> bytes:
 
     def once() -> bytes:
         answer = bucket.ask(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media")
-        told = shapes.crc32c_of_media(answer)
+        told = response_shapes.crc32c_of_media(answer)
         _require_unpacked(bucket, key, answer)
         if told is None:  # asked for separately, then
             told = _there(bucket, key).stored.crc32c
@@ -51,7 +51,7 @@ def read_part(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, i
                 return b"", _size_at_most(bucket, key, begin)
             raise
         _require_unpacked(bucket, key, answer)
-        return answer.contents, shapes.range_of_media(answer, begin=begin, size=size)
+        return answer.contents, response_shapes.range_of_media(answer, begin=begin, size=size)
 
     return retrying(once, Tries(bucket.uri(key), bucket.patience))
 
@@ -64,7 +64,7 @@ def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:
     return size
 
 
-def _there(bucket: Bucket, key: str) -> shapes.Resource:
+def _there(bucket: Bucket, key: str) -> response_shapes.Resource:
     found = bucket.describe_once(key)
     if found is None:
         raise FileNotFoundError(key)
@@ -72,6 +72,6 @@ def _there(bucket: Bucket, key: str) -> shapes.Resource:
 
 
 def _require_unpacked(bucket: Bucket, key: str, answer: Answer) -> None:
-    encoding = shapes.encoding_of_media(answer)
+    encoding = response_shapes.encoding_of_media(answer)
     if encoding:
         raise packed(bucket.uri(key), encoding)

@@ -14,8 +14,10 @@ from typing import Any
 
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.gcs import shapes
-from tasks.foundation.storage.gcs.answers import (
+from tasks.foundation.storage.gcs import response_shapes
+from tasks.foundation.storage.gcs.connection import connect
+from tasks.foundation.storage.gcs.refusals import bucket_missing, credentials_refused
+from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
     PRECONDITION_FAILED,
     UNAUTHORIZED,
@@ -24,9 +26,7 @@ from tasks.foundation.storage.gcs.answers import (
     Garbled,
     require_success,
 )
-from tasks.foundation.storage.gcs.connection import connect
-from tasks.foundation.storage.gcs.patience import Patience, Tries, retrying
-from tasks.foundation.storage.gcs.refusals import bucket_missing, credentials_refused
+from tasks.foundation.storage.gcs.retrying import RetryPolicy, Tries, retrying
 
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
 _PAGE = 1000
@@ -39,7 +39,7 @@ class Bucket:
     """A bucket, and how patiently it is asked."""
 
     name: str
-    patience: Patience
+    patience: RetryPolicy
 
     def uri(self, key: str) -> str:
         """Address of an object."""
@@ -127,7 +127,7 @@ class Bucket:
         except FileNotFoundError as fault:
             raise bucket_missing(where) from fault
 
-    def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> shapes.Resource:
+    def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> response_shapes.Resource:
         """One multipart upload; what the store says it has now."""
         resource = {"name": key, "crc32c": base64_of(checksum_bytes(data).crc32c), **more}
         line = f"baton-{uuid.uuid4().hex}"
@@ -142,19 +142,19 @@ class Bucket:
             data=b"".join((head.encode(), data, f"\r\n--{line}--".encode())),
             **options,
         )
-        return shapes.resource_of(answer, key=key)
+        return response_shapes.resource_of(answer, key=key)
 
-    def describe(self, key: str) -> shapes.Resource | None:
+    def describe(self, key: str) -> response_shapes.Resource | None:
         """An object's description; None if it is not there."""
         return retrying(lambda: self.describe_once(key), Tries(self.uri(key), self.patience))
 
-    def describe_once(self, key: str) -> shapes.Resource | None:
+    def describe_once(self, key: str) -> response_shapes.Resource | None:
         """The same, one try; errors of the network come through."""
         try:
             answer = self.ask(self.uri(key), "GET", OBJECT, self.name, key, fields=_FIELDS)
         except FileNotFoundError:
             return None
-        return shapes.resource_of(answer, key=key)
+        return response_shapes.resource_of(answer, key=key)
 
     def copy(self, key: str, target: str) -> None:
         """Have an object's content under another name too, without moving it out of the store.
@@ -169,7 +169,7 @@ class Bucket:
                 self.uri(target), "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", self.name, key, self.name, target,
                 rewriteToken=token,
             )  # fmt: skip
-            return shapes.rewritten(answer, target=target)
+            return response_shapes.rewritten(answer, target=target)
 
         while True:
             token = retrying(once, Tries(self.uri(target), self.patience))
@@ -185,9 +185,9 @@ class Bucket:
             answer = self.ask(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
         except FileNotFoundError:
             return
-        shapes.require_deleted(answer)
+        response_shapes.require_deleted(answer)
 
-    def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[shapes.Page]:
+    def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[response_shapes.Page]:
         """Pages of a listing: names, and with a delimiter prefixes.
 
         Raises:
@@ -195,12 +195,12 @@ class Bucket:
         """
         token: str | None = None
 
-        def once() -> shapes.Page:
+        def once() -> response_shapes.Page:
             answer = self.ask(
                 self.uri(prefix), "GET", "b/{}/o", self.name, prefix=prefix, delimiter=delimiter, pageToken=token,
                 maxResults=_PAGE, fields="kind,items(name),prefixes,nextPageToken",
             )  # fmt: skip
-            return shapes.page_of(answer, prefix=prefix, delimiter=delimiter, token=token)
+            return response_shapes.page_of(answer, prefix=prefix, delimiter=delimiter, token=token)
 
         while True:
             try:
@@ -227,7 +227,7 @@ class Bucket:
                 if fault.code == _FORBIDDEN and not fault.is_transient:
                     return None
                 raise
-            return shapes.settings_of(answer, bucket=self.name)
+            return response_shapes.settings_of(answer, bucket=self.name)
 
         try:
             return retrying(once, Tries(where, self.patience))

@@ -5,7 +5,7 @@ import re
 from datetime import UTC, datetime
 
 from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.storage.gcs.answers import UNAUTHORIZED, Answered, said_by
+from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, Answered, said_by
 
 _FORBIDDEN = 403
 _DOING = {

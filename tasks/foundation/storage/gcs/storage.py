@@ -7,15 +7,15 @@ from pathlib import Path
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
 from tasks.foundation.storage.base import Stored
 from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.copying import copy_blocks, local_target, side_by_side
-from tasks.foundation.storage.fence import is_inside, require_inside
+from tasks.foundation.storage.download import copy_blocks, local_target, side_by_side
 from tasks.foundation.storage.gcs import media
 from tasks.foundation.storage.gcs.bucket_settings import FIELDS, hurts
 from tasks.foundation.storage.gcs.objects import Bucket
-from tasks.foundation.storage.gcs.patience import Patience
 from tasks.foundation.storage.gcs.refusals import packed
-from tasks.foundation.storage.gcs.shapes import Resource
-from tasks.foundation.storage.gcs.uploading import Upload
+from tasks.foundation.storage.gcs.response_shapes import Resource
+from tasks.foundation.storage.gcs.resumable_upload import Upload
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.path_guard import is_inside, require_inside
 
 # So many files at a time, and so much of each in memory: what a checkpoint of any size takes is the product, twice.
 _TRANSFERS = 8
@@ -30,7 +30,7 @@ class CloudStorage:
     Nothing is kept of what was listed or read before: every question goes to the store, which is strongly consistent.
     """
 
-    def __init__(self, bucket: str, prefix: str, patience: Patience | None = None, *, fenced: bool = True) -> None:
+    def __init__(self, bucket: str, prefix: str, patience: RetryPolicy | None = None, *, fenced: bool = True) -> None:
         """Asks nobody yet.
 
         Args:
@@ -40,7 +40,7 @@ class CloudStorage:
             fenced: whether names that are no plain paths are refused, see `fence.py`.
         """
         self._fenced = fenced
-        self._bucket = Bucket(bucket, patience or Patience.of_environment())
+        self._bucket = Bucket(bucket, patience or RetryPolicy.of_environment())
         self._prefix = prefix
 
     @property
@@ -57,9 +57,9 @@ class CloudStorage:
         """The same, one folder down."""
         return CloudStorage(self._bucket.name, self._key(folder), self._bucket.patience, fenced=self._fenced)
 
-    def hurried(self, seconds: float) -> "CloudStorage":
-        """See `Storage.hurried`."""
-        patience = self._bucket.patience.hurried(seconds)
+    def with_deadline(self, seconds: float) -> "CloudStorage":
+        """See `Storage.with_deadline`."""
+        patience = self._bucket.patience.with_deadline(seconds)
         return CloudStorage(self._bucket.name, self._prefix, patience, fenced=self._fenced)
 
     def read(self, path: str) -> bytes:

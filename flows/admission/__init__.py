@@ -1,0 +1,1 @@
+"""What is refused before anything is rented, written or waited for."""

@@ -1,0 +1,1 @@
+"""What Prefect's pages show of a run: artifacts and logs."""

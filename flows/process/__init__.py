@@ -1,0 +1,1 @@
+"""The command's process: signals, standard streams, child processes, leaving."""

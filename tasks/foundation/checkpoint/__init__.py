@@ -1,0 +1,1 @@
+"""Committed checkpoints: verify, commit, select, retire."""

@@ -1,0 +1,130 @@
+"""Shards are written on this machine, one after the other, and uploaded side by side."""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Self
+
+from tasks.foundation.contracts.dataset import ShardRecord
+from tasks.foundation.errors import FileMissing, StorageError
+from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.prepare_data.disk_space import disk_errors, require_scratch_space, require_space, scratch_folder
+
+
+class ShardUploads:
+    """While one shard is written here, as many as the store bears are on their way to it.
+
+    A shard that an earlier try left in the store is kept if it has the very bytes that were written here.
+
+    Attributes:
+        storage: rooted at the dataset's folder.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        """Nothing is written yet.
+
+        Args:
+            storage: rooted at the dataset's folder.
+        """
+        self.storage = storage
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._uploading: set[Future[ShardRecord]] = set()
+        self._faults: list[BaseException] = []
+        self._kept: list[str] = []
+
+    @property
+    def kept(self) -> int:
+        """How many shards need not be uploaded, since the store had them."""
+        return len(self._kept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Uploads that have begun come to their end, whatever happened: they need not be done again."""
+        self._stack.close()
+
+    def write(self, name: str, records: Sequence[bytes]) -> "Future[ShardRecord]":
+        """Write one TFRecord file here, and begin to upload it; waits while too many are under way.
+
+        Args:
+            name: of the file.
+            records: its examples, in order.
+
+        Returns:
+            Its record, once the store has it.
+
+        Raises:
+            StorageError: there is too little room; or one of the shards before could not be uploaded.
+        """
+        self.check()
+        size = sum(map(len, records)) + 16 * len(records)  # each record is framed by 16 bytes
+        file = self._file(name, records, size)
+        if self.storage.transfers == 1:
+            future: Future[ShardRecord] = Future()
+            future.set_result(self._upload(file, len(records), size))
+            return future
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.storage.transfers, thread_name_prefix="baton-upload")
+            self._stack.callback(self._pool.shutdown, cancel_futures=True)
+        while len(self._uploading) >= self.storage.transfers:
+            _, self._uploading = wait(self._uploading, return_when=FIRST_COMPLETED)
+            self.check()
+        future = self._pool.submit(self._upload, file, len(records), size)
+        self._uploading.add(future)
+        return future
+
+    def check(self) -> None:
+        """Raise what an upload has raised meanwhile.
+
+        Raises:
+            StorageError: there is too little room, or the store has other bytes than were written.
+        """
+        if self._faults:
+            raise self._faults[0]
+
+    def _file(self, name: str, records: Sequence[bytes], size: int) -> Path:
+        import tensorflow as tf
+
+        require_scratch_space(size)
+        with disk_errors(scratch_folder()):
+            if self._folder is None:
+                self._folder = self._stack.enter_context(temporary_folder("baton-preparing-"))
+            file = self._folder / name
+            with tf.io.TFRecordWriter(str(file)) as writer:
+                for record in records:
+                    writer.write(record)
+        return file
+
+    def _upload(self, file: Path, examples: int, size: int) -> ShardRecord:
+        """Whatever comes of it, the file here is gone."""
+        try:
+            stored = self._stored(file, size)
+            return ShardRecord(path=file.name, examples=examples, size=stored.size, crc32c=stored.crc32c)
+        except BaseException as fault:
+            self._faults.append(fault)
+            raise
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _stored(self, file: Path, size: int) -> Stored:
+        name = file.name
+        with suppress(FileMissing):
+            there = self.storage.stat(name)
+            if there.size == size and there == checksum_file(file):
+                self._kept.append(name)
+                return there
+        require_space(self.storage, size)
+        written = self.storage.upload(file, name)
+        stored = self.storage.stat(name)
+        if stored != written or written.size != size:
+            raise StorageError(
+                f"{self.storage.uri}/{name}: {size} bytes were written, the store has {stored.size} with crc32c "
+                f"{stored.crc32c} instead of {written.crc32c}; run again"
+            )
+        return stored

@@ -1,0 +1,70 @@
+"""What each host did between two commits, so that one that lags behind is seen."""
+
+from dataclasses import dataclass
+
+from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.contracts.segment import WorkerStats
+from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.measurements import measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerLoop:
+    """How one inner loop went on this host.
+
+    Attributes:
+        steps: that it took.
+        input_wait_seconds: in which it waited for the next batch.
+        losses: of each replica of this host, since metrics were last reset; empty if the step tells none.
+    """
+
+    steps: int
+    input_wait_seconds: float
+    losses: tuple[float, ...]
+
+
+class HostStats:
+    """Adds up this host's inner loops."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._train_seconds = 0.0
+        self._input_wait_seconds = 0.0
+        self._losses: tuple[float, ...] = ()
+
+    def add(self, loop: InnerLoop, seconds: float) -> None:
+        """Count an inner loop that took so many seconds, waiting for input included."""
+        self._steps += loop.steps
+        self._train_seconds += seconds
+        self._input_wait_seconds += min(loop.input_wait_seconds, seconds)
+        self._losses = loop.losses
+
+    def of_all_hosts(
+        self, accelerator: Accelerator, global_batch_size: int, *, telemetry: Sink
+    ) -> tuple[WorkerStats, ...]:
+        """What all hosts did, in their order; empty where a value of any host is not valid.
+
+        Each host calls it, at the same step.
+        """
+        if not self._steps:
+            return ()
+        numbers = [self._steps, self._train_seconds, self._input_wait_seconds, *self._losses]
+        local_replicas = accelerator.replicas // accelerator.hosts
+        examples_per_step = global_batch_size // accelerator.hosts
+        told = accelerator.of_all_hosts(numbers).tolist()
+
+        def build() -> tuple[WorkerStats, ...]:
+            return tuple(
+                WorkerStats(
+                    host=host,
+                    replicas=local_replicas,
+                    steps=int(steps),
+                    examples=int(steps) * examples_per_step,
+                    train_seconds=train,
+                    input_wait_seconds=wait,
+                    losses=tuple(losses),
+                )
+                for host, (steps, train, wait, *losses) in enumerate(told)
+            )
+
+        return measured(build, (), what="statistics of the hosts", telemetry=telemetry)

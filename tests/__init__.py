@@ -1,0 +1,1 @@
+"""Tests mirror flows/ and tasks/; support/ and fakes/ hold what they share."""

@@ -1,0 +1,162 @@
+"""Verify, commit, clear away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
+from tasks.foundation.contracts.log_entry import Commit, Entry, Retire
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import DamagedCheckpoint, StaleWriter
+from tasks.foundation.telemetry.events import Committed
+from tests.support.lab import Lab, spec_of
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def staged(lab: Lab, spec: Any, until: int) -> tuple[SegmentRequest, SegmentResult]:
+    head = lab.log(spec).head() or lab.begin(spec)
+    assert head.tip is not None
+    return lab.request(spec, head.tip, until, base=head.base), lab.train(spec, head.tip, until)
+
+
+def commit(lab: Lab, pair: tuple[SegmentRequest, SegmentResult]) -> Entry:
+    entry: Entry = checkpoint_to_gcs(*pair, storage=lab.storage, telemetry=lab.heard)
+    return entry
+
+
+def folders(lab: Lab, spec: Any) -> set[str]:
+    return {f"checkpoints/{path.name}" for path in (lab.root / "storage" / spec.run / "checkpoints").iterdir()}
+
+
+def test_a_staged_checkpoint_is_no_tip_until_it_is_committed(lab: Lab) -> None:
+    spec = spec_of("plain")
+    before = lab.begin(spec)
+    request, result = staged(lab, spec, 5)
+    assert lab.log(spec).head() == before
+    entry = commit(lab, (request, result))
+    head = lab.log(spec).head()
+    assert head is not None
+    assert head == entry.head
+    assert head.tip == result.staged
+    assert head.base == entry.number
+    assert isinstance(entry.body, Commit)
+    assert entry.body.parent == request.start.path
+    assert (entry.body.history, entry.body.examples) == (result.history, 40)
+    assert entry.body.seconds == result.seconds
+    told = [event for event in lab.heard.events if isinstance(event, Committed)][-1]
+    assert (told.step, told.path, told.size) == (5, result.staged.path, result.staged.size)
+    assert told.metrics == result.history[-1].metrics
+
+
+@pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00000-of-00001", "manifest.json"])
+def test_what_is_damaged_is_not_committed(lab: Lab, name: str) -> None:
+    spec = spec_of("plain")
+    before = lab.begin(spec)
+    pair = staged(lab, spec, 5)
+    file = lab.folder(spec, pair[1].staged) / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=name):
+        commit(lab, pair)
+    assert lab.log(spec).head() == before
+
+
+def test_committing_twice_is_harmless(lab: Lab) -> None:
+    spec = spec_of("plain", checkpoint__keep_last=1)
+    pair = staged(lab, spec, 3)
+    first = commit(lab, pair)
+    kept = lab.log(spec).head()
+    assert commit(lab, pair) == first
+    assert lab.log(spec).head() == kept
+    # And after others have built on it, so that its files are gone.
+    lab.train_and_commit(spec, 4, 5, 6)
+    assert not lab.folder(spec, pair[1].staged).exists()
+    newest = lab.log(spec).head()
+    assert commit(lab, pair) == first
+    assert lab.log(spec).head() == newest
+
+
+def test_the_second_of_two_on_one_base_is_told(lab: Lab) -> None:
+    spec = spec_of("plain")
+    lab.begin(spec)
+    mine, rival = staged(lab, spec, 3), staged(lab, spec, 5)
+    won = commit(lab, rival)
+    # The winner has swept up what can never be committed; that is no damage.
+    assert not lab.folder(spec, mine[1].staged).exists()
+    with pytest.raises(StaleWriter) as refused:
+        commit(lab, mine)
+    assert refused.value.exit_code == 1
+    assert "step 3 was trained on top of log entry 1, but the tip has moved since" in str(refused.value)
+    assert f"entry 2, checkpoint, attempt {rival[1].staged.attempt[:8]}" in str(refused.value)
+    head = lab.log(spec).head()
+    assert head is not None
+    assert head.tip == won.head.tip == rival[1].staged
+
+
+def test_housekeeping_makes_nobody_stale(lab: Lab) -> None:
+    spec = spec_of("plain")
+    start = lab.train_and_commit(spec, 3)
+    pair = staged(lab, spec, 5)
+    lab.evaluate(spec, start.tip)  # type: ignore[arg-type]
+    entry = commit(lab, pair)
+    assert entry.number == start.number + 2
+    assert entry.head.evaluated == (start.tip.path,)  # type: ignore[union-attr]
+
+
+def test_retention(lab: Lab) -> None:
+    spec = spec_of("plain", checkpoint__keep_last=2, checkpoint__keep_every_steps=4)
+    paths = {0: lab.begin(spec).tip.path}  # type: ignore[union-attr]
+    for step in range(1, 9):
+        head = lab.train_and_commit(spec, step)
+        assert head.tip is not None
+        paths[step] = head.tip.path
+        # The newest two and multiples of four are there to be restored.
+        expected = {s for s in paths if s % 4 == 0 or s > step - 2}
+        assert [ref.step for ref in head.retained] == sorted(expected)
+        # What was retired is deleted two commits later: before that, a reader may still be at it.
+        assert {paths[s] for s in expected} <= folders(lab, spec)
+    left = {step for step in paths if paths[step] in folders(lab, spec)}
+    assert left == {0, 4, 5, 6, 7, 8}
+    retired = [entry.body for entry in lab.log(spec).entries() if isinstance(entry.body, Retire)]
+    assert [path for body in retired for path in body.paths] == [paths[step] for step in (1, 2, 3, 5, 6)]
+    assert [path for body in retired for path in body.deleted] == [paths[step] for step in (1, 2, 3)]
+    for ref in lab.log(spec).head().retained:  # type: ignore[union-attr]
+        assert (lab.folder(spec, ref) / "manifest.json").is_file()
+
+
+def test_the_best_is_kept(lab: Lab) -> None:
+    spec = spec_of("plain", checkpoint__keep_last=1, checkpoint__keep_best={"metric": "loss", "mode": "max"})
+    lab.begin(spec)
+    best = lab.train_and_commit(spec, 1).tip  # with the largest loss of all
+    assert best is not None
+    lab.evaluate(spec, best)
+    for step in range(2, 6):
+        head = lab.train_and_commit(spec, step)
+        assert head.tip is not None
+        lab.evaluate(spec, head.tip)
+    assert [ref.step for ref in head.retained] == [1, 5]
+    assert best.path in folders(lab, spec)
+
+
+def test_what_nobody_can_commit_any_more_is_swept_up(lab: Lab) -> None:
+    spec = spec_of("plain")
+    lab.begin(spec)
+    lost = staged(lab, spec, 3)[1].staged
+    unfinished = lab.root / "storage" / spec.run / "checkpoints" / "00000003-00000001-dead"
+    unfinished.mkdir()
+    (unfinished / "ckpt.index").write_bytes(b"half")
+    winner = commit(lab, staged(lab, spec, 5)).head.tip
+    assert winner is not None
+    assert lost.path not in folders(lab, spec)
+    assert f"checkpoints/{unfinished.name}" not in folders(lab, spec)
+    assert winner.path in folders(lab, spec)
+    # What was staged on the newest base may still be committed, by whoever is at it.
+    waiting = staged(lab, spec, 7)
+    commit(lab, (waiting[0], waiting[1]))
+    assert waiting[1].staged.path in folders(lab, spec)

@@ -1,0 +1,216 @@
+"""What `baton export` writes is read again by Keras and TensorFlow alone, and predicts the same."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from flows.commands.main import main
+from tests.support.lab import Lab, lab_of, restored, spec_of
+
+pytestmark = pytest.mark.slow
+
+LAYERS = """
+import keras
+
+
+@keras.saving.register_keras_serializable("own")
+class Doubled(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+class Listed(keras.layers.Layer):
+    def __init__(self, **config):
+        super().__init__(**config)
+        self.norms = [keras.layers.BatchNormalization()]
+
+    def build(self, shape):
+        self.norms[0].build(shape)
+        super().build(shape)
+
+    def call(self, x, training=False):
+        return self.norms[0](x, training=training)
+
+
+class Tripled(keras.layers.Layer):
+    def call(self, x):
+        return 3 * x
+
+
+def bent(x):
+    return keras.ops.tanh(x) / 2
+"""
+MODEL = """
+from . import own
+
+
+def build(kind="Doubled", activation="tanh"):
+    x = keras.Input((6,))
+    activation = getattr(own, activation, activation)
+    y = keras.layers.Dense(5, activation=activation, name="hidden")(getattr(own, kind)()(x))
+    y = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(y))
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), loss, metrics=["accuracy"])
+    return model
+"""
+# No Baton: the folder of the user's code, Keras and TensorFlow.
+PLAIN = """
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import own
+
+x = np.load("x.npy")
+
+
+def rebuilt():
+    inputs = keras.Input((6,))
+    y = keras.layers.Dense(5, activation="tanh")(own.Doubled()(inputs))
+    y = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(y))
+    model = keras.Model(inputs, keras.layers.Dense(3)(y))
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True))
+    return model
+
+
+whole = keras.saving.load_model("out.keras")
+weights = rebuilt()
+weights.load_weights("out.weights.h5")
+checkpoint = rebuilt()
+checkpoint.optimizer.build(checkpoint.trainable_variables)
+tf.train.Checkpoint(model=checkpoint).read("out.checkpoint/ckpt").expect_partial()
+predictions = [model.predict(x, verbose=0) for model in (whole, weights, checkpoint)]
+served = tf.saved_model.load("out.saved")
+predictions.append(served.serve(x).numpy())
+np.save("predictions.npy", np.stack(predictions))
+assert not any(name.split(".")[0] in {"tasks", "flows"} for name in sys.modules)
+"""
+TARGETS = {
+    "keras": "out.keras",
+    "weights": "out.weights.h5",
+    "saved_model": "out.saved",
+    "checkpoint": "out.checkpoint",
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = lab_of(tmp_path_factory.mktemp("lab"), MODEL)
+    (lab.code / "own.py").write_text(LAYERS)
+    lab.train_and_commit(spec_of("build"), 3, 6)
+    run_file_of(lab, "run.yaml")
+    return lab
+
+
+def run_file_of(lab: Lab, name: str, **options: Any) -> Path:
+    spec = spec_of("build", model__options=options).model_copy(update={"storage": str(lab.root / "storage")})
+    path = lab.code / name
+    path.write_text(yaml.safe_dump(json.loads(spec.model_dump_json(exclude_defaults=True))))
+    return path
+
+
+def test_each_form_is_read_by_keras_and_tensorflow_alone(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = spec_of("build")
+    head = lab.log(spec).head()
+    assert head is not None
+    x = np.random.default_rng(1).normal(size=(20, 6)).astype(np.float32)
+    np.save(lab.code / "x.npy", x)
+    for form, name in TARGETS.items():
+        address = [str(lab.code / "run.yaml")]
+        if form == "weights":
+            address = [f"{lab.root}/storage/build", "--run-file", *address]
+        assert main(["export", *address, "--format", form, "--to", str(lab.code / name), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (told["step"], told["warnings"]) == (6, [])
+        assert told["path"] == str(lab.code / name) + ("/ckpt" if form == "checkpoint" else "")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PLAIN)],
+        cwd=lab.code,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = restored(lab, spec, head.retained[-1])
+    raw = np.array(state.model(x, training=False))
+    state.model.optimizer.finalize_variable_values(state.model.trainable_variables)
+    expected = np.array(state.model(x, training=False))
+    assert not np.allclose(raw, expected)  # the averages are others, or this would show nothing
+    for predictions in np.load(lab.code / "predictions.npy"):
+        np.testing.assert_allclose(predictions, expected, rtol=1e-5, atol=1e-6)
+
+
+def refused(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    before = sorted(path.name for path in lab.code.iterdir())
+    assert main(["export", *words]) == code
+    assert sorted(path.name for path in lab.code.iterdir()) == before
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    file, home, new = str(lab.code / "run.yaml"), f"{lab.root}/storage/build", str(lab.code / "new.keras")
+    (lab.code / "there.keras").touch()
+    to = ["--format", "keras", "--to", new]
+    cases = [
+        ([file, "--format", "keras", "--to", str(lab.code / "there.keras")], "there.keras is there already"),
+        ([file, "--format", "onnx", "--to", new], "--format onnx is unknown; say one of keras, weights, saved_model"),
+        ([file, "--format", "weights", "--to", new], "ends in .weights.h5"),
+        ([file, "--format", "keras", "--to", "gs://bucket/new.keras"], "is written on this machine"),
+        ([file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")], "/no is not there; make it first"),
+        ([home, *to], "the code of its model lies beside its run file; name that with --run-file"),
+        ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
+        ([file, *to, "--step", "best"], "has no best checkpoint"),
+        ([file, *to, "--step", "newest"], "--step newest is neither a step nor best"),
+        ([f"{lab.root}/storage/none", *to], "no run is at"),
+    ]
+    for words, text in cases:
+        assert text in refused(lab, capsys, *words)
+    other = str(run_file_of(lab, "other.yaml", activation="relu"))
+    assert "config.activation: tanh -> relu" in refused(lab, capsys, home, "--run-file", other, *to)
+
+
+def test_what_a_checkpoint_of_tensorflow_lacks_is_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.begin(spec_of("build", run="listed", model__options={"kind": "Listed"}))
+    file, home = run_file_of(lab, "listed.yaml", kind="Listed"), f"{lab.root}/storage/listed"
+    words = ["--run-file", str(file), "--format", "checkpoint", "--to", str(lab.code / "listed")]
+    assert main(["export", home, *words]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("warning: listed/")
+    assert "moving_mean" in told
+    assert "gamma" not in told  # which the optimizer trains
+
+
+def test_what_keras_does_not_find_is_named_and_the_printed_lines_load_an_early_step(
+    lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a process without Baton, in another folder than that of the user's code."""
+    options = {"kind": "Tripled", "activation": "bent"}
+    spec = spec_of("build", run="tripled", model__options=options)
+    lab.begin(spec)
+    file, home = run_file_of(lab, "tripled.yaml", **options), f"{lab.root}/storage/tripled"
+    words = ["--run-file", str(file), "--step", "0", "--format", "keras", "--to", str(tmp_path / "tripled.keras")]
+    assert main(["export", home, *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: Tripled, bent: not registered with Keras")
+    lines = captured.out.partition("load with   ")[2].splitlines()
+    program = "\n".join(
+        [*(line.strip() for line in lines[:-1]), f"model = {lines[-1].strip()}", "print(model.count_params())"]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, program + done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == str(restored(lab, spec, lab.begin(spec).retained[0]).model.count_params())

@@ -1,0 +1,252 @@
+"""Validation against NumPy: each example once, on any number of replicas."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import ModelError, StepFailed
+from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
+
+MODEL = """
+class Ids(keras.metrics.Metric):
+    \"\"\"Count, sum and sum of squares of what numbers the examples.\"\"\"
+
+    def __init__(self, **settings):
+        super().__init__(name="ids", **settings)
+        self.sums = self.add_variable((3,), "zeros", name="sums")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = ops.cast(ops.round(y_pred[:, 0]), "float32")
+        self.sums.assign_add(ops.stack([ops.sum(ops.ones_like(ids)), ops.sum(ids), ops.sum(ids * ids)]))
+
+    def result(self):
+        return {"count": self.sums[0], "sum": self.sums[1], "squares": self.sums[2]}
+
+
+def numbered():
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Identity()(x) * 1.0 + keras.layers.Dense(6, kernel_initializer="zeros")(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=[Ids()])
+    return model
+
+
+class Untrained(layers.Subclassed):
+    def train_step(self, data):
+        return {"loss": ops.sum(self(data[0], training=True))}
+
+
+def narrow():
+    model = Untrained()
+    model.out = keras.layers.Dense(2)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def linear(use_ema: bool = False, mixed: bool = False):
+    if mixed:
+        keras.mixed_precision.set_global_policy("mixed_float16")
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Dense(3, name="out", dtype="float32")(x))
+    model.compile(
+        keras.optimizers.Adam(0.05, use_ema=use_ema, ema_momentum=0.7),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="weighted")],
+    )
+    return model
+"""
+BATCHES = (4, 40)  # full batches and a remainder; fewer examples than a batch
+
+
+def lab_at(folder: str) -> Lab:
+    return Lab(Path(folder), Path(folder) / "code")
+
+
+def examples(lab: Lab, spec: RunSpec) -> list[Any]:
+    """The validation examples, one by one."""
+    from tasks.foundation.dataset.reader import validation_dataset
+
+    dataset = validation_dataset(lab.storage, lab.prepare(spec), batch_size=1)
+    return [[part[0] for part in element] for element in dataset.as_numpy_iterator()]
+
+
+def truth(lab: Lab, spec: RunSpec, weights: dict[str, Any]) -> dict[str, float]:
+    """Metrics of the linear model as NumPy has them."""
+    x, y, weight = (np.asarray(part) for part in zip(*examples(lab, spec), strict=True))
+    logits = x.astype(np.float64) @ weights["kernel"] + weights["bias"]
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+    right = logits.argmax(axis=1) == y
+    return {
+        "loss": float((losses * weight).mean()),
+        "accuracy": float(right.mean()),
+        "weighted": float((right * weight).sum() / weight.sum()),
+    }
+
+
+def saved(lab: Lab, spec: RunSpec, checkpoint: Any, pattern: str) -> dict[str, Any]:
+    """Kernel and bias out of a checkpoint's file."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(lab.folder(spec, checkpoint) / "ckpt"))
+    found = {}
+    for name in ("kernel", "bias"):
+        key = next(key for key in sorted(reader.get_variable_to_shape_map()) if pattern.format(name) in key)
+        found[name] = reader.get_tensor(key)
+    return found
+
+
+def run_of(build: str, replicas: int, batch: int, **changes: Any) -> RunSpec:
+    name = f"{build}-{replicas}-{batch}-{len(changes)}"
+    form = "numbered" if build == "numbered" else "weighted"
+    changes |= {"data__options__examples": 63}  # 11 of them for validation
+    return spec_of(
+        build, run=name, form=form, replicas=replicas, train__global_batch_size=batch, train__steps=3, **changes
+    )
+
+
+def evaluations(folder: str, replicas: int) -> list[list[dict[str, float]]]:
+    """Metrics and the truth, for each batch size: where the examples are, and what the model makes of them."""
+    lab, told = lab_at(folder), []
+    for batch in BATCHES:
+        spec = run_of("numbered", replicas, batch)
+        metrics = lab.evaluate(spec, lab.begin(spec).tip)
+        ids = np.asarray([x[0] for x, _ in examples(lab, spec)], np.float64)
+        counted = {"ids/count": len(ids), "ids/sum": float(ids.sum()), "ids/squares": float((ids**2).sum())}
+        told.append([metrics, counted])
+        spec = run_of("linear", replicas, batch)
+        head = lab.train_and_commit(spec, 3)
+        metrics = lab.evaluate(spec, head.tip)
+        told.append([metrics, truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))])
+    return told
+
+
+def assert_true(told: list[list[dict[str, float]]]) -> None:
+    assert len(told) == 2 * len(BATCHES)
+    for metrics, expected in told:
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-5)
+    # Weights matter here, and the examples divide by no batch or replica count.
+    assert told[1][1]["weighted"] != pytest.approx(told[1][1]["accuracy"], rel=1e-3)
+    assert all(told[0][1]["ids/count"] % number for number in range(2, 9))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return lab_of(tmp_path, MODEL)
+
+
+@pytest.mark.slow
+def test_each_example_counts_once(lab: Lab) -> None:
+    assert_true(evaluations(str(lab.root), 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_each_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
+    assert_true(in_fresh_process(evaluations, folder=str(lab.root), replicas=replicas))
+
+
+def averages(folder: str, replicas: int, mixed: bool) -> list[dict[str, float]]:
+    lab = lab_at(folder)
+    options = {"use_ema": True, "mixed": mixed}
+    spec = run_of("linear", replicas, 4, model__options=options)
+    head = lab.train_and_commit(spec, 3)
+    before = lab.tensors(spec, head.tip)
+    metrics = lab.evaluate(spec, head.tip)
+    assert lab.tensors(spec, head.tip) == before
+    averaged = truth(lab, spec, saved(lab, spec, head.tip, "out_{}_average"))
+    return [metrics, averaged, truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))]
+
+
+def assert_averaged(metrics: dict[str, float], averaged: dict[str, float], plain: dict[str, float]) -> None:
+    assert {name: metrics[name] for name in averaged} == pytest.approx(averaged, rel=2e-5)
+    assert averaged["loss"] != pytest.approx(plain["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_with_ema_the_averages_are_evaluated(lab: Lab, mixed: bool) -> None:
+    assert_averaged(*averages(str(lab.root), 1, mixed))
+
+
+@pytest.mark.slow
+def test_with_ema_the_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
+    assert_averaged(*in_fresh_process(averages, folder=str(lab.root), replicas=2, mixed=False))
+
+
+def test_evaluation_leaves_training_as_it_was(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional")
+    start = lab.begin(spec).tip
+    assert start is not None
+    forget_trainer()
+    half = lab.train(spec, start, 5)
+    lab.evaluate(spec, half.staged)
+    disturbed = lab.train(spec, half.staged, 11)
+    forget_trainer()
+    half_again = lab.train(spec, start, 5)
+    undisturbed = lab.train(spec, half_again.staged, 11)
+    assert differing(lab.tensors(spec, disturbed.staged), lab.tensors(spec, undisturbed.staged)) == []
+    assert disturbed.history == undisturbed.history
+    assert lab.evaluate(spec, half.staged) == lab.evaluate(spec, half_again.staged)
+
+
+@pytest.mark.parametrize(("metric", "mode", "pick"), [("accuracy", "max", max), ("loss", "min", min)])
+def test_the_best_is_folded_into_the_log(lab: Lab, metric: str, mode: str, pick: Any) -> None:
+    spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": metric, "mode": mode}, train__seed=3)
+    found: dict[float, str] = {}
+    lab.begin(spec)
+    for border in (1, 15, 30):
+        head = lab.train_and_commit(spec, border)
+        value = lab.evaluate(spec, head.tip)[metric]
+        found.setdefault(value, head.tip.path)
+        after = lab.log(spec).head()
+        assert after is not None
+        assert after.best is not None
+        assert after.evaluated[-1] == head.tip.path
+        assert (after.best.metric, after.best.mode) == (metric, mode)
+        assert after.best.value == pick(found)
+        assert after.best.checkpoint.path == found[pick(found)]
+        assert after.base == head.base
+    assert len(found) > 1
+
+
+def test_a_metric_that_is_not_there_is_refused_before_training(lab: Lab) -> None:
+    spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": "acuracy", "mode": "max"})
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec)
+    assert "checkpoint.keep_best.metric = 'acuracy' is no metric of the model" in str(refused.value)
+    assert "it has: accuracy, loss, weighted" in str(refused.value)
+    assert not list((lab.root / "storage").glob(spec.run))
+
+
+def test_a_metric_that_is_not_there_is_refused_by_the_stage_too(lab: Lab) -> None:
+    spec = run_of("linear", 1, 4)
+    head = lab.begin(spec)
+    wrong = run_of("linear", 1, 4, checkpoint__keep_best={"metric": "acuracy", "mode": "max"})
+    wrong = wrong.model_copy(update={"run": spec.run})
+    with pytest.raises(ModelError, match="it has: accuracy, loss, weighted"):
+        lab.evaluate(wrong, head.tip)
+    assert lab.log(spec).head() == head
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_before_training(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec_of("adversaries", form="alone"))
+    assert "give the model a test_step, or set data.validation_fraction to 0" in str(refused.value)
+    spec = spec_of("adversaries", form="alone", data__validation_fraction=0.0)
+    assert lab.begin(spec).tip is not None
+
+
+def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+    spec = spec_of("narrow")
+    head = lab.begin(spec)
+    with pytest.raises(StepFailed) as stopped:
+        lab.evaluate(spec, head.tip)
+    assert "model.py:narrow: test_step failed on the validation examples: InvalidArgumentError" in str(stopped.value)
+    assert "= 2 is not in [0, 2)" in str(stopped.value)
+    assert str(stopped.value).endswith("Set data.classes to have labels checked when the data is prepared")
+    assert lab.log(spec).head() == head

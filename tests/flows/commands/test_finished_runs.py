@@ -1,0 +1,90 @@
+"""A run that its callbacks ended before its target: every verb says so, and there is nothing to do."""
+
+import io
+import json
+import re
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from flows.commands.run_summary import NOTHING_TO_DO, print_closing
+from flows.goal import Goal, relay_is_done
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.runlog.commits import finish
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry.console import Console
+from tests.support.fake_run import FakeRun
+
+REASON = "EarlyStopping set model.stop_training in on_epoch_end of epoch 1 <b>"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    run = FakeRun(tmp_path).train(100, 200)
+    finish(run.log, run.tip, base=run.head.base, reason=REASON, attempt="a" * 32)
+    (tmp_path / "model.py").write_text("def build_model():\n    pass\n")
+    return run
+
+
+def test_it_is_done_once_its_end_is_evaluated(run: FakeRun) -> None:
+    file = load_run_file(run.run_file())
+    goal = Goal.of(file.spec)
+    assert not goal.reached(run.head, file.spec)
+    run.evaluate(0.5)
+    assert goal.reached(run.head, file.spec)
+    assert goal.reason(run.head, file.spec) == "finished_early"
+    assert Goal.of(file.spec, until_step=200).reason(run.head, file.spec) == "until_step"
+    done = relay_is_done(file, goal)
+    assert done is not None
+    assert (done.exit_reason, done.step, done.stopped) == ("nothing_to_do", 200, False)
+    # Whether callbacks are others is known once they are loaded.
+    assert relay_is_done(file, goal, accept=("train.callbacks",)) is None
+    assert relay_is_done(file, goal, accept=("train.seed",)) is not None
+
+
+def test_status_log_and_report_tell(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", run.address]) == 0
+    assert f"early, at step 200: {REASON}" in capsys.readouterr().out
+    assert main(["status", run.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["finished"] == {"step": 200, "reason": REASON}
+    assert main(["log", run.address]) == 0
+    assert re.search(rf"finish +200  ended early: {re.escape(REASON)}$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["report", run.address]) == 0
+    page = run.path("report/index.html").read_text()
+    assert f"ended early, at step 200: {escape(REASON)}" in page
+
+
+@pytest.mark.parametrize(("exit_reason", "word"), [(NOTHING_TO_DO, "Nothing to do"), ("finished_early", "Done")])
+def test_closing_tells_how_to_go_on(run: FakeRun, exit_reason: str, word: str) -> None:
+    stream = io.StringIO()
+    print_closing(
+        Console(stream),
+        home=run.home,
+        history=history_of(run.log.entries()),
+        spec=load_run_file(run.run_file()).spec,
+        exit_reason=exit_reason,
+        report_path=None,
+        report_command="baton report run.yaml",
+        continue_command="baton run run.yaml",
+    )
+    text = stream.getvalue()
+    assert f"{word}: digits ended early, at step 200 of 400." in text
+    assert "EarlyStopping set model.stop_training" in text
+    assert "baton run run.yaml --accept callbacks" in text
+
+
+@pytest.mark.parametrize(("index", "writes"), [(0, True), (1, False)])
+def test_of_several_hosts_only_the_chief_writes_where_nothing_is_left_to_do(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch, index: int, writes: bool
+) -> None:
+    place = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    run.evaluate(0.9)
+    file = load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"])
+    before = run.files()
+    done = relay_is_done(file, Goal.of(file.spec))
+    assert done is not None
+    assert done.exit_reason == "nothing_to_do"
+    assert (run.files() != before) == writes

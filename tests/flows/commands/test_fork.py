@@ -1,0 +1,117 @@
+"""`baton fork`, and what the reading verbs say of a fork."""
+
+import json
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.foundation.contracts.log_entry import Change, Rewind
+from tests.support.fake_run import FakeRun
+
+
+@pytest.fixture
+def run(tmp_path: Any) -> FakeRun:
+    return FakeRun(tmp_path).train(100, 200)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def test_a_fork_by_run_file_and_what_to_do_next(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(run.run_file())
+    assert main(["fork", file, "--at-step", "100", "--as", "digits-b"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"^run +digits-b, forked from {run.address} at step 100$", out, re.MULTILINE)
+    assert f"baton run {file} --set run=digits-b" in out
+    assert main(["fork", file, "--at-step", "100", "--as", "digits-b"]) == 0
+    assert "digits-b, was forked from" in capsys.readouterr().out
+    facts = said(capsys, "status", file, "--set", "run=digits-b")
+    assert facts["step"] == 100
+    assert [kept["step"] for kept in facts["retained"]] == [100]
+    assert facts["segments"] == 0
+    assert (facts["forked_from"]["home"], facts["forked_from"]["step"]) == (run.address, 100)
+
+
+def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = said(capsys, "fork", run.address, "--as", "other")
+    home = f"{run.root.uri}/other"
+    assert (facts["run"], facts["home"], facts["step"], facts["already_there"]) == ("other", home, 200, False)
+    assert facts["forked_from"] == {
+        "home": run.address,
+        "path": run.tip.path,
+        "step": 200,
+        "state_digest": run.tip.state_digest,
+        "entry": 3,
+    }
+    assert facts["checkpoint"].startswith(f"{home}/checkpoints/00000200-00000000-")
+    assert said(capsys, "fork", run.address, "--as", "other")["already_there"] is True
+    # Whole by the measure of `verify`, also without the other run.
+    shutil.rmtree(run.home.root)
+    assert said(capsys, "verify", home)["ok"] is True
+    assert main(["log", home]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"forked from {run.address} at step 200; cpu, 2 replicas, threads 2/1" in lines[0]
+    assert re.search(r"  200  checkpoints/00000200-\S+  .*  forked$", lines[1])
+    assert main(["report", home]) == 0
+    page = (Path(home) / "report" / "index.html").read_text()
+    assert f"forked from step 200 of {run.address} ({facts['forked_from']['path']})" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--as", "a/b"], "--as 'a/b' is no run name: use letters"),
+        (["--as", ""], "--as '' is no run name"),
+        (["--as", "datasets"], "--as 'datasets' is no run name"),
+        (["--as", "digits"], "holds a run already, at step 200; take another name"),
+        (["--as", "new", "--at-step", "150"], "it keeps those of steps 0, 100, 200"),
+        (["--as", "new", "--at-step", "x"], "--at-step"),
+        ([], "--as"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_written(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    files = run.files()
+    assert main(["fork", run.address, *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert run.files() == files
+
+
+def test_nothing_to_fork(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fork", f"{run.root.uri}/nowhere", "--as", "new"]) == 2
+    assert "no run is at" in capsys.readouterr().err
+
+
+def test_the_log_shows_rewinds_and_accepted_changes(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = run.head.environment
+    rewind = Rewind(to=run.head.retained[1], blown_up_at=150, reason="the loss is NaN", skip_batches=7)
+    change = Change(environment=environment, identity={**run.head.identity, "train.seed": 3}, accepted=("train.seed",))
+    versions = {"tensorflow": "2.19.1", "keras": "3.16"}
+    other = environment.model_copy(update={"replicas": 8, "inter_op_threads": 4, "versions": versions})
+    for body in (rewind, change, Change(environment=environment), Change(environment=other)):
+        run.log.append(lambda _, body=body: body, attempt=uuid.uuid4().hex)  # type: ignore[misc]
+    assert main(["log", run.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(
+        r" rewind +100  back to checkpoints/00000100-\S+, skips 7 batches; step 150: the loss is NaN$", lines[-4]
+    )
+    assert re.search(r" change +accepted train.seed: train.seed: 0 -> 3; cpu, 2 replicas, threads 2/1$", lines[-3])
+    assert re.search(r" change +cpu, 2 replicas, threads 2/1$", lines[-2])
+    assert said(capsys, "verify", run.address)["ok"] is True
+    assert main(["report", run.address]) == 0
+    page = re.sub(r"<[^>]+>", " ", run.path("report/index.html").read_text())
+    for words in (
+        "rewound to step 100, skipping 7 global batches: the loss is NaN",
+        "accepted train.seed: train.seed: 0 -&gt; 3",
+        "environment: replicas: 2 -&gt; 8; operations at a time: 1 -&gt; 4; version of keras: none -&gt; 3.16",
+    ):
+        assert words in page, words

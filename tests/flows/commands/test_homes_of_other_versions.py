@@ -1,0 +1,120 @@
+"""Homes of other versions of Baton: older ones are read, newer ones are named, and reading changes none."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from flows.launching.stage_results import find_segment, take_answer, write_answer
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.segment import SegmentRequest
+from tasks.foundation.errors import AnotherVersion
+from tests.support.checkout import CHECKOUT
+from tests.support.fake_run import FakeRun
+
+OLDER = CHECKOUT / "tests" / "older_homes"
+
+
+@pytest.fixture(params=sorted(path.name for path in OLDER.iterdir()))
+def older(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The home that a version left."""
+    shutil.copytree(OLDER / request.param, tmp_path / "copy")
+    return tmp_path / "copy" / "storage" / "small"
+
+
+def below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == code
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_an_older_home_is_read(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = below(older.parent)
+    [status] = as_json(capsys, "status", str(older))
+    assert (status["step"], status["entry"]) == (20, 5)
+    [log] = as_json(capsys, "log", str(older))
+    assert [entry["number"] for entry in log["entries"]] == list(range(6))
+    *_, found = as_json(capsys, "verify", str(older))
+    assert (found["ok"], found["entries"], found["checkpoints"], found["files"]) == (True, 6, 2, 2 * 2 + 4)
+    [listed] = as_json(capsys, "list", str(older.parent))
+    assert [(run["run"], run["step"], run["error"]) for run in listed["runs"]] == [("small", 20, None)]
+    assert below(older.parent) == before
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return FakeRun(tmp_path).train(100, 200)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_newest_entry_of_a_newer_version_is_refused_by_every_verb(
+    run: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(run.path("log/00000003.json"), schema_version=2)
+    before = run.files()
+    for verb in (["status"], ["log"], ["verify"], ["fork", "--as", "new"], ["report"]):
+        assert main([verb[0], run.address, *verb[1:]]) == AnotherVersion.exit_code == 2
+        err = capsys.readouterr().err
+        assert "log/00000003.json: this Entry was written by another version of Baton: schema_version is 2" in err
+        assert "hint: use the Baton that wrote it" in err
+        assert "delete" not in err
+    assert run.files() == before
+
+
+def test_such_a_run_is_listed_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = FakeRun(tmp_path, "newer")
+    FakeRun(tmp_path, "sound")
+    edit(newer.path("log/00000001.json"), schema_version=2)
+    [listed] = as_json(capsys, "list", str(newer.root.root), code=2)
+    assert [(run["run"], run.get("error_class")) for run in listed["runs"]] == [
+        ("newer", "AnotherVersion"),
+        ("sound", None),
+    ]
+    assert main(["list", str(newer.root.root)]) == 2
+    assert re.search(r"^newer +newer +.*schema_version is 2", capsys.readouterr().out, re.MULTILINE)
+    FakeRun(tmp_path, "torn").path("log/00000001.json").write_bytes(b"{")
+    as_json(capsys, "list", str(newer.root.root), code=4)
+
+
+def test_verify_reads_past_unknown_keys(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run.path("log/00000001.json"), signed_by="z")
+    edit(run.root.root / "datasets/0123456789ab/manifest.json", licence="CC0")
+    *_, found = as_json(capsys, "verify", run.address)
+    assert found["ok"]
+
+
+def test_a_dataset_of_a_newer_version_is_no_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run.root.root / "datasets/0123456789ab/manifest.json", schema_version=2)
+    assert main(["verify", run.address]) == 2
+    assert "this DatasetManifest was written by another version" in capsys.readouterr().err
+
+
+def test_answers_of_a_newer_version(run: FakeRun) -> None:
+    answer = DatasetRef(
+        folder="datasets/a", content_digest="c", train_examples=1, validation_examples=0, already_prepared=True
+    )
+    write_answer(run.home, "first", answer)
+    edit(run.path("answers/first.json"), took_seconds=3)
+    assert take_answer(run.home, "first", DatasetRef) == answer
+    write_answer(run.home, "second", answer)
+    edit(run.path("answers/second.json"), schema_version=2)
+    with pytest.raises(AnotherVersion, match=r"answers/second\.json: this DatasetRef was written by another version"):
+        take_answer(run.home, "second", DatasetRef)
+    assert run.home.exists("answers/second.json")
+    # In the way of no segment, of which nothing can be said.
+    request = SegmentRequest(
+        spec=load_run_file(run.run_file()).spec, dataset=answer, start=run.tip, base=run.head.base, skipped_batches=0,
+        until_step=300, number=1,
+    )  # fmt: skip
+    assert find_segment(run.home, request) is None

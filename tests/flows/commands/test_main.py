@@ -1,0 +1,207 @@
+"""The command as a whole: errors become a sentence and an exit code; help waits for nothing heavy."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from flows.commands import address, status
+from flows.commands.main import main
+from tasks.foundation import errors
+from tasks.foundation.stops import hangup
+from tests.support.fake_run import FakeRun
+
+HEAVY = ("tensorflow", "keras", "prefect", "matplotlib", "numpy", "gcsfs")
+
+
+def all_errors(base: type[errors.BatonError]) -> list[type[errors.BatonError]]:
+    return [base, *(below for each in base.__subclasses__() for below in all_errors(each))]
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
+    def load(*_: object) -> NoReturn:
+        raise fault
+
+    monkeypatch.setattr(address, "load_run_file", load)
+
+
+@pytest.mark.parametrize("kind", all_errors(errors.BatonError), ids=lambda kind: kind.__name__)
+def test_each_error_has_its_exit_code_and_text(
+    kind: type[errors.BatonError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"step": 7} if issubclass(kind, errors.BlowUp) else {}
+    raising(monkeypatch, kind("train.steps = 0 [bold]is[/bold] too few; use 1", **more))
+    assert main(["status", "run.yaml", "--json"]) == kind.exit_code
+    captured = capsys.readouterr()
+    assert captured.err == "error: train.steps = 0 [bold]is[/bold] too few; use 1\n"
+    assert json.loads(captured.out) == {
+        "error": kind.__name__,
+        "message": "train.steps = 0 [bold]is[/bold] too few; use 1",
+        "exit_code": kind.exit_code,
+    }
+
+
+def test_without_json_stdout_stays_empty(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, errors.RunFileError("no"))
+    assert main(["status", "run.yaml"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unexpected_error_is_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, ZeroDivisionError("by zero"))
+    assert main(["status", "run.yaml", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ZeroDivisionError: by zero")
+    assert "BATON_DEBUG=1" in captured.err
+    assert "Traceback" not in captured.err
+    assert json.loads(captured.out)["error"] == "ZeroDivisionError"
+    monkeypatch.setenv("BATON_DEBUG", "1")
+    assert main(["status", "run.yaml"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGTERM, "stopped by SIGTERM; run"), (signal.SIGHUP, "stopped by the closed terminal (SIGHUP); run")],
+)
+def test_whoever_asks_a_command_to_go_is_named(
+    number: signal.Signals, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hangup, "_heard", [])
+    before = signal.signal(number, signal.SIG_DFL)
+
+    def asked(*_: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(status, "open_run", asked)
+    try:
+        assert main(["status", "x"]) == 3
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert words in capsys.readouterr().err
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(["status", "run.yaml", "--json"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: interrupted")
+    assert json.loads(captured.out)["exit_code"] == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "nonsense"),
+        (["rn"], "No such command 'rn'. Did you mean 'run'?\nhint: see baton --help\n"),
+        (["status"], "RUN"),
+        (["status", "x", "--nonsense"], "--nonsense"),
+        (["run", "x.yaml", "--until-step", "many"], "--until-step"),
+    ],
+)
+def test_usage_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert words in err
+    assert "--help" in err
+    assert main([*arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_a_long_message_is_broken_for_a_terminal_and_whole_for_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a real terminal device of 60 columns."""
+    text = f"the checkpoint is of another model: {'a variable that differs, ' * 100}and so on; put the file back"
+    raising(monkeypatch, errors.StateMismatch(f"{text}\nhint: {'look at it, ' * 10}"))
+    terminal, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with os.fdopen(side, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["status", "run.yaml", "--json"]) == 2
+        seen = b""
+        os.set_blocking(terminal, False)
+        with suppress(BlockingIOError):
+            while True:
+                seen += os.read(terminal, 4096)
+    os.close(terminal)
+    lines = seen.decode().splitlines()
+    assert lines[0].startswith("error: the checkpoint is of another model: a variable")
+    assert max(map(len, lines)) <= 60
+    assert sum(map(len, lines)) < 1300
+    assert "put the file back" in " ".join(lines)
+    assert sum(line.startswith("hint: ") for line in lines) == 1
+    assert json.loads(capsys.readouterr().out)["message"].startswith(f"{text}\nhint: ")
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("baton ")
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for verb in ("run", "status", "list", "log", "verify", "fork", "export", "report", "doctor"):
+        assert f"  {verb} " in out
+        assert main([verb, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(tmp_path).train(100)
+    run.evaluate(float("nan"))
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    assert main(["status", run.address, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert facts["evaluation"]["metrics"] == {"accuracy": None}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["status", "RUN"], ["verify", "RUN"], ["list", "RUN"], ["log", "RUN"]]
+)
+def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+    words = [run.address if word == "RUN" else word for word in arguments]
+    script = (
+        "import sys\n"
+        "from flows.commands.main import main\n"
+        f"code = main({words!r})\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0"
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "baton"
+    done = subprocess.run([command, "status", tmp_path / "none", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"] == "NoSuchRun"
+    assert done.stderr.startswith("error: no run is at ")
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_no_password_of_a_url_is_printed(
+    debug: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_DEBUG", debug)
+    assert main(["list", "http://me:secret@host/runs", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert "http://***@host/runs" in printed.err
+    assert "http://***@host/runs" in json.loads(printed.out)["message"]
+    assert "secret" not in printed.out + printed.err

@@ -1,0 +1,238 @@
+"""`baton status`, `list`, `log` and `report` on a home written through the real log."""
+
+import json
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.foundation.runlog.commits import quarantine
+from tests.support.fake_run import FakeRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    run = FakeRun(tmp_path).train(100, 200)
+    run.evaluate(0.75)
+    return run.train(300)
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    value: dict[str, Any] = json.loads(lines[0])
+    return value
+
+
+def test_status(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = as_json(capsys, "status", run.address)
+    assert facts["run"] == "digits"
+    assert facts["home"] == run.address
+    assert (facts["step"], facts["target"], facts["segments"]) == (300, None, 3)
+    assert (facts["entry"], facts["base"]) == (5, 5)
+    assert facts["checkpoint"] == f"{run.address}/{run.tip.path}"
+    assert facts["state_digest"] == run.tip.state_digest
+    assert [kept["step"] for kept in facts["retained"]] == [0, 100, 200, 300]
+    assert facts["best"]["step"] == 200
+    assert facts["evaluation"]["metrics"] == {"accuracy": 0.75}
+    assert facts["seconds"] == {"train": 6.0, "stage": 1.5, "evaluate": 0.5}
+    assert facts["account"] is None
+
+
+def test_status_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
+    assert main(["status", str(run.run_file(steps=400))]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step +200 of 400$", out, re.MULTILINE)
+    assert re.search(r"^log +entry 6, base 6$", out, re.MULTILINE)
+    assert re.search(r"^quarantined +checkpoints/00000300-", out, re.MULTILINE)
+    assert re.search(r"^validation +accuracy 0.75  \(180 examples, step 200\)$", out, re.MULTILINE)
+    assert re.search(r"^time +train 4.0 s, stage 1.0 s, evaluate 0.5 s$", out, re.MULTILINE)
+    assert re.search(r"^attempts +not recorded: the time is that of committed segments alone$", out, re.MULTILINE)
+
+
+def tried(run: FakeRun) -> FakeRun:
+    """Two attempts of the past, one of them dead, and one at work now."""
+    now = datetime.now(UTC).isoformat()
+    run.attempt("a" * 32)
+    run.attempt("b" * 32, ended="complete", uncommitted_seconds=0.0, host="[bold]h[/bold]")
+    run.attempt("c" * 32, began=now, alive=now, seconds={"train": 10.0, "unattributed": 0.2}, uncommitted_seconds=9.0)
+    run.home.write("attempts/note.txt", b"hello")
+    return run
+
+
+def test_status_tells_where_the_time_went(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = as_json(capsys, "status", tried(run).address)
+    seconds = {
+        "compile": 40.0, "train": 40.0, "lost work": 30.0, "start-up": 20.0, "unattributed": 0.2,
+    }  # fmt: skip
+    assert facts["seconds"] == seconds
+    account = facts["account"]
+    assert account["total_seconds"] == pytest.approx(130.2)
+    assert account["goodput_seconds"] == 40.0
+    assert account["goodput_share"] == pytest.approx(40 / 130.2)
+    assert account["unattributed_share"] == pytest.approx(0.2 / 130.2)
+    assert account["badput_seconds"] == {cause: amount for cause, amount in seconds.items() if cause != "train"}
+    assert sum(account["badput_seconds"].values()) + 40.0 == pytest.approx(account["total_seconds"])
+    assert (account["alive"], account["died_without_a_word"], account["unreadable"]) == (1, 1, 1)
+    assert [each["lost_seconds"] for each in account["attempts"]] == [30.0, 0.0, 0.0]
+    assert [each["is_alive"] for each in account["attempts"]] == [False, False, True]
+    assert [(each["attempt"], each["step"], each["committed_step"]) for each in facts["at_work"]] == [
+        ("c" * 32, 130, 100)
+    ]
+    assert (facts["step"], facts["at_work"][0]["doing"]) == (300, "train")
+
+
+def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", tried(run).address]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        r"time +2 min 10 s in 3 attempts \(1 at work, 1 died without a word\)",
+        r"goodput +30\.7%  40 s of training that counts",
+        r"badput +compile 40 s \(30\.7%\), lost work 30 s \(23\.0%\), start-up 20 s .*, unattributed 0\.2 s \(0\.2%\)",
+        r"away +\d+ h \d\d min between attempts, no process at work",
+        r"left out +1 files below attempts/ are no attempt's record",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), line
+    assert "not recorded" not in out
+
+
+def test_status_of_a_run_at_work_tells_the_step_that_is_reached(
+    run: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the committed one: a first segment may last for hours."""
+    now = datetime.now(UTC).isoformat()
+    run.attempt("a" * 32, began=now, alive=now, step=340, pid=77, host="tpu-vm")
+    run.attempt("b" * 32, began=now, alive=now, step=300, doing="launch", seconds={"launch": 5.0})
+    assert main(["status", str(run.run_file())]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step +300 of 400$", out, re.MULTILINE)
+    assert re.search(r"^at work +step 340  train  \(process 77 on tpu-vm, as of \d+\.\d s ago\)$", out, re.MULTILINE)
+    assert re.search(r"^at work +step 300  waits for a stage that runs elsewhere  \(", out, re.MULTILINE)
+    run.attempt("a" * 32, ended="complete")
+    run.attempt("b" * 32, ended="complete")
+    assert main(["status", run.address]) == 0
+    assert "at work" not in capsys.readouterr().out
+
+
+def test_a_run_file_and_its_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = as_json(capsys, "status", str(run.run_file()), "--set", "train.steps=900", "--set", "data.source=text")
+    assert (facts["step"], facts["target"]) == (300, 900)
+    assert main(["status", str(run.run_file()), "--set", "run=another"]) == 2
+    assert "runs/another" in capsys.readouterr().err
+
+
+def test_overrides_need_a_run_file(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("status", "log", "verify", "report", "list"):
+        assert main([verb, run.address, "--set", "train.steps=1"]) == 2
+        assert "--set train.steps=1" in capsys.readouterr().err
+
+
+def test_relative_folder_and_file_uri(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    for address in ("runs/digits", "./runs/digits/", f"file://{run.address}"):
+        assert as_json(capsys, "status", address)["home"] == run.address
+
+
+def test_log(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.retire(keep_last=2)
+    quarantine(run.log, run.tip, "ckpt.index is missing", attempt="q" * 32)
+    assert main(["log", run.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(number) for number in range(8)]
+    kinds = ["origin", "checkpoint", "checkpoint", "checkpoint", "evaluation", "checkpoint", "retire", "quarantine"]
+    assert [line.split()[2] for line in lines] == kinds
+    assert re.search(r"  300  checkpoints/00000300-\S+  2.6 kB  segment_end  loss 0.3333  accuracy 0.5$", lines[5])
+    assert lines[7].endswith("ckpt.index is missing")
+
+
+def test_log_json(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = as_json(capsys, "log", run.address)["entries"]
+    assert [entry["number"] for entry in entries] == list(range(6))
+    assert entries[-1]["checkpoint"]["path"] == run.tip.path
+    assert entries[-1]["history"] == [{"step": 300, "metrics": {"loss": 100 / 300, "accuracy": 0.5}}]
+
+
+def test_list(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    FakeRun(run.folder, "another")
+    runs = as_json(capsys, "list", str(run.root.uri))["runs"]
+    assert [each["run"] for each in runs] == ["another", "digits"]
+    assert (runs[0]["step"], runs[0]["validation"], runs[0]["best"], runs[0]["entries"]) == (0, {}, None, 2)
+    assert (runs[1]["step"], runs[1]["validation"], runs[1]["entries"]) == (300, {"accuracy": 0.75}, 6)
+    assert runs[1]["best"] == {"metric": "accuracy", "value": 0.75, "step": 200}
+    assert runs[1]["last_commit"] == run.log.entry(5).time
+    assert as_json(capsys, "list", str(run.run_file()))["runs"] == runs
+    assert main(["list", run.root.uri]) == 0
+    line = r"^digits +300 +accuracy 0.75 +accuracy 0.75 at step 200 +6 "
+    assert re.search(line, capsys.readouterr().out, re.MULTILINE)
+
+
+def test_list_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
+
+
+def test_a_folder_that_is_not_there_is_refused(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for address in ("nowhere", str(tmp_path / "nowhere"), f"file://{tmp_path}/nowhere"):
+        assert main(["list", address]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert "nowhere is not there; name a folder that holds runs" in err
+    # The storage of a run file is made by its first run.
+    assert main(["list", str(run.run_file()), "--set", "storage=later"]) == 0
+    assert capsys.readouterr().out.startswith("no runs below ")
+    assert not (tmp_path / "later").exists()
+
+
+def test_list_goes_on_past_a_damaged_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    other = FakeRun(run.folder, "another")
+    other.path("log/00000001.json").write_text("{")
+    runs = as_json(capsys, "list", run.root.uri, code=4)["runs"]
+    assert "log/00000001.json" in runs[0]["error"]
+    assert runs[1]["step"] == 300
+    other.path("log/00000000.json").unlink()
+    other.path("log/HINT").unlink()
+    runs = as_json(capsys, "list", run.root.uri, code=4)["runs"]
+    assert "log/00000000.json" in runs[0]["error"]
+
+
+def test_report(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", run.address]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert page == run.path("report/index.html")
+    assert "<title>digits | Baton</title>" in page.read_text()
+    assert as_json(capsys, "report", run.address)["report"] == str(page)
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "verify", "report"])
+def test_no_run_there(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, str(tmp_path / "nowhere")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: no run is at {tmp_path / 'nowhere'}")
+    assert "baton list" in err
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "report"])
+@pytest.mark.parametrize("number", [0, 3, 5])
+def test_a_damaged_log_is_named(verb: str, number: int, run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.path(f"log/{number:08d}.json").write_text("{")
+    assert main([verb, run.address]) == 4
+    assert f"log/{number:08d}.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "report"])
+def test_a_lost_first_entry_is_damage(verb: str, run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.path("log/00000000.json").unlink()
+    run.path("log/HINT").unlink()
+    assert main([verb, run.address]) == 4
+    assert "log/00000000.json" in capsys.readouterr().err

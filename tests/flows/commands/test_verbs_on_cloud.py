@@ -1,0 +1,101 @@
+"""Every verb says of a run on gs:// what it says of the same run in a folder; what the store refuses ends with 2."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.commands.main import main
+from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.support.checkout import CHECKOUT
+from tests.support.fake_run import FakeRun
+
+DIGITS = CHECKOUT / "deploy/runs/digits/run.yaml"
+
+
+@pytest.fixture
+def run(tmp_path: Path, cloud: FakeGcs) -> FakeRun:
+    """A run in a folder, and the same at gs://bucket/team."""
+    run = FakeRun(tmp_path).train(100, 200, 300)
+    copy_up(run, cloud)
+    return run
+
+
+def copy_up(run: FakeRun, cloud: FakeGcs) -> None:
+    for path in run.root.files(""):
+        cloud.store.put("bucket", f"team/{path}", run.root.read(path))
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["log"], ["verify"], ["status", "--json"], ["log", "--json"], ["verify", "--json"]]
+)
+def test_a_verb_says_the_same(run: FakeRun, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for address in (run.address, "gs://bucket/team/digits"):
+        assert main([words[0], address, *words[1:]]) == 0
+        said.append(re.sub(r" +", " ", capfd.readouterr().out.replace(address, "HOME")))
+    assert said[0] == said[1]
+    assert "HOME" in said[0] or words[0] == "log"
+
+
+def test_list_says_the_same(run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for address in (run.root.uri, "gs://bucket/team"):
+        assert main(["list", address, "--json"]) == 0
+        said.append(json.loads(capfd.readouterr().out.replace(address, "ROOT")))
+    assert said[0] == said[1]
+    assert [run["run"] for run in said[0]["runs"]] == ["digits"]
+
+
+def test_a_fork_stays_in_the_bucket(run: FakeRun, cloud: FakeGcs, capfd: pytest.CaptureFixture[str]) -> None:
+    cloud.reset_counters()
+    assert main(["fork", "gs://bucket/team/digits", "--at-step", "200", "--as", "other"]) == 0
+    assert cloud.count("object.rewrite") == 2
+    assert main(["verify", "gs://bucket/team/other"]) == 0
+    assert main(["status", "gs://bucket/team/other", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (facts["step"], facts["forked_from"]["home"]) == (200, "gs://bucket/team/digits")
+    assert run.tip.step == 300
+
+
+def test_verify_says_how_far_it_is(cloud: FakeGcs, run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "gs://bucket/team/digits"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"verified {run.head.number + 1} log entries"
+    assert [line.split("(")[1] for line in lines[1:-1]] == [f"{n} of 4 checkpoints)" for n in (1, 2, 3, 4)]
+    assert lines[-1].startswith("verified datasets/")
+    assert cloud.counts["GET", "object.media"] > 12
+
+
+@pytest.mark.parametrize(
+    ("storage", "denied", "said"),
+    [
+        ("gs://no-such-bucket/runs", [], "there is no bucket gs://no-such-bucket"),
+        ("gs://bucket/runs", ["storage.objects.create"], "may not make objects"),
+        ("gs://bucket/runs", ["storage.objects.delete"], "may not delete or replace objects"),
+        ("gs://bucket/runs", ["storage.objects.get", "storage.objects.list"], "may not read objects"),
+        ("gs://Bucket/runs", [], "'Bucket' is no name of a bucket"),
+    ],
+)
+def test_what_the_store_refuses_is_told_before_anything_is_begun(
+    cloud: FakeGcs, storage: str, denied: list[str], said: str
+) -> None:
+    cloud.store.set_bucket("bucket", denied=denied)
+    ask = (
+        "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
+        "sys.stderr.write(str({'tensorflow', 'prefect'} & set(sys.modules))); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ask, "run", str(DIGITS), "--set", f"storage={storage}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.endswith("set()"), "it was asked before anything is waited for"
+    left = [name for name in cloud.store.names("bucket") if not name.startswith("runs/.probe-")]
+    assert left == []

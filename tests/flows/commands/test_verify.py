@@ -1,0 +1,173 @@
+"""`baton verify` finds whatever differs from what was committed, names it, and writes nothing."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.storage.local import LocalStorage
+from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return FakeRun(tmp_path).train(100, 200, 300)
+
+
+def verify(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    before = run.files()
+    code = main(["verify", run.address, "--json"])
+    assert run.files() == before, "verify only reports"
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_whole(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = verify(run, capsys)
+    assert code == 0
+    assert found["ok"]
+    assert found["damages"] == []
+    assert (found["entries"], found["checkpoints"], found["files"]) == (5, 4, 4 * 2 + 2)
+    assert found["bytes"] > sum(2 * (1000 + step) for step in (0, 100, 200, 300))
+    assert found["dataset"] == DATASET
+
+
+def test_from_a_run_file_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(run.run_file())]) == 0
+    out = capsys.readouterr().out
+    assert "read 5 log entries, 4 checkpoints" in out
+    assert "all bytes agree" in out
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def newest(run: FakeRun, name: str) -> Path:
+    return run.path(f"{run.tip.path}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda run: flip_a_byte(newest(run, "ckpt.data-00000-of-00001")), "ckpt.data-00000-of-00001"),
+        (lambda run: newest(run, "ckpt.index").unlink(), "ckpt.index"),
+        (lambda run: newest(run, "ckpt.index").write_bytes(b""), "ckpt.index"),
+        (lambda run: newest(run, "manifest.json").write_bytes(b'{"schema_'), "manifest.json"),
+        (lambda run: newest(run, "manifest.json").unlink(), "manifest.json"),
+        (lambda run: flip_a_byte(run.path(f"{run.head.retained[0].path}/ckpt.index")), "ckpt.index"),
+        (lambda run: run.path("log/00000002.json").write_bytes(b'{"number": 2'), "log/00000002.json"),
+        (lambda run: run.path("log/00000002.json").unlink(), "log/00000002.json"),
+        (lambda run: run.path("log/00000000.json").unlink(), "log/00000000.json"),
+        (lambda run: run.path("log/00000004.json").write_bytes(b""), "log/00000004.json"),
+        (
+            lambda run: edit(run.path("log/00000003.json"), lambda entry: entry["head"].update(commits=9)),
+            "log/00000003.json",
+        ),
+        (lambda run: edit(run.path("log/00000003.json"), lambda entry: entry.update(number=4)), "log/00000003.json"),
+        (
+            lambda run: edit(run.path("log/00000003.json"), lambda entry: entry["body"]["checkpoint"].update(size=1)),
+            "log/00000003.json",
+        ),
+        (
+            lambda run: flip_a_byte(run.root.root / DATASET / "train-00000.tfrecord"),
+            f"{DATASET}/train-00000.tfrecord",
+        ),
+        (lambda run: (run.root.root / DATASET / "manifest.json").unlink(), f"{DATASET}/manifest.json"),
+        (
+            lambda run: edit(run.root.root / DATASET / "manifest.json", lambda it: it.update(content_digest="d" * 64)),
+            f"{DATASET}/manifest.json",
+        ),
+    ],
+)
+def test_damage_is_found_and_named(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], harm: Callable[[FakeRun], object], named: str
+) -> None:
+    harm(run)
+    code, found = verify(run, capsys)
+    assert code == 4
+    assert not found["ok"]
+    assert any(damage["file"].endswith(named) and named in damage["what"] for damage in found["damages"]), found
+
+
+def test_each_damaged_file_is_named(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ckpt.index", "ckpt.data-00000-of-00001"):
+        flip_a_byte(newest(run, name))
+    newest(run, "manifest.json").parent.joinpath("foreign").write_text("not in the manifest: ignored")
+    flip_a_byte(run.path(f"{run.head.retained[1].path}/ckpt.index"))
+    assert main(["verify", run.address]) == 4
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^damaged: ", out, re.MULTILINE)) == 3
+    for path in (f"{run.tip.path}/ckpt.index", f"{run.tip.path}/ckpt.data", f"{run.head.retained[1].path}/ckpt.index"):
+        assert f"damaged: {run.address}/{path}" in out
+
+
+def test_a_later_checkpoint_is_read_although_an_entry_is_lost(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    flip_a_byte(newest(run, "ckpt.index"))
+    run.path("log/00000002.json").unlink()
+    run.path("log/HINT").unlink()
+    _, found = verify(run, capsys)
+    assert {damage["file"] for damage in found["damages"]} == {"log/00000002.json", f"{run_tip(run)}/ckpt.index"}
+
+
+def run_tip(run: FakeRun) -> str:
+    return run.log.entry(4).head.retained[-1].path
+
+
+def test_what_nothing_vouches_for_is_ignored(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.path("checkpoints/00000999-00000000-abc/ckpt.index").parent.mkdir()
+    run.path("checkpoints/00000999-00000000-abc/ckpt.index").write_text("unfinished")
+    run.path("checkpoints/checkpoint").write_text("model_checkpoint_path: elsewhere")
+    run.path("log/.unfinished-x").write_text("half an en")
+    run.path("log/HINT").write_text("4711")
+    code, found = verify(run, capsys)
+    assert (code, found["entries"], found["checkpoints"]) == (0, 5, 4)
+
+
+def test_retired_and_quarantined_checkpoints_are_not_read(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.retire(keep_last=2)
+    tip = run.tip
+    flip_a_byte(newest(run, "ckpt.index"))
+    quarantine(run.log, tip, "flipped", attempt="q" * 32)
+    code, found = verify(run, capsys)
+    assert (code, found["checkpoints"], found["quarantined"]) == (0, 1, 1)
+
+
+def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest, real = run.head.retained[0], LocalStorage.checksum
+
+    def checksum(storage: LocalStorage, path: str, **options: Any) -> Any:
+        if path.startswith(oldest.path) and oldest in run.head.retained:
+            run.retire(keep_last=3)
+            run.home.delete(oldest.path)
+        return real(storage, path, **options)
+
+    monkeypatch.setattr(LocalStorage, "checksum", checksum)
+    assert main(["verify", run.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoints"] == 3
+
+
+def test_one_bad_read_is_no_damage(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, wrong = LocalStorage.checksum, []
+
+    def checksum(storage: LocalStorage, path: str, **options: Any) -> Any:
+        stored = real(storage, path, **options)
+        if path.endswith("ckpt.index") and not wrong:
+            wrong.append(path)
+            return stored.model_copy(update={"crc32c": "00000000"})
+        return stored
+
+    monkeypatch.setattr(LocalStorage, "checksum", checksum)
+    code, _ = verify(run, capsys)
+    assert wrong
+    assert code == 0

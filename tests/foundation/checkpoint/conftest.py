@@ -1,0 +1,5 @@
+"""Stores to keep a run in."""
+
+from tests.support.stores import home, memory, scene, store
+
+__all__ = ["home", "memory", "scene", "store"]

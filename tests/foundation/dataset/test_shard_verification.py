@@ -1,0 +1,188 @@
+"""What arrives of a shard that lies elsewhere is compared, and the local disk may be full."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from tasks.foundation.contracts.dataset import ShardRecord
+from tasks.foundation.dataset.shard_verification import VerifiedShards, _fetch
+from tasks.foundation.errors import DamagedDataset, StorageError
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.memory import MemoryStorage
+from tests.support.far_storage import FailOnce, FarStorage, bytes_below, content, put_shards, read, wait_for_threads
+
+pytestmark = pytest.mark.usefixtures("temporary")
+
+
+def full() -> StorageError:
+    fault = StorageError("it could not be written")
+    fault.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    return fault
+
+
+def test_other_bytes_are_fetched_once_more_before_they_are_called_damage(far: FarStorage) -> None:
+    (record,) = put_shards(far, [10])
+    far.inner.write("s0", b"x" * 10)
+    far.after = lambda method, _: far.inner.write("s0", content(0, 10)) if method == "download" else None
+    with VerifiedShards(far) as shards:
+        assert read(shards.open([record])) == [content(0, 10)]
+    assert far.of("download") == ["s0", "s0"]
+
+
+@pytest.mark.parametrize("there", [b"x" * 10, content(0, 10)[:9], content(0, 10) + b"x"])
+def test_damage_is_told_with_the_address_and_both_checksums(far: FarStorage, temporary: Path, there: bytes) -> None:
+    (record,) = put_shards(far, [10])
+    far.inner.write("s0", there)
+    with VerifiedShards(far) as shards, pytest.raises(DamagedDataset) as damaged:
+        shards.open([record])
+    for part in (f"{far.uri}/s0", record.crc32c, checksum_bytes(there).crc32c, "delete that folder and run again"):
+        assert part in str(damaged.value)
+    assert far.of("download") == ["s0", "s0"]
+    assert bytes_below(temporary) == 0
+
+
+class Garbling:
+    """A hook: the file holds other bytes while it is downloaded, the next of those given each time."""
+
+    def __init__(self, far: FarStorage, name: str, garbled: list[bytes]) -> None:
+        self.far, self.name, self.garbled = far, name, garbled
+        self.sound = far.inner.read(name)
+        far.before, far.after = self.before, self.put_back
+
+    def before(self, method: str, path: str) -> None:
+        if method == "download" and path.endswith(self.name):
+            self.far.inner.write(self.name, self.garbled.pop(0))
+
+    def put_back(self, method: str, _path: str) -> None:
+        if method == "download":
+            self.far.inner.write(self.name, self.sound)
+
+
+def test_a_sound_shard_that_never_arrives_whole_is_no_damage(far: FarStorage, temporary: Path) -> None:
+    (record,) = put_shards(far, [10])
+    Garbling(far, "s0", [b"x" * 10, b"x" * 10])
+    with (
+        VerifiedShards(far) as shards,
+        pytest.raises(StorageError, match=r"s0: its bytes .*The file is sound") as fault,
+    ):
+        shards.open([record])
+    assert "delete" not in str(fault.value)
+    assert bytes_below(temporary) == 0
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "told"),
+    [
+        (b"0123456x", StorageError, "two reads brought different bytes"),
+        (b"x1234567", DamagedDataset, "bring that file back"),
+    ],
+)
+def test_of_a_part_of_a_file_two_reads_tell(
+    far: FarStorage, temporary: Path, second: bytes, error: type[Exception], told: str
+) -> None:
+    """The store knows no checksum of a part; but what lies there arrives the same each time."""
+    far.inner.write("all", b"01234567")
+    stored = checksum_bytes(b"01234567")
+    part = ShardRecord(path="memory://elsewhere/all", size=stored.size, crc32c=stored.crc32c, records=1, examples=1)
+    Garbling(far, "all", [b"x1234567", second])
+    with pytest.raises(error, match=told):
+        _fetch(far, "all", part, temporary / "here")
+
+
+def test_a_missing_shard_is_damage(far: FarStorage) -> None:
+    records = put_shards(far, [10, 10])
+    far.inner.delete("s1")
+    with VerifiedShards(far) as shards:
+        shards.open(records[:1], then=[records[1:]])
+        with pytest.raises(DamagedDataset, match="s1 is not there"):
+            shards.open(records[1:])
+
+
+def test_a_local_shard_that_is_missing_is_said_when_it_is_asked_for(far: FarStorage, tmp_path: Path) -> None:
+    records = put_shards(far, [10, 10])
+    (tmp_path / "s0").write_bytes(content(0, 10))
+    with VerifiedShards(LocalStorage(tmp_path)) as shards:
+        assert shards.open(records[:1], then=[records[1:]]) == [str(tmp_path / "s0")]
+        with pytest.raises(DamagedDataset, match="s1 is not there; delete that folder"):
+            shards.open(records[1:])
+
+
+def test_a_file_that_was_tidied_away_is_fetched_again(far: FarStorage) -> None:
+    (record,) = put_shards(far, [10])
+    for change in (Path.unlink, lambda file: file.write_bytes(b"short")):
+        with VerifiedShards(far) as shards:
+            change(Path(shards.open([record])[0]))
+        with VerifiedShards(far) as shards:
+            assert read(shards.open([record])) == [content(0, 10)]
+    assert far.of("download") == ["s0", "s0", "s0"]
+
+
+def test_on_a_full_disk_what_is_not_in_use_goes_and_it_is_tried_once_more(far: FarStorage, temporary: Path) -> None:
+    old, in_use, new = put_shards(far, [10, 20, 30])
+    with VerifiedShards(far) as before:
+        before.open([old])
+    with VerifiedShards(far) as shards:
+        kept = shards.open([in_use])
+        far.before = FailOnce("s2", full())
+        assert read(shards.open([new])) == [content(2, 30)]
+        assert read(kept) == [content(1, 20)]
+        assert bytes_below(temporary) == 50
+        far.before = FailOnce("s0", full())
+        with pytest.raises(StorageError, match="could not be written"), VerifiedShards(far) as other:
+            other.open([old])  # all that is here is in use
+    assert bytes_below(temporary) == 50
+
+
+def test_what_was_read_ahead_onto_a_full_disk_is_tried_again_when_the_room_is_needed_no_more(far: FarStorage) -> None:
+    records = put_shards(far, [10] * 3)
+    with VerifiedShards(far) as shards:
+        shards.open(records[:1])
+        shards.open(records[1:2])
+        far.before = FailOnce("s2", full())
+        shards._look_ahead([records[2:]])
+        wait_for_threads()
+        assert read(shards.open(records[2:])) == [content(2, 10)]
+
+
+def test_a_range_of_a_file_elsewhere(far: FarStorage, tmp_path: Path) -> None:
+    data = bytes(range(256))
+    MemoryStorage("cache-test-elsewhere/deep").write("all.bin", data)
+    (tmp_path / "all.bin").write_bytes(data)
+    for place in ("memory://cache-test-elsewhere/deep/all.bin", f"{tmp_path}/all.bin"):
+        ranges = [data[:100], data[100:101], data[101:]]
+        begins = [0, 100, 101]
+        records = [
+            ShardRecord(path=place, examples=1, begin=begin, size=len(part), crc32c=checksum_bytes(part).crc32c)
+            for begin, part in zip(begins, ranges, strict=True)
+        ]
+        with VerifiedShards(far) as shards:
+            assert read(shards.open(records)) == ranges
+    assert far.calls == []
+
+
+def test_a_whole_file_of_this_machine_is_used_where_it_is(far: FarStorage, temporary: Path, tmp_path: Path) -> None:
+    file = tmp_path / "whole.bin"
+    file.write_bytes(b"whole")
+    record = ShardRecord(path=str(file), examples=1, size=5, crc32c=checksum_bytes(b"whole").crc32c)
+    with VerifiedShards(far) as shards:
+        assert shards.open([record], then=[[record]]) == [str(file)]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_file_elsewhere_that_changed_is_never_to_be_deleted(far: FarStorage, tmp_path: Path) -> None:
+    file = tmp_path / "others.bin"
+    file.write_bytes(b"others!")
+    wrong = ShardRecord(path=str(file), examples=1, begin=1, size=5, crc32c="00000000")
+    gone = ShardRecord(path=f"{file}.gone", examples=1, size=5, crc32c="00000000")
+    cut = ShardRecord(path=str(file), examples=1, begin=5, size=5, crc32c="00000000")
+    with VerifiedShards(far) as shards:
+        for record, error, told in (
+            (wrong, DamagedDataset, "bring that file back"),
+            (gone, DamagedDataset, "is not there; bring that file back"),
+            (cut, DamagedDataset, "ends 3 bytes too early"),
+        ):
+            with pytest.raises(error, match=told) as fault:
+                shards.open([record])
+            assert "delete" not in str(fault.value)

@@ -1,0 +1,274 @@
+"""From the user's function to a model whose every variable exists, or to a message that says what to change."""
+
+import random
+from pathlib import Path
+
+import keras
+import pytest
+
+from tasks.foundation.errors import ModelError
+from tests.support.lab import Lab, built, lab_of, spec_of
+
+HOLDING = """
+class Holding(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.kept = VALUE
+
+    def call(self, x):
+        return x
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), Holding(), keras.layers.Dense(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+"""
+
+BAD = {
+    "raises": (
+        "def build():\n    raise KeyError('width')",
+        ["model.py:build raised KeyError: 'width' (model.py, line 9)"],
+    ),
+    "draws from a random start": (
+        "def build():\n    tf.random.Generator.from_non_deterministic_state()",
+        ["cannot be called when determinism is enabled", "or set train.deterministic: false"],
+    ),
+    "exits": ("def build():\n    raise SystemExit(0)", ["model.py:build raised SystemExit: 0 (model.py, line 9)"]),
+    "exits when called": (
+        """
+        class Leaving(layers.Subclassed):
+            def call(self, x, training=False):
+                raise SystemExit(0)
+
+
+        def build():
+            model = Leaving()
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+        ["does not take a batch of x float32[8, 6], y int64[8]: SystemExit: 0"],
+    ),
+    "another": ("def build():\n    return 5", ["returned int", "compiled keras.Model"]),
+    "nothing": ("def build():\n    pass", ["returned NoneType", "compiled keras.Model"]),
+    "uncompiled": (
+        "def build():\n    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])",
+        ["not compiled", "model.compile(optimizer, loss)"],
+    ),
+    "unknown option": ("def build(width):\n    pass", ["missing 1 required positional argument: 'width'"]),
+    "other shape": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+        ["does not take a batch of x float32[8, 6], y int64[8]", "expected axis -1 of input shape to have value 7"],
+    ),
+    "slash in a name": (
+        "def build():\n    return keras.layers.Dense(3, name='a/b')",
+        ["build raised ValueError", "cannot contain character `/`"],
+    ),
+    "second optimizer unbuilt": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            model.second = keras.optimizers.Adam(name="second")
+            return model
+        """,
+        ["optimizer second of the model has not been built", "optimizer.build(variables)"],
+    ),
+    "two optimizers of one name, unbuilt": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("adam", "sparse_categorical_crossentropy")
+            model.maker, model.judge = keras.optimizers.Adam(name="same"), keras.optimizers.Adam(name="same")
+            model.maker.build(model.trainable_variables)
+            return model
+        """,
+        ["optimizer same of the model has not been built (model.judge)"],
+    ),
+    "empty variable": (
+        HOLDING.replace("VALUE", "tf.Variable(tf.zeros([0, 3]))"),
+        ["variables/", "/kept cannot be kept in a checkpoint: its shape [0, 3] has no values"],
+    ),
+    "text in a variable": (
+        HOLDING.replace("VALUE", "tf.Variable('text')"),
+        ["variables/", "/kept cannot be kept in a checkpoint: its dtype is string"],
+    ),
+    "TensorFlow's own mark in a name": (
+        """
+        def build():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="a.b.ATTRIBUTES")])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+        ["a.b.ATTRIBUTES/kernel cannot be kept in a checkpoint: its name holds .ATTRIBUTES", "rename its layer"],
+    ),
+    "own step, unusable metrics": (
+        """
+        class Own(layers.Subclassed):
+            def train_step(self, data):
+                return {}
+
+
+        def build():
+            model = Own()
+            model.compile("sgd", loss={"a": "mse", "b": "mse"})
+            return model
+        """,
+        ["its compiled loss and metrics cannot be computed from model(x) and y", "as attributes of the model instead"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, fault: str) -> None:
+    code, words = BAD[fault]
+    with pytest.raises(ModelError) as refused:
+        built(lab_of(tmp_path, code), spec_of("build"))
+    assert refused.value.exit_code == 2
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_variables_have_the_same_unique_paths_in_every_build(tmp_path: Path) -> None:
+    for build in ("nadam", "raw_variable"):
+        spec = spec_of(build)
+        first, second = (built(Lab(tmp_path), spec).signature for _ in range(2))
+        assert first == second
+        assert len({record.path for record in first}) == len(first)
+
+
+def test_models_without_automatic_names_in_common_do_not_share_paths(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+        class Pair(keras.layers.Layer):
+            def __init__(self, **settings):
+                super().__init__(**settings)
+                # One name twice, as Keras lets two layers have within a layer.
+                self.one = keras.layers.Dense(6, name="same")
+                self.two = keras.layers.Dense(6, name="same")
+
+            def call(self, x):
+                return self.two(self.one(x))
+
+
+        def build():
+            model = keras.Sequential([keras.Input((6,)), Pair(), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    paths = [record.path for record in built(lab, spec_of("build")).signature]
+    assert "model/sequential/pair/same/kernel" in paths
+    assert "model/sequential/pair/same/kernel~2" in paths
+    assert len(set(paths)) == len(paths)
+
+
+def test_a_policy_set_by_one_build_does_not_leak_into_the_next(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    mixed = built(lab, spec_of("mixed"))
+    assert mixed.model.layers[-1].compute_dtype == "float16"
+    plain = built(lab, spec_of("plain"))
+    assert {layer.compute_dtype for layer in plain.model.layers} == {"float32"}
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_a_policy_set_at_the_top_of_the_module_holds_in_every_build(tmp_path: Path) -> None:
+    plain = Lab(tmp_path)
+    lab = lab_of(
+        tmp_path,
+        """
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+
+
+        def build(policy=None):
+            if policy:
+                keras.mixed_precision.set_global_policy(policy)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    built(plain, spec_of("mixed"))
+    dtypes = []
+    for policy in (None, "mixed_float16", None):
+        model = built(lab, spec_of("build", model__options={"policy": policy})).model
+        dtypes.append(model.layers[-1].compute_dtype)
+    assert dtypes == ["bfloat16", "float16", "bfloat16"]
+    assert built(plain, spec_of("plain")).model.layers[-1].compute_dtype == "float32"
+
+
+def test_initial_weights_are_those_of_the_seed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    one, again, other = (built(lab, spec_of("functional", train__seed=seed)).digest() for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
+
+
+def test_other_threads_may_draw_from_pythons_generator_meanwhile(tmp_path: Path) -> None:
+    text = """
+        import random
+        import threading
+
+
+        def build(draws):
+            model = keras.Sequential([keras.Input((6,))])
+            for _ in range(2):
+                for _ in range(draws):
+                    other = threading.Thread(target=random.random)
+                    other.start()
+                    other.join()
+                model.add(keras.layers.Dense(3))
+                model.add(keras.layers.Dropout(0.1))
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """
+    lab = lab_of(tmp_path, text)
+    digests = {built(lab, spec_of("build", model__options={"draws": draws})).digest() for draws in (0, 3)}
+    assert len(digests) == 1
+
+
+def test_a_model_may_set_the_seed_itself(tmp_path: Path) -> None:
+    text = """
+        def build(seed):
+            keras.utils.set_random_seed(seed)
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """
+    lab = lab_of(tmp_path, text)
+    before = random.seed
+    one, again, other = (
+        built(lab, spec_of("build", model__options={"seed": own}, train__seed=seed)).digest()
+        for own, seed in ((1, 0), (1, 5), (2, 0))
+    )
+    assert one == again
+    assert one != other
+    assert random.seed == before
+
+
+def test_a_call_without_training_is_taken_as_it_is(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+        class Simple(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.out = keras.layers.Dense(3)
+
+            def call(self, x):
+                return self.out(x)
+
+
+        def build():
+            model = Simple()
+            model.compile("sgd", "sparse_categorical_crossentropy")
+            return model
+        """,
+    )
+    assert "model/simple/dense/kernel" in {record.path for record in built(lab, spec_of("build")).signature}

@@ -1,0 +1,126 @@
+"""A run that callbacks ended: it stays with its tip until the tip moves or its callbacks are others."""
+
+import pytest
+
+from tasks.foundation.contracts.identity import CALLBACKS
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Entry,
+    Finish,
+    Finished,
+    Head,
+    Quarantine,
+    Retire,
+    Rewind,
+)
+from tasks.foundation.errors import StaleWriter
+from tasks.foundation.runlog.commits import evaluation_due, finish
+from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.memory import MemoryStorage
+from tests.support.interleaving import Execution, Writer
+from tests.support.rival_writers import SPEC, Scene, moments, on, played
+from tests.support.small_logs import (
+    ENVIRONMENT,
+    assert_sound,
+    begin,
+    committing,
+    evaluation,
+    head_of,
+    origin,
+    ref,
+    train,
+)
+
+ZERO, TEN = ref(0), ref(10, 1)
+END = Finish(checkpoint=TEN, reason="EarlyStopping")
+
+
+def folded(*bodies: Body) -> Head:
+    head = fold(None, origin())
+    for body in (committing(ZERO), committing(TEN, parent=ZERO.path), END, *bodies):
+        head = fold(head, body)
+    return head
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Retire(paths=(ZERO.path,), deleted=()),
+        evaluation(TEN, accuracy=0.5),
+        Change(environment=ENVIRONMENT),
+        Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("train.seed",)),
+    ],
+    ids=lambda body: body.kind,
+)
+def test_it_stays_so(body: Body) -> None:
+    assert folded().finished == Finished(step=10, reason="EarlyStopping")
+    assert folded().base == 2
+    assert folded(body).finished == folded().finished
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        committing(ref(20, 2), parent=TEN.path),
+        Rewind(to=ZERO, blown_up_at=9, reason="up", skip_batches=3),
+        Quarantine(path=TEN.path, reason="damaged"),
+        Change(environment=ENVIRONMENT, identity={}, accepted=("train.seed", CALLBACKS)),
+    ],
+    ids=lambda body: body.kind,
+)
+def test_it_goes_on(body: Body) -> None:
+    assert folded(body).finished is None
+
+
+def test_the_end_is_evaluated_wherever_it_is() -> None:
+    head = folded()
+    assert evaluation_due(head, SPEC)
+    assert not evaluation_due(head.model_copy(update={"finished": None}), SPEC)
+    assert not evaluation_due(folded(evaluation(TEN, accuracy=0.5)), SPEC)
+
+
+def test_an_end_is_logged_once_and_on_its_own_base_only() -> None:
+    log = begin(MemoryStorage("finishing"))
+    try:
+        tip = train(log, 10).head.tip
+        assert tip is not None
+        for _ in range(2):
+            finish(log, tip, base=2, reason="EarlyStopping", attempt="a")
+        assert head_of(log).number == 3
+        with pytest.raises(StaleWriter, match="step 10 was trained on top of log entry 1"):
+            finish(log, tip, base=1, reason="EarlyStopping", attempt="a")
+        assert_sound(log.home)
+    finally:
+        log.home.delete("")
+
+
+def test_a_commit_and_an_end_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    def ends(store: Storage) -> None:
+        finish(RunLog(store), scene.parent, base=scene.base, reason="EarlyStopping", attempt="caller")
+
+    def check(execution: Execution, entries: list[Entry]) -> None:
+        committed = on(entries, scene.base)
+        assert 0 not in execution.faults, "an end does not stand in the way of a commit"
+        if 1 in execution.faults:
+            assert isinstance(execution.faults[1], StaleWriter)
+            assert committed
+        if committed:
+            assert entries[-1].head.finished is None
+        elif 1 in execution.results:
+            assert entries[-1].head.finished == Finished(step=30, reason="EarlyStopping")
+        assert sum(isinstance(entry.body, Finish) for entry in entries) <= 1
+
+    total = 0
+    for first, second in moments(changes=3):
+        total += scene.play(
+            home,
+            lambda first=first, second=second: [  # type: ignore[misc]
+                Writer(scene.commits(0), dies_after=first),
+                Writer(ends, dies_after=second),
+            ],
+            check,
+        )
+    played(request, total, at_least=10)

@@ -1,0 +1,258 @@
+"""Finding the head, appending, and what a lying HINT, a lost answer or a foreign file can do: nothing."""
+
+import math
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.foundation.contracts.log_entry import Commit, Head
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.errors import FileAlreadyThere, RunLogError, StaleWriter, StorageError
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.memory import MemoryStorage
+from tests.support.counting_storage import Counting
+from tests.support.small_logs import (
+    Act,
+    assert_sound,
+    begin,
+    committing,
+    evaluation,
+    head_of,
+    log_numbers,
+    origin,
+    ref,
+    stage,
+    train,
+)
+
+HINTS = [
+    None, b"", b"0", b"1", b"500", b"998", b"999", b"1000", b"1001", b"5000", b"999999999999", b"9" * 30, b"9" * 9000,
+    b"-5", b"1e3", b"999\n", b" 999", b"0x3e7", b"abc", b"\xff\xfe\x00", "٣".encode(), "²".encode(), b"999.0",
+]  # fmt: skip
+
+
+def long_log(home: Storage, entries: int) -> Counting:
+    """A log whose newest entry is real; nothing reads the others to find it."""
+    newest = begin(home).entry(1)
+    for number in range(2, entries):
+        data = newest.model_copy(
+            update={"number": number, "head": newest.head.model_copy(update={"number": number})}
+        ).to_json() if number == entries - 1 else b"{}"  # fmt: skip
+        home.write(f"log/{number:08d}.json", data)
+    return Counting(home)
+
+
+@pytest.fixture(scope="module")
+def thousand() -> Iterator[Counting]:
+    home = MemoryStorage(f"thousand-{uuid.uuid4().hex}")
+    yield long_log(home, 1000)
+    home.delete("")
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_a_missing_or_lying_hint_costs_a_few_calls_and_never_truth(thousand: Counting, hint: bytes | None) -> None:
+    store = thousand
+    if hint is None:
+        store.delete("log/HINT")
+    else:
+        store.write("log/HINT", hint)
+    store.calls.clear()
+    assert head_of(RunLog(store)).number == 999
+    # doubling up to 1,000 and halving the last stride: 2 * log2(1000), and two looks at the hint
+    assert store.calls["exists"] <= 2 * math.log2(1000) + 3
+    assert store.calls["read"] <= 3  # the hint, what it points at, and the newest entry
+    assert store.calls.total() == store.calls["exists"] + store.calls["read"]
+
+
+@pytest.mark.parametrize("entries", [2, 3, 4, 5, 8, 9, 16, 17, 127, 128, 129])
+def test_the_newest_entry_is_found_from_every_hint(memory: MemoryStorage, entries: int) -> None:
+    store = long_log(memory, entries)
+    for hint in (*range(20), 126, 127, 128, 129, 10**6):
+        store.write("log/HINT", str(hint).encode())
+        assert head_of(RunLog(store)).number == entries - 1
+
+
+def test_the_cost_with_a_good_hint_does_not_grow(memory: MemoryStorage) -> None:
+    costs = []
+    for entries in (10, 100, 10_000):
+        store = long_log(memory.at(str(entries)), entries)
+        store.write("log/HINT", str(entries - 1).encode())
+        store.calls.clear()
+        assert head_of(RunLog(store)).number == entries - 1
+        costs.append(dict(store.calls))
+    assert costs == [{"read": 2, "exists": 1}] * 3
+
+
+def test_a_hint_that_cannot_be_read_or_written_costs_time_only(store: Storage) -> None:
+    broken = Counting(store)
+    log = begin(store)
+    train(log, 10)
+    broken.fails = lambda number, verb: (StorageError("refused"), False) if (number, verb) == (0, "read") else None
+    assert head_of(RunLog(broken)).number == 2
+    broken.fails = lambda _, verb: (StorageError("disk full"), False) if verb == "write" else None
+    entry = RunLog(broken).append(lambda _: evaluation(ref(10), accuracy=1.0), attempt="a")
+    assert entry is not None
+    assert head_of(log).number == 3
+
+
+def test_no_run_has_no_head(store: Storage) -> None:
+    assert RunLog(store).head() is None
+    assert list(RunLog(store).entries()) == []
+    store.write("log/HINT", b"7")
+    assert RunLog(store).head() is None
+
+
+def test_entries_are_numbered_without_gaps_and_carry_the_folded_state(store: Storage) -> None:
+    log = begin(store)
+    for step in (10, 20, 30):
+        train(log, step)
+    assert [entry.number for entry in log.entries()] == [0, 1, 2, 3, 4]
+    assert_sound(store)
+    assert store.read("log/HINT") == b"4"
+    assert head_of(log).tip is not None
+    assert [kept.step for kept in head_of(log).retained] == [0, 10, 20, 30]
+
+
+def test_append_asks_again_with_the_state_that_came_between(store: Storage) -> None:
+    log = begin(store)
+    seen: list[int] = []
+
+    def decide(head: Head | None) -> Commit | None:
+        assert head is not None
+        seen.append(head.number)
+        if len(seen) <= 3:  # others are quicker, three times
+            RunLog(store).append(lambda _: evaluation(ref(0), accuracy=0.1), attempt="other")
+        return committing(stage(store, 10, head.base, "slow"))
+
+    entry = log.append(decide, attempt="slow")
+    assert seen == [1, 2, 3, 4]
+    assert entry is not None
+    assert entry.number == 5
+    assert_sound(store)
+
+
+def test_append_says_nothing_when_there_is_nothing_to_say(store: Storage) -> None:
+    log = begin(store)
+    before = sorted(store.files(""))
+    assert log.append(lambda _: None, attempt="a") is None
+    assert sorted(store.files("")) == before
+
+
+def test_a_commit_on_a_base_that_is_gone_is_refused_and_told_by_whom(store: Storage) -> None:
+    log = begin(store)
+    base = head_of(log).base
+    late = stage(store, 10, base, "late")
+    train(log, 10, attempt="quick")
+    with pytest.raises(StaleWriter) as told:
+        commit(log, committing(late))
+    for part in ("step 10", f"log entry {base}", "entry 2, checkpoint, attempt quick", "run again to continue"):
+        assert part in str(told.value)
+    assert told.value.exit_code == 1
+    assert not told.value.retryable
+    assert head_of(log).number == 2
+
+
+def test_a_commit_where_no_run_is_is_refused(store: Storage) -> None:
+    with pytest.raises(StaleWriter, match="step 10"):
+        commit(RunLog(store), committing(ref(10)))
+    assert list(store.files("")) == []
+
+
+def test_housekeeping_between_does_not_disturb_a_commit(store: Storage) -> None:
+    log = begin(store)
+    staged = stage(store, 10, head_of(log).base, "a")
+    for _ in range(3):
+        log.append(lambda _: evaluation(ref(0), accuracy=0.1), attempt="keeper")
+    assert commit(log, committing(staged)).number == 5
+    assert_sound(store)
+
+
+ODD = (MetricRow(step=5, metrics={"loss": math.nan, "gain": -math.inf, "zero": -0.0, "third": 1 / 3}),)
+
+
+@pytest.mark.parametrize("history", [(), ODD], ids=["plain", "not finite"])
+@pytest.mark.parametrize("lost", [FileAlreadyThere("lost"), StorageError("timed out")], ids=["refused", "timed out"])
+def test_a_lost_answer_is_not_mistaken_for_a_rival(
+    store: Storage, history: tuple[MetricRow, ...], lost: StorageError
+) -> None:
+    log = begin(store)
+    body = committing(stage(store, 10, head_of(log).base, "a"), history=history)
+    flaky = Counting(store)
+    answers = [(lost, True)]
+    flaky.fails = lambda _, verb: answers.pop() if verb == "create" and answers else None
+    try:
+        entry = commit(RunLog(flaky), body)
+    except StorageError:
+        assert type(lost) is StorageError
+        train(log, 20, attempt="next")  # even when somebody has built on it meanwhile
+        entry = commit(RunLog(flaky), body)
+    assert not answers
+    assert entry.number == 2
+    assert log_numbers(store) == list(range(head_of(log).number + 1))
+    assert sum(1 for each in assert_sound(store) if each.attempt == "a") == 1
+
+
+def test_saying_a_commit_twice_is_harmless(store: Storage) -> None:
+    log = begin(store)
+    body = committing(stage(store, 10, head_of(log).base, "a"), history=ODD)
+    first = commit(log, body)
+    train(log, 20)
+    assert repr(commit(log, body)) == repr(first)
+    assert head_of(log).number == 3
+
+
+@pytest.mark.parametrize("different", [{"attempt": "b"}, {"manifest_digest": "other"}])
+def test_a_rival_that_differs_in_one_thing_is_a_rival(store: Storage, different: dict[str, str]) -> None:
+    log = begin(store)
+    staged = stage(store, 10, head_of(log).base, "a")
+    commit(log, committing(staged))
+    with pytest.raises(StaleWriter):
+        commit(log, committing(staged.model_copy(update=different)))
+
+
+def test_what_is_foreign_or_unfinished_is_ignored(store: Storage) -> None:
+    log = begin(store)
+    train(log, 10)
+    before = head_of(log)
+    store.write("log/.unfinished-abc", b'{"half')
+    store.write("log/00000003.json.tmp", b'{"half')
+    store.write("log/notes.txt", b"mine")
+    store.write("checkpoints/checkpoint", b'model_checkpoint_path: "ckpt-99"')
+    store.write(f"checkpoints/00000099-{before.base:08d}-dead/ckpt.data", b"half of the state")
+    store.write("checkpoint", b'model_checkpoint_path: "ckpt-99"')
+    assert head_of(log) == before
+    train(log, 20)
+    assert head_of(log).number == before.number + 1
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"schema_version": 1}', b"\xff"])
+def test_a_newest_entry_that_cannot_be_read_is_named(store: Storage, data: bytes) -> None:
+    log = begin(store)
+    store.write("log/00000002.json", data)
+    with pytest.raises(RunLogError, match=r"log/00000002\.json") as told:
+        log.head()
+    assert told.value.exit_code == 4
+
+
+def test_an_entry_that_was_copied_or_lost_is_named(store: Storage) -> None:
+    log = begin(store)
+    train(log, 10)
+    store.write("log/00000003.json", store.read("log/00000002.json"))
+    with pytest.raises(RunLogError, match=r"log/00000003\.json calls itself entry 2"):
+        log.head()
+    store.delete("log/00000003.json")
+    store.delete("log/00000001.json")
+    with pytest.raises(RunLogError, match=r"log/00000001\.json is not there"):
+        list(log.entries())
+
+
+def test_a_second_origin_is_not_written(store: Storage) -> None:
+    log = begin(store)
+    begins: Act = lambda home: RunLog(home).append(lambda head: origin() if head is None else None, attempt="b")  # noqa: E731
+    assert begins(store) is None
+    with pytest.raises(RunLogError, match="one origin"):
+        log.append(lambda _: origin(), attempt="b")
+    assert head_of(log).number == 1

@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+import math
+
+import pytest
+
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.123456, "0.1235"), (3.0, "3"), (1e-7, "1e-07"), (123456.0, "123456"), (1e30, "1e+30"), (0.0, "0")],
+)
+def test_numbers(value: float, words: str) -> None:
+    assert number_words(value) == words
+
+
+def test_numbers_that_are_not_finite() -> None:
+    assert metric_words({"a": math.nan, "b": math.inf, "c": -math.inf}) == "a nan  b inf  c -inf"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5e9, "5.0 GB"), (2e15, "2000.0 TB")],
+)
+def test_sizes(size: float, words: str) -> None:
+    assert size_words(size) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (42.4, "42 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7620, "2 h 07 min"),
+        (math.nan, "?"),
+    ],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words
+
+
+def test_paths() -> None:
+    assert short_path("checkpoints/00000500-00000003-0123456789abcdef") == "checkpoints/00000500-00000003-01234567"
+    assert short_path("foreign") == "foreign"

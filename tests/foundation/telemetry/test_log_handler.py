@@ -1,0 +1,50 @@
+"""What Baton's modules log is told where everything else is told."""
+
+import logging
+import threading
+
+import pytest
+
+from tasks.foundation.telemetry.events import Event, Note
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
+
+LOGGER = logging.getLogger("tasks.foundation.somewhere")
+
+
+class PrefectReported:
+    def __init__(self, *, broken: bool = False) -> None:
+        self.events: list[Event] = []
+        self._broken = broken
+
+    def emit(self, event: Event) -> None:
+        if self._broken:
+            raise RuntimeError("no terminal")
+        self.events.append(event)
+
+
+def test_warnings_of_any_thread_become_notes_and_are_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    outer, inner = PrefectReported(), PrefectReported()
+    with warnings_as_notes(outer):
+        LOGGER.warning("waiting %d s", 3)
+        with warnings_as_notes(inner):
+            thread = threading.Thread(target=lambda: LOGGER.warning("from a thread"))
+            thread.start()
+            thread.join()
+            LOGGER.info("nothing of weight")
+        LOGGER.warning("again")
+    assert outer.events == [Note(text="waiting 3 s", warning=True), Note(text="again", warning=True)]
+    assert inner.events == [Note(text="from a thread", warning=True)]
+    assert capfd.readouterr().err == ""
+
+
+def test_afterwards_all_is_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    with warnings_as_notes(PrefectReported()):
+        pass
+    LOGGER.warning("as before")
+    assert caplog.messages == ["as before"]
+
+
+def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with warnings_as_notes(PrefectReported(broken=True)):
+        LOGGER.warning("lost")

@@ -1,0 +1,226 @@
+"""A named change of a run's identity, and a run that begins from another one's checkpoint."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.foundation.contracts.log_entry import Change, Head
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import IdentityChanged, InvalidInput, StateMismatch
+from tasks.foundation.runlog.fork import fork
+from tasks.foundation.telemetry.events import Event, Note
+from tests.support.lab import Lab, lab_of, restored, spec_of
+
+MODEL = """
+def build(optimizer="sgd", rate=0.1, summed=False):
+    x = keras.Input((6,))
+    y = layers.SeededNoise()(x)
+    model = keras.Model(x, keras.layers.Dense(3, activation="softmax")(y))
+    made = keras.optimizers.SGD(rate) if optimizer == "sgd" else keras.optimizers.Adam(rate)
+    loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum" if summed else "sum_over_batch_size")
+    model.compile(made, loss=loss, metrics=["accuracy"])
+    return model
+"""
+RATE = ("model.options", "compile.optimizer")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return lab_of(tmp_path, MODEL)
+
+
+def begin(lab: Lab, spec: RunSpec, *accept: str) -> Head:
+    from tasks.init_or_restore.stage import init_or_restore
+
+    return init_or_restore(
+        spec, lab.prepare(spec), code_folder=lab.code, storage=lab.storage, telemetry=lab.heard, accept=accept
+    )
+
+
+def kinds(lab: Lab, spec: RunSpec) -> list[str]:
+    return [entry.body.kind for entry in lab.log(spec).entries()]
+
+
+def learning_rate(lab: Lab, spec: RunSpec, head: Head) -> float:
+    import numpy as np
+
+    assert head.tip is not None
+    (value,) = (value for key, value in lab.tensors(spec, head.tip).items() if "/learning_rate/" in key)
+    return float(np.frombuffer(value[2], np.float32)[0])
+
+
+def digest(head: Head) -> str:
+    assert head.tip is not None
+    return head.tip.state_digest
+
+
+def test_an_accepted_learning_rate_is_logged_once_and_trained_with(lab: Lab) -> None:
+    spec = spec_of("build")
+    lab.begin(spec)
+    before = lab.train_and_commit(spec, 3)
+    changed = spec_of("build", model__options={"rate": 0.25})
+    head = begin(lab, changed, *RATE)
+    assert begin(lab, changed, *RATE) == head
+    assert begin(lab, changed) == head, "once accepted it is the run's"
+    assert kinds(lab, spec) == ["origin", "checkpoint", "checkpoint", "change"]
+    (*_, entry) = lab.log(spec).entries()
+    assert isinstance(entry.body, Change)
+    assert entry.body.accepted == RATE
+    assert (head.base, head.tip) == (before.base + 1, before.tip)
+    notes = [event.text for event in lab.heard.events if isinstance(event, Note)]
+    assert len(notes) == 1
+    assert notes[0].startswith("from step 3 on, as accepted: model.options.rate: absent -> 0.25; compile.optimizer.")
+    # The old rate is a variable of the checkpoint: the new one holds all the same, and in the checkpoints after it.
+    assert learning_rate(lab, spec, before) == pytest.approx(0.1)
+    after = lab.train_and_commit(changed, 6)
+    assert learning_rate(lab, spec, after) == 0.25
+    # Also when a rewind or a quarantine goes back to a checkpoint from before.
+    assert before.tip is not None
+    assert float(restored(lab, changed, before.tip).model.optimizer.learning_rate.numpy()) == 0.25
+    with pytest.raises(IdentityChanged, match=r"compile\.optimizer\.config\.learning_rate: 0\.25 -> 0\.1"):
+        begin(lab, spec)
+
+
+def test_the_bits_after_an_accepted_change_do_not_depend_on_the_cuts(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    ends = []
+    for one, borders in ((lab, (7,)), (lab_of(tmp_path / "cut", MODEL), (4, 5, 7))):
+        spec, changed = spec_of("build"), spec_of("build", model__options={"rate": 0.25})
+        one.begin(spec)
+        unchanged = digest(one.train_and_commit(spec, 3))
+        begin(one, changed, *RATE)
+        ends.append(digest(one.train_and_commit(changed, *borders)))
+    assert ends[0] == ends[1]
+    assert ends[0] != unchanged
+
+
+def test_a_learning_rate_that_the_model_itself_changed_is_the_states_own(tmp_path: Path) -> None:
+    decaying = """
+    class Decaying(keras.Model):
+        def train_step(self, data):
+            self.optimizer.learning_rate.assign(self.optimizer.learning_rate * 0.5)
+            return super().train_step(data)
+
+
+    def build():
+        x = keras.Input((6,))
+        model = Decaying(x, keras.layers.Dense(3, activation="softmax")(x))
+        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+        return model
+    """
+    lab, spec = lab_of(tmp_path, decaying), spec_of("build")
+    lab.begin(spec)
+    tip = lab.train_and_commit(spec, 2, 3).tip
+    assert tip is not None
+    assert float(restored(lab, spec, tip).model.optimizer.learning_rate.numpy()) == 0.5**4
+
+
+def test_other_slots_are_refused_before_anything_is_logged(lab: Lab) -> None:
+    spec = spec_of("build")
+    lab.begin(spec)
+    before = lab.train_and_commit(spec, 3)
+    changed = spec_of("build", model__options={"optimizer": "adam"})
+    with pytest.raises(StateMismatch, match=r"only in the model: optimizer/\S+momentum float32") as refused:
+        begin(lab, changed, "model.options", "compile.optimizer", "model.signature")
+    assert refused.value.exit_code == 2
+    assert "hint: a change of variables cannot be accepted" in str(refused.value)
+    with pytest.raises(IdentityChanged) as told:
+        begin(lab, changed)
+    assert "--accept" not in str(told.value)
+    assert "give the run another name under run:" in str(told.value)
+    assert lab.log(spec).head() == before
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "learning rate": ({"model__options": {"rate": 0.2}}, "model.options,optimizer"),
+    "loss": ({"model__options": {"summed": True}}, "model.options,loss"),
+    "batch": ({"train__global_batch_size": 16}, "global_batch_size"),
+    "window": ({"data__window_shards": 2}, "window_shards"),
+    "shards": ({"data__shard_examples": 5}, "content_digest"),
+    "seed": ({"train__seed": 1}, "content_digest,seed"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_words_that_a_refusal_names_are_those_that_help(lab: Lab, change: str) -> None:
+    from tasks.foundation.contracts.identity import accepted_keys
+
+    changes, words = CHANGES[change]
+    before = lab.begin(spec_of("build"))
+    changed = spec_of("build", **changes)
+    with pytest.raises(IdentityChanged) as refused:
+        begin(lab, changed, "compile.metrics")
+    assert f"baton run FILE --accept {words}\n" in str(refused.value)
+    assert f"baton fork {lab.root}/storage/build --as NEW" in str(refused.value)
+    *some, last = accepted_keys(words)
+    if some:
+        with pytest.raises(IdentityChanged, match=last):
+            begin(lab, changed, *some)
+    assert lab.log(changed).head() == before
+    head = begin(lab, changed, *accepted_keys(words))
+    assert begin(lab, changed) == head
+    assert lab.train_and_commit(changed, 2).tip is not None
+
+
+def test_accepting_what_does_not_differ_logs_nothing(lab: Lab) -> None:
+    before = lab.begin(spec_of("build"))
+    assert begin(lab, spec_of("build", data__classes=3, data__allow_nan=True), "compile.loss", *RATE) == before
+
+
+def test_a_rival_that_accepts_the_same_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, changed = spec_of("build"), spec_of("build", train__global_batch_size=16)
+    lab.begin(spec)
+    emit = lab.heard.emit
+
+    def rival_comes_first(_: Event) -> None:
+        monkeypatch.setattr(lab.heard, "emit", emit)
+        begin(lab, changed, "train.global_batch_size")
+
+    monkeypatch.setattr(lab.heard, "emit", rival_comes_first)
+    head = begin(lab, changed, "train.global_batch_size")
+    assert head == lab.log(spec).head()
+    assert kinds(lab, spec) == ["origin", "checkpoint", "change"]
+
+
+def test_a_fork_goes_on_with_the_bits_of_the_run_it_was_forked_from(lab: Lab) -> None:
+    spec = spec_of("build")
+    lab.begin(spec)
+    lab.train_and_commit(spec, 3)
+    fork(lab.storage, "build", "forked", at_step=3, attempt=uuid.uuid4().hex)
+    source = lab.train_and_commit(spec, 6, 11)
+    forked = spec_of("build", run="forked")
+    head = begin(lab, forked)
+    assert (head.base, kinds(lab, forked)) == (1, ["origin", "checkpoint"])
+    assert digest(lab.train_and_commit(forked, 5, 11)) == digest(source)
+    # A change is accepted in the fork only.
+    changed = spec_of("build", run="forked", train__global_batch_size=16)
+    with pytest.raises(IdentityChanged):
+        begin(lab, changed)
+    assert begin(lab, changed, "train.global_batch_size").tip is not None
+    assert lab.log(spec).head() == source
+
+
+def test_a_fork_that_was_not_finished_is_not_begun_at_step_0(lab: Lab) -> None:
+    spec, forked = spec_of("build"), spec_of("build", run="forked")
+    lab.begin(spec)
+    fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
+    made = fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
+    home, origin_file = lab.home(forked), lab.home(forked).read("log/00000000.json")
+    # As if the process had died before the origin.
+    home.delete("log")
+    home.write("fork.json", made.lineage.to_json())
+    with pytest.raises(InvalidInput, match=r"forked is a fork that has no checkpoint yet.*--at-step 0 --as forked"):
+        begin(lab, forked)
+    assert lab.log(forked).head() is None
+    # And as if it had died between origin and commit.
+    home.create("log/00000000.json", origin_file)
+    origin = lab.log(forked).head()
+    with pytest.raises(
+        InvalidInput, match=r"forked is a fork that has no checkpoint yet.*baton fork .*/build --at-step 0"
+    ):
+        begin(lab, forked)
+    assert lab.log(forked).head() == origin
+    fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
+    assert begin(lab, forked).tip is not None

@@ -1,0 +1,110 @@
+"""HDF5 files that read other files as weights, or declare more than they hold."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.errors import PathRefused, WeightsError
+from tasks.foundation.storage.opening import open_storage
+from tasks.init_or_restore.weights.hdf5 import read_hdf5
+from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
+from tasks.init_or_restore.weights.loading import _read
+from tasks.init_or_restore.weights.location import locate
+
+SECRET = b"a secret of this machine " * 64
+
+
+def external_storage(file: Any, secret: Path) -> None:
+    file.create_dataset("layers/dense/vars/0", (400,), "f4", external=[(str(secret), 0, 1600)])
+
+
+def virtual(file: Any, secret: Path) -> None:
+    layout = h5py.VirtualLayout(shape=(4,), dtype="f4")
+    layout[:] = h5py.VirtualSource(str(secret), "data", shape=(4,))
+    file.create_virtual_dataset("layers/dense/vars/0", layout)
+
+
+def external_link(file: Any, secret: Path) -> None:
+    file.create_group("layers/dense/vars")["0"] = h5py.ExternalLink(str(secret), "/data")
+
+
+def link_through_a_link(file: Any, secret: Path) -> None:
+    file["elsewhere"] = h5py.ExternalLink(str(secret), "/")
+    file.create_group("layers/dense/vars")["0"] = h5py.SoftLink("/elsewhere/data")
+
+
+def link_of_the_first_group(file: Any, secret: Path) -> None:
+    file["model_weights"] = h5py.ExternalLink(str(secret), "/")
+
+
+def huge(file: Any, _: Path) -> None:
+    file.create_dataset("layers/dense/vars/0", (2**36,), "f4")
+
+
+def huge_in_chunks(file: Any, _: Path) -> None:
+    dataset = file.create_dataset("layers/dense/vars/0", (2**36,), "f4", chunks=(1024,), compression="gzip")
+    dataset[:1024] = 1.0
+
+
+def beyond_64_bits(file: Any, _: Path) -> None:
+    file.create_dataset("layers/dense/vars/0", (2**31, 2**31, 2**31), "f4", chunks=(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (external_storage, "keeps its values in another file"),
+        (virtual, "is made of datasets of other files"),
+        (external_link, "is a link to another file"),
+        (link_through_a_link, "'/elsewhere' is a link to another file"),
+        (link_of_the_first_group, "'/model_weights' is a link to another file"),
+        (huge, r"has the shape \[68719476736\], which is 274,877,906,944 bytes, and the file holds 0 of them"),
+        (huge_in_chunks, r"has the shape \[68719476736\]"),
+        (beyond_64_bits, "has the shape"),
+    ],
+)
+def test_a_file_that_leads_elsewhere_or_holds_less_than_it_says(
+    make: Callable[[Any, Path], None], what: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    with h5py.File(tmp_path / "w.weights.h5", "w") as file:
+        make(file, secret)
+    with pytest.raises(WeightsError, match=what) as refused:
+        read_hdf5(tmp_path / "w.weights.h5", uri="from/a/stranger.h5", by_place=lambda *_: None)
+    assert "from/a/stranger.h5" in str(refused.value)
+
+
+def test_what_keras_and_others_write_is_taken(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "w.weights.h5", "w") as file:
+        file["layers/dense/vars/0"] = np.ones((512, 1024), "f4")
+        file["layers/dense/vars/1"] = np.float32(1.0)
+        file["layers/empty/vars/0"] = np.ones((0, 3), "f4")
+        file["words"] = ["a", "b"]
+        file.create_dataset("zeros", data=np.zeros((512, 1024), "f4"), compression="gzip", compression_opts=9)
+        file["again"] = file["layers"]  # a second name, which leads back
+        file["layers/up"] = file["/"]
+        file["soft"] = h5py.SoftLink("/layers/dense/vars/0")
+    with h5py.File(tmp_path / "w.weights.h5", "r") as file:
+        require_self_contained(file, uri="w.weights.h5")
+
+
+@pytest.mark.usefixtures("cloud")
+def test_names_on_cloud_storage_do_not_lead_out_of_the_folder_they_are_fetched_to(tmp_path: Path) -> None:
+    """There any text is a name."""
+    bucket = open_storage("gs://bucket", relative_to=tmp_path, fenced=False)
+    for name in ("m/ckpt.index", "m/ckpt.data-0/../../../.bashrc"):
+        bucket.write(name, b"stranger's")
+    place = locate(WeightsSource(source="gs://bucket/m"), tmp_path)
+    assert place.kind == "checkpoint"
+    folder = tmp_path / "home" / "tmp"
+    folder.mkdir(parents=True)
+    with pytest.raises(PathRefused):
+        _read(place, WeightsSource(source="gs://bucket/m"), folder, lambda *_: None, 0)
+    assert not (tmp_path / "home" / ".bashrc").exists()
+    assert not (tmp_path / ".bashrc").exists()

@@ -1,0 +1,143 @@
+"""Names of a model and of a source, related; every variable of both is accounted for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.errors import WeightsError
+from tasks.foundation.model.patterns import selects
+from tasks.init_or_restore.weights.matching import Matching, Wanted, match, renamed
+from tasks.init_or_restore.weights.source_variables import Held, told_apart
+
+NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
+SHAPES = st.sampled_from([(2,), (3,)])
+
+
+def wanted(**shapes: tuple[int, ...]) -> list[Wanted]:
+    return [Wanted(path=path.replace("__", "/"), shape=shape, dtype="float32") for path, shape in shapes.items()]
+
+
+def held(**shapes: tuple[int, ...]) -> list[Held]:
+    return [
+        Held((name.replace("__", "/"),), np.full(shape, number, np.float32))
+        for number, (name, shape) in enumerate(shapes.items())
+    ]
+
+
+def source(**values: object) -> WeightsSource:
+    return WeightsSource.model_validate({"source": "x", **values})
+
+
+@given(mine=st.dictionaries(NAMES, SHAPES, min_size=1), theirs=st.dictionaries(NAMES, SHAPES), data=st.data())
+def test_every_variable_is_accounted_for(
+    mine: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], data: st.DataObject
+) -> None:
+    include = data.draw(st.sampled_from(["*", *mine]))
+    found = match(
+        [Wanted(path=path, shape=shape, dtype="float32") for path, shape in mine.items()],
+        [Held((name,), np.zeros(shape, np.float32)) for name, shape in theirs.items()],
+        source(include=[include]),
+    )
+    asked = {path for path in mine if selects((include,), path)}
+    misfits = {text.split(" is ")[0] for text in found.misfits}
+    assert set(found.values) | set(found.missing) | misfits == asked
+    assert len(found.values) + len(found.missing) + len(misfits) == len(asked)
+    for path in asked & theirs.keys():
+        # An equal name is never passed over for a similar one.
+        assert (path in found.values) == (mine[path] == theirs[path])
+        assert found.sources.get(path, path) == path
+    for path, value in found.values.items():
+        assert value.shape == mine[path] == theirs[found.sources[path]]
+        assert len(found.by_end) == sum(there != here for here, there in found.sources.items())
+    used = set(found.sources.values()) | (misfits & theirs.keys())
+    assert used.isdisjoint(found.unused)
+    assert len(theirs) == len(used) + len(found.unused) + found.not_asked
+    assert found.complete == (not found.missing and not found.unused and not found.misfits)
+
+
+@given(paths=st.sets(NAMES, min_size=1), prefix=NAMES)
+def test_a_renaming_moves_all_that_is_below(paths: set[str], prefix: str) -> None:
+    mine = [Wanted(path=path, shape=(2,), dtype="float32") for path in paths]
+    theirs = [Held((f"{prefix}/{path}",), np.zeros(2, np.float32)) for path in paths]
+    found = match(mine, theirs, source(rename={"": prefix}))
+    assert found.complete
+    assert found.by_end == ()
+    assert {path: f"{prefix}/{path}" for path in paths} == dict(found.sources)
+
+
+@pytest.mark.parametrize(
+    ("name", "rename", "there"),
+    [
+        ("encoder/dense/kernel", {"encoder": "bert"}, "bert/dense/kernel"),
+        ("encoder/dense/kernel", {"encoder": "bert", "encoder/dense": "first"}, "first/kernel"),
+        ("encoder/dense/kernel", {"encoder": ""}, "dense/kernel"),
+        ("encoder/dense/kernel", {"encod": "bert"}, "encoder/dense/kernel"),
+        ("encoder/dense/kernel", {"encoder/dense/kernel": "w"}, "w"),
+        ("kernel", {"": "model"}, "model/kernel"),
+    ],
+)
+def test_the_longest_renaming_holds(name: str, rename: dict[str, str], there: str) -> None:
+    assert renamed(name, rename) == there
+
+
+def found_by_ends(mine: list[Wanted], theirs: list[Held]) -> Matching:
+    return match(mine, theirs, source(strict=False))
+
+
+def test_ends_of_names_relate_only_where_nothing_else_ends_so() -> None:
+    alone = found_by_ends(wanted(enc__d__k=(2,)), held(d__k=(2,)))
+    assert dict(alone.sources) == {"enc/d/k": "d/k"}
+    assert alone.by_end == ("enc/d/k from d/k",)
+    for mine, theirs in (
+        (wanted(enc__d__k=(2,), dec__d__k=(2,)), held(d__k=(2,))),  # whose is it?
+        (wanted(d__k=(2,)), held(enc__d__k=(2,), dec__d__k=(2,))),  # which one?
+        (wanted(enc__d__k=(2,)), held(k=(2,))),  # one part says nothing
+        (wanted(enc__d__k=(2,)), held(d__k=(3,))),  # another shape
+        (wanted(enc__d__k=(2,), d__k=(2,)), held(d__k=(2,))),  # it has found its own
+    ):
+        found = found_by_ends(mine, theirs)
+        assert found.by_end == ()
+        assert "enc/d/k" not in found.values
+
+
+def test_one_variable_of_the_source_may_go_to_two() -> None:
+    found = match(
+        wanted(left__k=(2,), right__k=(2,)), held(one__k=(2,)), source(rename={"left": "one", "right": "one"})
+    )
+    assert found.complete
+    assert set(found.sources.values()) == {"one/k"}
+
+
+def test_what_the_patterns_leave_out_is_not_unused() -> None:
+    mine, theirs = wanted(enc__k=(2,), head__k=(4,)), held(enc__k=(2,), head__k=(3,), top__k=(3,))
+    for values in ({"include": ["enc"]}, {"exclude": ["head", "top"]}):
+        found = match(mine, theirs, source(**values))
+        assert found.complete
+        assert found.not_asked == 2
+    assert match(mine, theirs, source(exclude="head/*")).unused == ("top/k",)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"include": ["encc/*"]}, "include: encc/* matches no variable; near it: enc"),
+        ({"exclude": ["hd"]}, "exclude: hd matches no variable"),
+        ({"rename": {"hd": "x"}}, "rename: hd: x: the model has no variable hd and none below it"),
+        ({"rename": {"top": "head"}}, "the model's name stands before the colon, the source's behind it"),
+    ],
+)
+def test_patterns_and_renamings_for_nothing_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(WeightsError) as refused:
+        match(wanted(enc__k=(2,), head__k=(4,)), held(enc__k=(2,)), source(**values))
+    assert words in str(refused.value)
+
+
+def test_names_that_several_variables_have_are_nobody_s() -> None:
+    one, two = np.zeros(2), np.ones(2)
+    assert told_apart([Held(("a", "k1"), one), Held(("a", "k2"), one)]) == (Held(("a", "k1"), one),)
+    apart = told_apart([Held(("a", "k1"), one), Held(("a", "k2"), two), Held(("b",), two)])
+    assert [each.names for each in apart] == [("k1",), ("k2",), ("b",)]
+    nan = np.array([np.nan])
+    assert len(told_apart([Held(("a", "k1"), nan), Held(("a", "k2"), nan.copy())])) == 1

@@ -1,0 +1,78 @@
+"""Arrays that `load` returns instead of yielding examples: two or three "examples" that nobody meant."""
+
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.log_entry import Environment, Origin
+from tasks.foundation.contracts.run_spec import DataSpec
+from tasks.foundation.errors import SourceError
+from tasks.foundation.runlog.log import RunLog
+from tasks.prepare_data.sources.opening import open_source
+from tests.prepare_data.conftest import Workshop
+
+LOAD = "data.py:load"
+DATA = """
+import numpy as np
+
+a, b = np.zeros((40, 8), np.float32), np.arange(40)
+c, d = np.zeros((10, 8), np.float32), np.arange(10)
+named = {"left": a, "right": a[:, :2]}
+
+
+def load():
+    return RETURNED
+"""
+
+AMBIGUOUS = {
+    "(a, b), (a, b)": ["(x float32[40, 8], y int64[40])", "2 sets of 40, 40 examples"],
+    "(a, b), (c, d)": ["2 sets of 40, 10 examples", "of x float32[8] and y int64[]"],
+    "[(a, b), (c, d), (c, d)]": ["3 sets of 40, 10, 10 examples"],
+    "a, b": ["one set of 40 examples of x float32[8] and y int64[]"],
+    "b, b": ["one set of 40 examples of x int64[] and y int64[]"],
+    "a, b, b": ["one set of 40 examples"],
+    "a, b, c, d": ["2 sets of 40, 10 examples"],
+    "(named, b), (named, b)": ["2 sets of 40, 40 examples of x/left float32[8], x/right float32[2] and y int64[]"],
+    "a.tolist(), b.tolist()": ["one set of 40 examples of x float32[8] and y int64[]"],
+}
+EXAMPLES = ["zip(a, b)", "list(zip(a, b))", "[(a[0], 1), (a[1], 0)]", "((a[0], 1), (a[1], 0))", "a", "[a[0], a[1]][:1]"]
+
+
+def first(workshop: Workshop, returned: str, **data: Any) -> object:
+    workshop.write("data.py", DATA.replace("RETURNED", returned))
+    spec = DataSpec(source=LOAD, **data)
+    return next(open_source(spec, workshop.code).read())[1]
+
+
+@pytest.mark.parametrize("returned", AMBIGUOUS)
+def test_arrays_of_examples_are_refused_with_both_readings(returned: str, workshop: Workshop) -> None:
+    with pytest.raises(SourceError) as refused:
+        first(workshop, returned)
+    told = str(refused.value)
+    assert [word for word in AMBIGUOUS[returned] if word not in told] == [], told
+    assert "yield from zip(x, y)" in told
+    assert "data.batched: false" in told
+
+
+@pytest.mark.parametrize("returned", EXAMPLES)
+def test_examples_that_are_returned_are_taken(returned: str, workshop: Workshop) -> None:
+    assert first(workshop, returned) is not None
+
+
+def test_who_says_that_they_are_single_examples_is_believed(workshop: Workshop) -> None:
+    x, y = first(workshop, "(a, b), (a, b)", batched=False)  # type: ignore[misc]
+    assert (np.shape(x), np.shape(y)) == ((40, 8), (40,))
+
+
+def test_nothing_is_written_and_a_run_that_has_begun_goes_on(workshop: Workshop) -> None:
+    workshop.write("data.py", DATA.replace("RETURNED", "(a, b), (a, b)"))
+    with pytest.raises(SourceError, match="2 sets"):
+        workshop.prepare(LOAD)
+    assert workshop.files() == {}
+    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+    log = RunLog(workshop.storage.at("test"))
+    log.append(lambda _: Origin(identity={}, environment=environment), attempt=uuid.uuid4().hex)
+    ref = workshop.prepare(LOAD, validation_fraction=0.5)
+    assert ref.train_examples + ref.validation_examples == 2

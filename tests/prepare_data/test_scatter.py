@@ -1,0 +1,226 @@
+"""A part of known length is permuted as a whole, through a scratch file, whatever its size."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.errors import StorageError
+from tasks.foundation.storage.local import LocalStorage
+from tasks.prepare_data import disk_space, scatter, stage
+from tasks.prepare_data.disk_space import scratch_file
+from tasks.prepare_data.scatter import ScatterWriter
+from tasks.prepare_data.shard_upload import ShardUploads
+
+NPZ = {"path": "sorted.npz", "y": "y"}
+CLASSES = 10
+
+
+def write_sorted(workshop: Any, examples: int) -> None:
+    """x tells the place in the source, y is the class: first all of class 0, then all of class 1, …"""
+    labels = np.arange(examples) * CLASSES // examples
+    workshop.write("sorted.npz", {"x": np.arange(examples), "y": labels})
+
+
+@pytest.fixture
+def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Little waits in memory; holds how often the scratch file was written to."""
+    times: list[int] = []
+    original = ScatterWriter._scatter
+
+    def counted(writer: ScatterWriter) -> None:
+        times.append(writer._waiting_bytes)
+        original(writer)
+
+    monkeypatch.setattr(scatter, "_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(ScatterWriter, "_scatter", counted)
+    return times
+
+
+def test_every_shard_holds_all_classes_of_a_sorted_source(workshop: Any, scattered: list[int]) -> None:
+    write_sorted(workshop, 20_000)
+    ref = workshop.prepare("npz", NPZ, shard_examples=200, validation_fraction=0, classes=CLASSES)
+    assert len(scattered) > 40
+    shards = load_manifest(workshop.storage, ref).train
+    assert [shard.examples for shard in shards] == [200] * 100
+    examples = workshop.examples(ref)
+    assert sorted(example["x"].item() for example in examples) == list(range(20_000))
+    counts = np.array([np.bincount(labels, minlength=CLASSES) for labels in by_shard(examples, "y", 200)])
+    # 20 of each are expected, with a standard deviation of 4.2.
+    assert counts.min() >= 3
+    assert counts.max() <= 42
+    assert counts.std() == pytest.approx(4.2, abs=0.5)
+    # Within a shard, neighbours come from anywhere too.
+    places = [example["x"].item() for example in examples]
+    assert np.mean([abs(one - other) for one, other in pairwise(places)]) == pytest.approx(20_000 / 3, rel=0.05)
+
+
+def by_shard(examples: list[dict[str, Any]], name: str, shard_examples: int) -> list[list[int]]:
+    values = [example[name].item() for example in examples]
+    return [values[begin : begin + shard_examples] for begin in range(0, len(values), shard_examples)]
+
+
+def test_the_bytes_do_not_depend_on_what_waits_in_memory(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sorted(workshop, 1000)
+    layout = {"shard_examples": 64, "validation_fraction": 0.3}
+    digests = set()
+    for index, waiting in enumerate([1 << 20, 20_000, 1]):
+        monkeypatch.setattr(scatter, "_WAITING_BYTES", waiting)
+        place = type(workshop)(workshop.code, LocalStorage(tmp_path / str(index)))
+        digests.add(place.prepare("npz", NPZ, **layout).content_digest)
+    assert len(digests) == 1
+    assert workshop.prepare("npz", NPZ, seed=1, **layout).content_digest not in digests
+
+
+@pytest.mark.parametrize("examples", [1, 6, 7, 8, 21, 22])
+def test_counts_are_equal_and_the_last_is_smaller(workshop: Any, scattered: list[int], examples: int) -> None:
+    write_sorted(workshop, examples)
+    ref = workshop.prepare("npz", NPZ, shard_examples=7, validation_fraction=0)
+    shards = load_manifest(workshop.storage, ref).train
+    assert [shard.examples for shard in shards] == [min(7, examples - begin) for begin in range(0, examples, 7)]
+    assert [shard.path for shard in shards] == [
+        f"train-{index:05d}-of-{len(shards):05d}.tfrecord" for index in range(len(shards))
+    ]
+    assert sorted(example["x"].item() for example in workshop.examples(ref)) == list(range(examples))
+    assert not scattered
+
+
+def test_an_error_on_the_way_leaves_nothing(
+    workshop: Any, scattered: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    write_sorted(workshop, 2000)
+    monkeypatch.setattr(stage, "_TOLD_EVERY_EXAMPLES", 1500)
+
+    def interrupted(_event: object) -> None:
+        raise KeyboardInterrupt
+
+    workshop.emit = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        workshop.prepare("npz", NPZ, shard_examples=10)
+    assert scattered
+    assert workshop.files() == {}
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_too_little_scratch_space_is_said_before_anything_is_written(
+    workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sorted(workshop, 2000)
+    usage = disk_space.shutil.disk_usage(workshop.code)
+
+    def disk_usage(folder: Path) -> Any:
+        return usage._replace(free=50_000) if folder == disk_space.scratch_folder() else usage
+
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", disk_usage)
+    with pytest.raises(StorageError, match=r"needs 0\.1 MiB of disk and 0\.0 MiB are free.*TMPDIR") as refused:
+        workshop.prepare("npz", NPZ)
+    assert str(disk_space.scratch_folder()) in str(refused.value)
+    assert workshop.files() == {}
+    assert not scattered
+
+
+def test_no_scratch_folder_at_all(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    with pytest.raises(StorageError, match=r"No usable temporary directory.*TMPDIR"):
+        workshop.prepare("digits")
+    assert workshop.files() == {}
+
+
+def test_a_scratch_disk_that_fills_up_on_the_way(
+    workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    write_sorted(workshop, 2000)
+    monkeypatch.setattr(scatter.os, "pwrite", full)
+    with pytest.raises(StorageError, match="No space left on device; free some space"):
+        workshop.prepare("npz", NPZ)
+    assert len(scattered) == 1
+    assert workshop.files() == {}
+
+
+def test_a_scratch_file_that_lost_something_is_found_out(
+    workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = os.pwrite
+    # As a disk that says it wrote, and did not.
+    monkeypatch.setattr(scatter.os, "pwrite", lambda file, data, at: written(file, bytes(len(data)), at))
+    write_sorted(workshop, 2000)
+    with pytest.raises(StorageError, match=r"shard \d of train .* see whether the disk is sound"):
+        workshop.prepare("npz", NPZ, shard_examples=500)
+    assert scattered
+    assert workshop.files() == {}
+
+
+def test_a_record_of_another_length_is_refused(workshop: Any) -> None:
+    with scratch_file() as scratch:
+        writer = ScatterWriter(
+            ShardUploads(workshop.storage), scratch, part="train", seed=0, shard_examples=2, examples=2, record_bytes=3
+        )
+        with pytest.raises(ValueError, match="4 bytes, record_bytes=3"):
+            writer.add(b"1234")
+
+
+@pytest.mark.slow
+def test_thousands_of_shards_need_no_more_open_files() -> None:
+    program = """
+import os, resource
+from tasks.foundation.storage.memory import MemoryStorage
+from tasks.prepare_data import scatter
+from tasks.prepare_data.scatter import ScatterWriter
+from tasks.prepare_data.disk_space import scratch_file
+from tasks.prepare_data.shard_upload import ShardUploads
+import tensorflow as tf
+
+scatter._WAITING_BYTES = 100_000
+opened = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 10, opened + 10))
+with scratch_file() as scratch, ShardUploads(MemoryStorage("store")) as uploads:
+    writer = ScatterWriter(
+        uploads, scratch, part="train", seed=0, shard_examples=3, examples=9000, record_bytes=4
+    )
+    for index in range(9000):
+        writer.add(index.to_bytes(4, "little"))
+    assert scratch.seek(0, 2) > 50_000
+    assert [shard.examples for shard in writer.finish()] == [3] * 3000
+    assert scratch.seek(0, 2) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment())
+
+
+@pytest.mark.slow
+def test_a_large_source_is_never_in_memory_as_a_whole(workshop: Any) -> None:
+    for name, examples in (("small", 16), ("large", 400)):
+        images = np.broadcast_to(np.float32(1), (examples, 1 << 18))
+        workshop.write(f"{name}.npz", {"x": images, "y": np.arange(examples)})
+    program = f"""
+import resource, sys
+from pathlib import Path
+from tests.prepare_data.conftest import LocalStorage, Workshop
+workshop = Workshop(Path({str(workshop.code)!r}), LocalStorage(Path({str(workshop.storage.root)!r})))
+for name in ("small", "large"):
+    workshop.prepare("npz", {{"path": f"{{name}}.npz", "y": "y"}})
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=environment())
+    small, large = map(int, done.stdout.split())
+    # 400 MiB go through; 64 MiB wait for each part, and a shard of 32 MiB has copies now and then.
+    assert large - small < 250, (small, large)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -1,0 +1,89 @@
+"""A small run that the doctor has nothing against, and one fault at a time put into it."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.doctor.all_checks import Question, examine
+from flows.doctor.finding import Finding
+from tasks.foundation.accelerator.tpu_types import TpuType, tpu_type
+
+ALL_CHECKS = [
+    "run file",
+    "accelerator",
+    "batch",
+    "code",
+    "storage",
+    "preflight",
+    "data",
+    "model",
+    "dtype",
+    "graph",
+    "xla",
+    "memory",
+    "step",
+    "input",
+    "commit",
+    "preemption",
+]
+V5E = tpu_type("v5litepod-8")
+
+_RUN = """
+run: small
+storage: ./runs
+data: {source: "data.py:load", validation_fraction: 0.2, classes: 3}
+model: model.py:build_model
+train: {steps: 1000, global_batch_size: 64}
+"""
+_DATA = """
+import numpy as np
+
+def load():
+    draw = np.random.default_rng(7)
+    for number in range(96):
+        yield draw.normal(size=6).astype(np.float32), np.int64(number % 3)
+"""
+_MODEL = """
+import keras
+import tensorflow as tf
+
+class Between(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+def build_model():
+    x = keras.Input((6,))
+    hidden = Between(name="between")(keras.layers.Dense(8, activation="relu")(x))
+    model = keras.Model(x, keras.layers.Dense(3)(hidden))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+"""
+
+
+def make_run(folder: Path, *edits: tuple[str, str, str]) -> Path:
+    """The run's folder with edits: (file, old text, new text)."""
+    folder.mkdir()
+    for name, text in (("run.yaml", _RUN), ("data.py", _DATA), ("model.py", _MODEL)):
+        (folder / name).write_text(textwrap.dedent(text).lstrip(), encoding="utf-8")
+    for file, old, new in edits:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{file} holds {old!r} {text.count(old)} times"
+        (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+    return folder / "run.yaml"
+
+
+def layer_doing(*lines: str) -> tuple[str, str, str]:
+    """An edit: the layer `between` does this with x instead of nothing."""
+    return "model.py", "        return x", textwrap.indent("\n".join(lines), " " * 8)
+
+
+def diagnose(
+    file: Path, *, tpu: TpuType | None = V5E, step_seconds: float | None = None, overrides: Sequence[str] = ()
+) -> dict[str, Finding]:
+    """All findings by the names of their checks; each check is made once, in order."""
+    question = Question(file=file, overrides=tuple(overrides), tpu=tpu, step_seconds=step_seconds)
+    told: list[Finding] = []
+    checks = examine(question, told.append)
+    assert told == checks.findings
+    assert [finding.check for finding in told] == ALL_CHECKS
+    return {finding.check: finding for finding in told}

@@ -1,0 +1,200 @@
+"""Commits without TensorFlow, along the real path, in a process that kills itself at a given moment.
+
+`python run_commits.py HOME --until-step N [--kill-at M | --count]`
+
+A checkpoint's content is a function of its parent's, so a wrong restore or a lost commit shows in every later one.
+Moments are counted from the first upload of the first commit on, before and after every call of the store and of the
+file system below it.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from tasks.foundation.checkpoint.commit_staged import commit_staged
+from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, Origin
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.runlog.commits import commit, evaluation_due, sound_tip
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.telemetry.events import Silent
+
+STEPS = 10
+_STORE = ("read", "exists", "create", "write", "upload", "stat", "checksum", "local_path", "files", "folders", "delete")
+_SYSTEM = ("link", "fsync", "unlink", "mkdir", "rmdir", "replace", "rename")
+
+SPEC = RunSpec.model_validate(
+    {
+        "run": "commits",
+        "storage": "unused",
+        "data": {"source": "digits", "validation_fraction": 0.1},
+        "model": {"build": "model.py:build_model"},
+        "train": {"steps": 100, "segment_steps": STEPS, "global_batch_size": 8},
+        # So that every commit retires one, and deletes one that was retired before.
+        "checkpoint": {"keep_last": 2},
+        "evaluate": {"every_steps": 2 * STEPS},
+    }
+)
+
+
+class Moments:
+    """Counts what happens once it is `armed`, and ends the process at one of the moments."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        self.count = 0
+        self.armed = False
+        self._kill_at = kill_at
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self._pass()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._pass()
+
+        return counted
+
+    def _pass(self) -> None:
+        if not self.armed:
+            return
+        if self.count == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+
+def watched(store: LocalStorage, moments: Moments) -> Storage:
+    """The store, with a moment before and after each of its calls and each of the system's that change something."""
+    for name in _STORE:
+        setattr(store, name, moments.around(getattr(store, name)))
+    for name in _SYSTEM:
+        setattr(os, name, moments.around(getattr(os, name)))
+    return store
+
+
+def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointRef:
+    """As `TrainState.stage`: files side by side, asked about, and the manifest last."""
+    attempt = uuid.uuid4().hex
+    folder = checkpoint_folder(step=step, base=base, attempt=attempt)
+    with temporary_folder("baton-staging-") as local:
+        (local / "ckpt.data").write_bytes(content * 500)
+        (local / "ckpt.index").write_bytes(content)
+
+        def upload(name: str) -> FileRecord:
+            sent = home.upload(local / name, f"{folder}/{name}")
+            if home.stat(f"{folder}/{name}") != sent:
+                raise AssertionError(name)
+            return FileRecord(name=name, size=sent.size, crc32c=sent.crc32c)
+
+        records = side_by_side(upload, ["ckpt.data", "ckpt.index"], workers=home.transfers)
+    manifest = CheckpointManifest(
+        step=step,
+        base=base,
+        attempt=attempt,
+        replicas=1,
+        state_digest=content.hex(),
+        signature=(),
+        files=tuple(records),
+    ).to_json()
+    home.create(f"{folder}/manifest.json", manifest)
+    return CheckpointRef(
+        path=folder,
+        step=step,
+        base=base,
+        attempt=attempt,
+        state_digest=content.hex(),
+        manifest_digest=manifest_digest(manifest),
+        size=len(manifest),
+    )
+
+
+def restored(home: Storage, ref: CheckpointRef) -> bytes:
+    with temporary_folder("baton-restoring-") as local:
+        fetch(home, ref, read_manifest(home, ref), local)
+        content = (local / "ckpt.index").read_bytes()
+        data = (local / "ckpt.data").read_bytes()
+    if content.hex() != ref.state_digest or data != content * 500:
+        raise AssertionError(f"{ref.path} holds another state than the log says")
+    return content
+
+
+def begin(log: RunLog) -> Head:
+    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+    attempt = uuid.uuid4().hex
+    log.append(
+        lambda head: Origin(identity={"seed": 0}, environment=environment) if head is None else None, attempt=attempt
+    )
+    first = stage(log.home, hashlib.sha256(b"0").digest(), step=0, base=0)
+    return commit(log, Commit(checkpoint=first, parent=None, exit_reason="initialized")).head
+
+
+def train(log: RunLog, head: Head) -> None:
+    """One segment: restore, go on, stage, verify, commit, retire, sweep."""
+    tip = head.tip
+    if tip is None:
+        raise AssertionError("nothing to train from")
+    content = hashlib.sha256(restored(log.home, tip)).digest()
+    step = tip.step + STEPS
+    staged = stage(log.home, content, step=step, base=head.base)
+    body = Commit(
+        checkpoint=staged,
+        parent=tip.path,
+        exit_reason="segment_end",
+        history=(MetricRow(step=step, metrics={"loss": content[0] / 256}),),
+        examples=STEPS,
+    )
+    commit_staged(log.home, body, spec=SPEC, telemetry=Silent())
+
+
+def evaluate(log: RunLog, tip: CheckpointRef) -> None:
+    value = restored(log.home, tip)[0] / 256
+    body = Evaluation(
+        checkpoint=tip, metrics={"accuracy": value}, examples=3, seconds=0.0, keep_best=SPEC.checkpoint.keep_best
+    )
+    log.append(lambda head: body if head and tip.path not in head.evaluated else None, attempt=uuid.uuid4().hex)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--until-step", type=int, required=True)
+    parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--count", action="store_true", help="print how many moments the first commit has")
+    options = parser.parse_args()
+    moments = Moments(options.kill_at)
+    log = RunLog(watched(LocalStorage(options.home), moments))
+    log.require_whole()
+    head = sound_tip(log, attempt=uuid.uuid4().hex, telemetry=Silent())
+    if head is None or head.tip is None:
+        head = begin(log)
+    while True:
+        if evaluation_due(head, SPEC) and head.tip:
+            evaluate(log, head.tip)
+        if head.tip is None or head.tip.step >= options.until_step:
+            return
+        moments.armed = options.count or options.kill_at is not None
+        train(log, head)
+        if options.count:
+            sys.stdout.write(f"{moments.count}\n")
+            return
+        head = log.head()
+        if head is None:
+            raise AssertionError("the log is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""`run_without_prefect.py` on a machine whose clock was set back to 1985, and goes back an hour whenever it is read."""
+
+import itertools
+import sys
+import time
+from datetime import datetime, timedelta, tzinfo
+
+from flows import without_prefect
+from tasks.foundation.runlog import log
+
+_READ = itertools.count()
+
+
+class Back(datetime):
+    """Its `now` runs backwards."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "Back":
+        return cls(1985, 12, 1, tzinfo=tz) - timedelta(hours=next(_READ))
+
+
+if __name__ == "__main__":
+    log.datetime = Back
+    time.time = lambda: 500_000_000.0 - 3600 * next(_READ)
+    sys.exit(without_prefect.main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""Small runs to try the log with."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from tasks.foundation.checkpoint.verify import manifest_digest
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    FileRecord,
+    checkpoint_folder,
+)
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Commit,
+    Entry,
+    Environment,
+    Evaluation,
+    Head,
+    Origin,
+    Quarantine,
+    Rewind,
+)
+from tasks.foundation.contracts.run_spec import KeepBest
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.errors import RunLogError
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.checksum import checksum_bytes
+
+ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+ACCURACY = KeepBest(metric="accuracy", mode="max")
+
+
+def origin() -> Origin:
+    return Origin(identity={"seed": 0}, environment=ENVIRONMENT)
+
+
+def ref(step: int, base: int = 0, attempt: str = "a") -> CheckpointRef:
+    """A reference to nothing, for folding."""
+    return CheckpointRef(
+        path=checkpoint_folder(step=step, base=base, attempt=attempt),
+        step=step,
+        base=base,
+        attempt=attempt,
+        state_digest="d",
+        manifest_digest="m",
+        size=8,
+    )
+
+
+def stage(home: Storage, step: int, base: int, attempt: str) -> CheckpointRef:
+    """A whole staged checkpoint: one file of state and its manifest, written last."""
+    folder = checkpoint_folder(step=step, base=base, attempt=attempt)
+    data = f"state at {step} by {attempt}".encode()
+    home.write(f"{folder}/ckpt.data", data)
+    stored = checksum_bytes(data)
+    manifest = CheckpointManifest(
+        step=step,
+        base=base,
+        attempt=attempt,
+        replicas=1,
+        state_digest=f"digest of {step}",
+        signature=(),
+        files=(FileRecord(name="ckpt.data", size=stored.size, crc32c=stored.crc32c),),
+    ).to_json()
+    home.write(f"{folder}/manifest.json", manifest)
+    return CheckpointRef(
+        path=folder,
+        step=step,
+        base=base,
+        attempt=attempt,
+        state_digest=f"digest of {step}",
+        manifest_digest=manifest_digest(manifest),
+        size=stored.size,
+    )
+
+
+def committing(
+    checkpoint: CheckpointRef, parent: str | None = None, history: tuple[MetricRow, ...] = (), **seconds: float
+) -> Commit:
+    return Commit(
+        checkpoint=checkpoint, parent=parent, exit_reason="segment_end", history=history, examples=8, seconds=seconds
+    )
+
+
+def evaluation(checkpoint: CheckpointRef, keep_best: KeepBest | None = ACCURACY, **metrics: float) -> Evaluation:
+    return Evaluation(checkpoint=checkpoint, metrics=metrics, examples=3, seconds=0.5, keep_best=keep_best)
+
+
+def change_of_seed(head: Head | None) -> Body | None:
+    """Accept another seed, as `init_or_restore` does: it moves the base, whatever the base is."""
+    if head is None or head.identity == {"seed": 1}:
+        return None
+    return Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",))
+
+
+def moves_base(body: Body) -> bool:
+    return isinstance(body, Origin | Commit | Quarantine | Rewind) or (
+        isinstance(body, Change) and body.identity is not None
+    )
+
+
+def begin(home: Storage) -> RunLog:
+    """A run with its origin and step 0 committed."""
+    log = RunLog(home)
+    log.append(lambda head: origin() if head is None else None, attempt="a0")
+    commit(log, committing(stage(home, 0, 0, "a0")))
+    return log
+
+
+def train(log: RunLog, to_step: int, attempt: str = "a") -> Entry:
+    """Stage on the tip and commit."""
+    head = log.head()
+    assert head is not None
+    staged = stage(log.home, to_step, head.base, attempt)
+    row = (MetricRow(step=to_step, metrics={"loss": 1.0}),) if to_step else ()
+    return commit(log, committing(staged, parent=head.tip.path if head.tip else None, history=row))
+
+
+def head_of(log: RunLog) -> Head:
+    head = log.head()
+    assert head is not None
+    return head
+
+
+def log_numbers(home: Storage) -> list[int]:
+    return sorted(
+        int(path.removeprefix("log/").removesuffix(".json")) for path in home.files("log") if path != "log/HINT"
+    )
+
+
+def folders(home: Storage) -> set[str]:
+    return {path.rsplit("/", 1)[0] for path in home.files("checkpoints")}
+
+
+# Thousands of logs are looked at that begin alike.
+@lru_cache(maxsize=10_000)
+def _read(data: bytes, number: int) -> Entry:
+    return Entry.from_json(data, where=str(number), error=RunLogError)
+
+
+_REPLAYED: dict[tuple[int, int], tuple[Entry, Head | None]] = {}
+
+
+def _replays(entry: Entry, before: Head | None) -> bool:
+    if (id(entry), id(before)) not in _REPLAYED:
+        if repr(entry.head) != repr(fold(before, entry.body)):
+            return False
+        _REPLAYED[id(entry), id(before)] = (entry, before)  # kept, so that the ids stay theirs
+    return True
+
+
+def assert_sound(home: Storage) -> list[Entry]:
+    """What must hold of every log, whatever was done to it."""
+    numbers = log_numbers(home)
+    assert numbers == list(range(len(numbers))), "the log has gaps"
+    newest = RunLog(home).head()
+    assert newest is not None
+    assert newest.number == len(numbers) - 1, "the head is not the newest entry"
+    entries: list[Entry] = []
+    before: Head | None = None
+    for number in numbers:
+        entry = _read(home.read(f"log/{number:08d}.json"), number)
+        entries.append(entry)
+        assert entry.head.number == entry.number == number
+        assert _replays(entry, before), "the log does not replay"
+        assert entry.head.base == (entry.number if moves_base(entry.body) else before.base if before else None)
+        if isinstance(entry.body, Commit):
+            assert before is not None
+            assert entry.body.checkpoint.base == before.base, "committed on a base that was no longer current"
+        kept = entry.head.retained
+        assert entry.head.tip == (kept[-1] if kept else None), "the tip is not retained"
+        assert entry.head.best is None or entry.head.best.checkpoint in kept, "the best is not retained"
+        before = entry.head
+    on_disk = folders(home)
+    if before is not None:
+        assert {kept.path for kept in before.retained} <= on_disk, "files of a retained checkpoint are gone"
+    return entries
+
+
+Act = Callable[[Storage], object]

@@ -1,0 +1,55 @@
+"""Several real processes that train one run together, on loopback."""
+
+import json
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.shipped_runs import Finished
+from tests.support.training_child import Child
+
+THREADS = ["accelerator.intra_op_threads=1", "accelerator.inter_op_threads=1"]
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses on loopback whose ports are free at this moment, each a different one."""
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+class Workers:
+    """As many processes as there are hosts, each told its place by TF_CONFIG; the first is the chief."""
+
+    def __init__(
+        self, hosts: int, storage: Path, *options: str, name: str = "digits", extra: Sequence[str] = (), notes: Path
+    ) -> None:
+        """Start them."""
+        addresses = free_addresses(hosts)
+        settings = ["accelerator.kind=multi_worker", *THREADS, *extra]
+        self.children = [
+            Child(name, storage, *options, extra=settings, notes=notes, env=_place(addresses, index))
+            for index in range(hosts)
+        ]
+        self.home = self.children[0].home
+
+    def finish(self, code: int | None = 0) -> list[Finished]:
+        """Wait for all of them; `code` is what each has to end with, None is anything."""
+        try:
+            return [child.finish(code) for child in self.children]
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Leave none behind."""
+        for child in self.children:
+            if child.alive:
+                child.kill()
+
+
+def _place(addresses: list[str], index: int) -> dict[str, str]:
+    place = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(place)}

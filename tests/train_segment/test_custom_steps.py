@@ -1,0 +1,225 @@
+"""A train_step and test_step of the user's own: they get what Keras gives them, and what they return is logged."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.evaluate.loop import Evaluator
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import ModelError
+from tasks.foundation.model.batch_dependence import batch_dependent_parts
+from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.returned_metrics import returned_by
+from tasks.foundation.model.train_step import step_of, take_step
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry.events import Note
+from tasks.foundation.user_code import describe
+from tasks.init_or_restore.model_requirements import require_best
+from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, built, lab_of, spec_of
+
+MODEL = '''
+class Auto(keras.Model):
+    """Sums over axis 1: of a batch within a tuple that is another axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(6, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.out(x)
+
+    def loss_of(self, x):
+        return ops.mean(ops.sum(ops.square(x - self(x)), axis=1))
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"sum": loss}
+
+    def test_step(self, x):
+        return {"sum": self.loss_of(x)}
+
+
+class Kinds(Auto):
+    """Returns all that one can."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums = keras.metrics.Mean(name="sums")
+        self.kept = keras.metrics.Mean(name="kept")
+
+    def train_step(self, x):
+        loss = self.loss_of(x)
+        self.sums.update_state(loss)
+        self.kept.update_state(2.0 * loss)
+        self.trainable_variables[0].assign_add(tf.ones([6, 6]))
+        return {
+            "kept": self.kept.result(),
+            "loss": tf.reduce_sum(tf.square(x), axis=1),
+            "other name": self.sums.result(),
+            "deep": {"a.b": tf.cast(tf.shape(x)[0], tf.int64)},
+            "vector": x[0],
+            "text": "words",
+        }
+
+
+def kinds():
+    model = Kinds()
+    model.compile("sgd", "mse")
+    return model
+
+
+class Denoises(Auto):
+    """Its call is for a noisy batch and a time, which only the step makes."""
+
+    def call(self, parts):
+        return self.out(parts["noisy"]) * parts["time"]
+
+    def loss_of(self, x):
+        return ops.mean(ops.square(x - self({"noisy": x, "time": tf.constant(0.5)})))
+
+
+def denoises(built=True, metrics=None):
+    model = Denoises()
+    if built:
+        model.out.build((None, 6))
+    model.compile("sgd", run_eagerly=True, steps_per_execution=4, metrics=metrics)
+    return model
+
+
+def auto():
+    model = Auto()
+    model.compile("sgd")
+    return model
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    forget_trainer()
+    return lab_of(tmp_path, MODEL)
+
+
+def examples(count: int) -> Any:
+    return np.random.default_rng(3).normal(size=(count, 6)).astype(np.float32)
+
+
+def returned_of(state: Any, name: str, x: Any) -> Any:
+    return returned_by(state.model, name, (x,), reference="auto", accelerator=state.accelerator)
+
+
+def stepped(state: Any, x: Any) -> dict[str, float]:
+    """What a step on x returns."""
+    logs: dict[str, Any] = {}
+    step = step_of(state.model, (x,), 1, reference="auto", accelerator=state.accelerator)
+
+    def keeping(batch: Any) -> dict[str, Any]:
+        logs.update(step(batch))
+        return logs
+
+    take_step(keeping, state.accelerator.strategy, (tf.constant(x),))
+    return {name: float(value) for name, value in logs.items()}
+
+
+def test_x_alone_reaches_a_train_step_as_keras_gives_it(lab: Lab) -> None:
+    spec = spec_of("auto", form="alone")
+    x, mine, other = examples(8), built(lab, spec), built(lab, spec)
+    history = other.model.fit(x, batch_size=8, shuffle=False, verbose=0).history
+    assert stepped(mine, x) == {name: values[0] for name, values in history.items()}
+    for weight, same in zip(mine.model.weights, other.model.weights, strict=True):
+        assert np.array_equal(weight.numpy(), same.numpy())
+
+
+def test_all_that_a_test_step_returns_is_a_mean_over_the_examples(lab: Lab) -> None:
+    x, state = examples(11), built(lab, spec_of("auto", form="alone"))
+    batches = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
+    evaluator = Evaluator(
+        state.model, state.accelerator.strategy, reference="auto", returned=returned_of(state, "test_step", x[:8])
+    )
+    for _ in range(2):
+        metrics = evaluator.evaluate(full=batches.take(1), full_batches=1, remainder=batches.skip(1))
+        assert metrics == {"sum": pytest.approx(np.mean(np.sum((x - state.model(x)) ** 2, axis=1)), rel=1e-5)}
+
+
+def test_what_a_train_step_returns_is_logged_by_what_it_comes_from(lab: Lab) -> None:
+    x, state = examples(8), built(lab, spec_of("kinds", form="alone"))
+    returned = returned_of(state, "train_step", x)
+    sums = []
+    for factor in (1, 2, 3):
+        batch = tf.constant(np.float32(x * factor))
+        sums.append(float(state.model.loss_of(batch)))
+        returned.step((batch,))
+    metrics = take_metrics(state.model, state.accelerator.strategy, returned)
+    assert metrics == {
+        "sums": pytest.approx(np.mean(sums)),
+        "kept": pytest.approx(2 * np.mean(sums)),
+        "loss": pytest.approx(np.mean(np.sum(x**2, axis=1)) * (1 + 4 + 9) / 3),
+        "other name": pytest.approx(np.mean(sums)),
+        "deep/a.b": 8,
+    }
+    assert returned.ignored == ("vector", "text")
+    returned.step((tf.constant(x),))
+    again = take_metrics(state.model, state.accelerator.strategy, returned)
+    assert again["loss"] == pytest.approx(np.mean(np.sum(x**2, axis=1)))
+    words = [part.why for part in batch_dependent_parts(state.model) if part.part == "train_step of Kinds"]
+    assert "gradients are summed" in words[0]
+
+
+def rows_and_tip(lab: Lab, spec: RunSpec) -> Any:
+    history = history_of(lab.log(spec).entries())
+    assert history.head is not None
+    assert history.head.tip is not None
+    return [row.model_dump() for row in history.rows], history.head.tip.state_digest
+
+
+def test_rows_of_what_is_returned_do_not_show_the_cuts(lab: Lab) -> None:
+    straight, cut = (spec_of("auto", run=run, form="alone") for run in ("straight", "cut"))
+    lab.relay(straight, 11)
+    lab.relay(cut, 3, 6, 11, cold=True)
+    rows, digest = rows_and_tip(lab, straight)
+    assert (rows, digest) == rows_and_tip(lab, cut)
+    assert [list(row["metrics"]) for row in rows] == [["sum"], ["sum"]]
+    assert rows[0]["metrics"]["sum"] > rows[1]["metrics"]["sum"] > 0
+    # The first checkpoint has no such means, as those of earlier versions; an evaluation makes nothing of them.
+    head = lab.log(cut).require_head()
+    assert head.tip is not None
+    assert "metrics/returned/sum/0/replica_0/.ATTRIBUTES/VARIABLE_VALUE" in lab.tensors(cut, head.tip)
+    assert list(lab.evaluate(cut, head.tip)) == ["sum"]
+
+
+def test_the_best_can_be_found_by_what_is_returned(lab: Lab) -> None:
+    state, zeros = built(lab, spec_of("auto", form="alone")), (np.zeros((8, 6), np.float32),)
+    best = {"metric": "sum", "mode": "min"}
+    require_best(spec_of("auto", form="alone", checkpoint__keep_best=best), state, zeros)
+    with pytest.raises(ModelError, match="'loss' is no metric of the model; it has: sum"):
+        require_best(spec_of("auto", form="alone", checkpoint__keep_best={**best, "metric": "loss"}), state, zeros)
+
+
+def test_a_call_that_is_not_for_a_batch_is_accepted_if_the_layers_are_built(lab: Lab) -> None:
+    spec = spec_of("denoises", form="alone")
+    start = lab.begin(spec).tip
+    assert start is not None
+    (row,) = lab.train(spec, start, 4).history
+    assert list(row.metrics) == ["sum"]
+    told = [event.text for event in lab.heard.events if isinstance(event, Note) and "compiled with" in event.text]
+    assert len(told) == 1
+    assert "compiled with run_eagerly=True, steps_per_execution=4, which is not used" in told[0]
+    for options, words in (
+        ({"built": False}, ["does not take a batch of x float32[8, 6]", "build the layers in the function that makes"]),
+        ({"metrics": ["mae"]}, ["keep metrics as attributes of the model"]),
+    ):
+        with pytest.raises(ModelError) as refused:
+            built(lab, spec_of("denoises", form="alone", model__options=options))
+        assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_a_key_error_of_kerass_is_told_plainly() -> None:
+    raised = KeyError("Exception encountered when calling Own.call().\n\n\x1b[1m'noisy'\x1b[0m\n\nArguments: x")
+    told = describe(raised)
+    assert told == "KeyError: Exception encountered when calling Own.call(). 'noisy' Arguments: x (unknown place)"

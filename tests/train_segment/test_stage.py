@@ -1,0 +1,446 @@
+"""One segment: what it reads and when, how it ends, and what it refuses."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BatonError, DamagedCheckpoint, ModelError, NonFinite, StepFailed
+from tasks.foundation.telemetry.events import Training
+from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, in_fresh_process, lab_of, restored, spec_of
+
+MODEL = """
+OUTSIDE = []
+
+
+class Unseeded(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x)) if training else x
+
+
+class Outside(keras.layers.Layer):
+    def call(self, x, training=False):
+        if not OUTSIDE:
+            OUTSIDE.append(tf.Variable(0.0, name="kept_outside"))
+        if training:
+            OUTSIDE[0].assign_add(1.0)
+        return x
+
+
+class Stateful(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x + tf.random.normal(tf.shape(x)) if training else x
+
+
+class Untraceable(layers.Subclassed):
+    def train_step(self, data):
+        if float(data[0][0, 0]) > 0:
+            return {"loss": 1.0}
+        return {}
+
+
+class Poisoned(layers.Subclassed):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        weight = self.trainable_variables[0]
+        weight.assign(weight * float("nan"))
+        return {"loss": 0.5}
+
+
+class MeanId(keras.metrics.Mean):
+    def __init__(self):
+        super().__init__(name="id")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_pred[:, 0])
+
+
+def compiled(model):
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def _with(layer):
+    return compiled(keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)]))
+
+
+def unseeded():
+    return _with(Unseeded())
+
+
+def outside():
+    return _with(Outside())
+
+
+def stateful():
+    return _with(Stateful())
+
+
+def python_code():
+    remembered = []
+
+    def remember(x):
+        return remembered.append(1) or x
+
+    def layer(x):
+        return tf.ensure_shape(tf.numpy_function(remember, [x], x.dtype), x.shape)
+
+    return _with(keras.layers.Lambda(layer))
+
+
+def sampled():
+    def noise(x):
+        drawn = tf.random.log_uniform_candidate_sampler(tf.zeros([1, 1], tf.int64), 1, 2, True, 9)
+        return x + tf.cast(drawn.sampled_candidates[0], x.dtype)
+
+    return _with(keras.layers.Lambda(noise))
+
+
+def narrow():
+    return compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]))
+
+
+def untraceable():
+    return compiled(Untraceable())
+
+
+def poisoned():
+    return compiled(Poisoned())
+
+
+def overflowing():
+    # 1e30 becomes infinite, 1 stays 1.
+    return _with(keras.layers.Lambda(lambda x: x * x))
+
+
+def numbered():
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Identity()(x) * 1.0 + keras.layers.Dense(6, kernel_initializer="zeros")(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=[MeanId()])
+    return model
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    forget_trainer()
+    return lab_of(tmp_path, MODEL)
+
+
+def batches(lab: Lab, spec: RunSpec, count: int) -> list[Any]:
+    """The first x batches of a run, as the reader gives them."""
+    from tasks.foundation.dataset.reader import training_dataset
+
+    dataset = training_dataset(
+        lab.storage,
+        lab.prepare(spec),
+        seed=spec.train.seed,
+        global_batch_size=spec.train.global_batch_size,
+        window_shards=spec.data.window_shards,
+        first_batch=0,
+    )
+    return [element[0] for element in dataset.take(count).as_numpy_iterator()]
+
+
+def fast(lab: Lab) -> Callable[[], float]:  # noqa: ARG001 - both clocks look the same
+    """A clock that stands still: inner loops run from one absolute step to the next."""
+    return lambda: 0.0
+
+
+def slow(lab: Lab) -> Callable[[], float]:  # noqa: ARG001
+    """A clock that runs away: every inner loop is one step."""
+    seconds = iter(range(0, 10**9, 100))
+    return lambda: float(next(seconds))
+
+
+def by_progress(lab: Lab) -> Callable[[], float]:
+    """Ten seconds pass with each inner loop."""
+    return lambda: 10.0 * sum(isinstance(event, Training) for event in lab.heard.events)
+
+
+def test_metrics_are_those_of_the_batches_at_absolute_steps(lab: Lab) -> None:
+    spec = spec_of("numbered", form="numbered")
+    start = lab.begin(spec).tip
+    assert start is not None
+    ids = [batch[:, 0].mean() for batch in batches(lab, spec, 11)]
+    expected = {4: np.mean(ids[:4]), 8: np.mean(ids[4:8])}
+    for borders, cold in (((11,), False), ((3, 7, 11), True), ((1, 2, 4, 5, 8, 11), False)):
+        at, rows = start, {}
+        for border in borders:
+            if cold:
+                forget_trainer()
+            result = lab.train(spec, at, border)
+            at = result.staged
+            rows |= {row.step: row.metrics["id"] for row in result.history}
+        assert rows == pytest.approx(expected, rel=1e-6)
+
+
+def test_inner_loops_do_not_change_bits(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional")
+    start = lab.begin(spec).tip
+    assert start is not None
+    told = {}
+    for clock in (fast, slow):
+        lab.heard.events.clear()
+        result = lab.train(spec, start, 11, clock=clock(lab))
+        steps = [event.step for event in lab.heard.events if isinstance(event, Training)]
+        told[clock] = (result, steps)
+    # The first loop of a segment is one step long, to learn how long a step takes.
+    assert told[fast][1] == [1, 4, 8, 11]
+    assert told[slow][1] == list(range(1, 12))
+    assert differing(*(lab.tensors(spec, result.staged) for result, _ in told.values())) == []
+    assert told[fast][0].history == told[slow][0].history
+
+
+def test_a_segment_ends_after_segment_seconds(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional", train__segment_seconds=15.0)
+    start = lab.begin(spec).tip
+    assert start is not None
+    timed = lab.train(spec, start, 11, clock=by_progress(lab))
+    assert timed.exit_reason == "segment_seconds"
+    assert timed.staged.step == 4
+    rest = lab.train(spec, timed.staged, 11, clock=fast(lab))
+    assert rest.exit_reason == "segment_end"
+    straight = lab.train(spec, start, 11, clock=fast(lab))
+    assert differing(lab.tensors(spec, rest.staged), lab.tensors(spec, straight.staged)) == []
+    assert timed.history + rest.history == straight.history
+
+
+def test_a_segment_makes_progress_however_short_its_time(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("plain", train__segment_seconds=1e-9)
+    start = lab.begin(spec).tip
+    assert start is not None
+    assert lab.train(spec, start, 11, clock=slow(lab)).staged.step == 1
+
+
+def test_the_result_says_what_was_done(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("plain")
+    start = lab.begin(spec).tip
+    assert start is not None
+    ticks = iter(range(10**6))
+    used: list[float] = []
+
+    def clock() -> float:
+        used.append(float(next(ticks)))
+        return used[-1]
+
+    result = lab.train(spec, start, 5, clock=clock)
+    assert (result.staged.step, result.examples, result.exit_reason) == (5, 40, "segment_end")
+    assert result.staged.base == 1
+    assert sum(result.seconds.values()) == used[-1] - used[0]
+    assert set(result.seconds) == {"build", "restore", "compile", "train", "input wait", "stage"}
+    assert len(result.staged.attempt) == 32
+    assert lab.log(spec).head() is not None
+    assert lab.log(spec).head().tip == start  # type: ignore[union-attr]
+
+
+def test_a_warm_trainer_goes_on_from_memory(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional")
+    start = lab.begin(spec).tip
+    assert start is not None
+    first = lab.train(spec, start, 5).staged
+    shutil.rmtree(lab.folder(spec, first))
+    warm = lab.train(spec, first, 11)
+    forget_trainer()
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
+        lab.train(spec, first, 11)
+    again = lab.train(spec, lab.train(spec, start, 5).staged, 11)
+    assert differing(lab.tensors(spec, warm.staged), lab.tensors(spec, again.staged)) == []
+
+
+def test_a_warm_trainer_restores_what_it_does_not_hold(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("plain")
+    start = lab.begin(spec).tip
+    assert start is not None
+    held = lab.train(spec, start, 5).staged
+    state = restored(lab, spec, held)
+    state.model.trainable_variables[0].assign_add([[1.0] * 5] * 6)
+    other = state.stage(lab.home(spec), base=held.base, attempt="other")
+    assert other.step == held.step
+    warm = lab.train(spec, other, 11)
+    forget_trainer()
+    cold = lab.train(spec, other, 11)
+    assert warm.staged.state_digest == cold.staged.state_digest
+    assert warm.staged.state_digest != lab.train(spec, held, 11).staged.state_digest
+
+
+def test_a_trainer_of_another_run_is_not_used(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    one, other = spec_of("plain", run="one"), spec_of("plain", run="other", train__seed=1)
+    results = []
+    for spec in (one, other, one):
+        start = lab.begin(spec).tip
+        assert start is not None
+        results.append(lab.tensors(spec, lab.train(spec, start, 5).staged))
+    assert differing(results[0], results[2]) == []
+    assert differing(results[0], results[1]) != []
+
+
+def assert_nothing_is_staged(lab: Lab, spec: RunSpec, before: set[Path]) -> None:
+    assert {path for path in lab.home(spec).root.rglob("*") if path.is_file()} == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("clock", [fast, slow])
+def test_a_loss_that_is_not_finite_stops_the_run(lab: Lab, clock: Callable[[Lab], Callable[[], float]]) -> None:
+    spec = spec_of("overflowing", form="divergent", data__validation_fraction=0.0, train__seed=2)
+    start = lab.begin(spec).tip
+    assert start is not None
+    bad = next(index for index, batch in enumerate(batches(lab, spec, 11)) if (batch > 1e20).any())
+    assert bad == 5  # in the midst of an inner loop, where the clock lets one be
+    at = lab.train(spec, start, bad, clock=clock(lab)).staged  # the steps before are sound
+    before = {path for path in lab.home(spec).root.rglob("*") if path.is_file()}  # type: ignore[attr-defined]
+    head = lab.log(spec).head()
+    for begin in (start, at):
+        with pytest.raises(NonFinite) as stopped:
+            lab.train(spec, begin, 11, clock=clock(lab))
+        assert f"the loss is not finite at step {bad + 1}, in segment 1" in str(stopped.value)
+        assert stopped.value.exit_code == 1
+        assert not stopped.value.retryable
+    assert_nothing_is_staged(lab, spec, before)
+    assert lab.log(spec).head() == head
+    # The trainer that has seen it is gone: the sound steps give the same bits again.
+    assert lab.train(spec, start, bad).staged.state_digest == at.state_digest
+
+
+def test_a_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
+    spec = spec_of("poisoned")
+    start = lab.begin(spec).tip
+    assert start is not None
+    before = {path for path in lab.home(spec).root.rglob("*") if path.is_file()}  # type: ignore[attr-defined]
+    with pytest.raises(NonFinite) as stopped:
+        lab.train(spec, start, 3)
+    assert "step 3, in segment 1: model/poisoned/dense/kernel holds NaN or infinity" in str(stopped.value)
+    assert_nothing_is_staged(lab, spec, before)
+
+
+def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
+    """What each model that cannot be trained is told on so many replicas, by the stage that begins or that trains."""
+    from tasks.init_or_restore import model_requirements
+
+    lab, told = Lab(Path(folder), Path(folder) / "code"), {}
+    for build in ("unseeded", "outside", "untraceable"):
+        spec = spec_of(build, run=f"{build}-{replicas}", replicas=replicas)
+        try:
+            if begun:
+                with (
+                    patch.object(model_requirements, "require_train_step"),
+                    patch.object(model_requirements, "require_test_step"),
+                ):
+                    start = lab.begin(spec).tip
+                assert start is not None
+                lab.train(spec, start, 3)
+            else:
+                lab.begin(spec)
+        except BatonError as fault:
+            told[build] = f"{type(fault).__name__} {fault.exit_code}: {fault}"
+        head = lab.log(spec).head()
+        assert (head is not None) == begun
+        assert head is None or (head.tip is not None and head.tip.step == 0)
+    return told
+
+
+def assert_refused(told: dict[str, str]) -> None:
+    assert told["unseeded"].startswith("ModelError 2: model.py:unseeded: train_step ")
+    assert "seed_generator_state" in told["unseeded"]
+    assert "give keras.random functions a keras.random.SeedGenerator that a layer holds" in told["unseeded"]
+    assert told["outside"].startswith("ModelError 2: model.py:outside: train_step uses variables that no layer")
+    assert "kept_outside" in told["outside"]
+    assert "as attributes of a layer or of the model" in told["outside"]
+    assert told["untraceable"].startswith("ModelError 2: model.py:untraceable: train_step cannot be traced: ")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_state_that_no_checkpoint_would_hold_is_refused(lab: Lab, begun: bool) -> None:
+    assert_refused(refusals(str(lab.root), 1, begun))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [False, True])
+def test_state_that_no_checkpoint_would_hold_is_refused_on_two_replicas(lab: Lab, begun: bool) -> None:
+    assert_refused(in_fresh_process(refusals, folder=str(lab.root), replicas=2, begun=begun))
+
+
+def label_failure(folder: str, replicas: int) -> str:
+    lab = Lab(Path(folder), Path(folder) / "code")
+    spec = spec_of("narrow", replicas=replicas)
+    start = lab.begin(spec).tip
+    assert start is not None
+    with pytest.raises(StepFailed) as stopped:
+        lab.train(spec, start, 3, clock=fast(lab))
+    assert stopped.value.exit_code == 1
+    return str(stopped.value)
+
+
+def assert_label_is_named(told: str) -> None:
+    assert told.startswith("model.py:narrow: train_step failed between step 0 and step 1, in segment 1: Invalid")
+    assert "= 2 is not in [0, 2)" in told
+    assert told.endswith("Set data.classes to have labels checked when the data is prepared")
+    assert "\n" not in told
+    assert len(told) < 500
+
+
+def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+    assert_label_is_named(label_failure(str(lab.root), 1))
+
+
+@pytest.mark.slow
+def test_a_label_that_the_model_does_not_have_is_named_on_two_replicas(lab: Lab) -> None:
+    assert_label_is_named(in_fresh_process(label_failure, folder=str(lab.root), replicas=2))
+
+
+@pytest.mark.parametrize(
+    ("build", "op"),
+    [
+        ("stateful", "RandomStandardNormal"),
+        ("python_code", "PyFunc"),
+        ("sampled", "LogUniformCandidateSampler"),
+    ],
+)
+def test_state_outside_of_variables_is_warned_of(lab: Lab, build: str, op: str) -> None:
+    spec = spec_of(build)
+    start = lab.begin(spec).tip
+    assert start is not None
+    lab.train(spec, start, 3)
+    assert len(lab.heard.warnings) == 1
+    assert f"model.py:{build}: " in lab.heard.warnings[0]
+    assert op in lab.heard.warnings[0]
+    assert "a resumed run can differ" in lab.heard.warnings[0]
+
+
+def test_a_model_error_comes_before_anything_is_written(lab: Lab) -> None:
+    with pytest.raises(ModelError, match="has no function missing"):
+        lab.begin(spec_of("missing"))
+    assert not (lab.root / "storage" / "missing").exists()
+
+
+def test_a_step_may_tell_a_loss_of_each_example(tmp_path: Path) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+class Each(keras.Model):
+    def train_step(self, data):
+        super().train_step(data)
+        x, y = data
+        return {"loss": keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)}
+
+
+def build():
+    x = keras.Input((6,))
+    model = Each(x, keras.layers.Dense(3)(x))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+""",
+    )
+    spec = spec_of("build")
+    start = lab.begin(spec).tip
+    assert start is not None
+    result = lab.train(spec, start, 3)
+    (worker,) = result.workers
+    assert (worker.steps, worker.examples, len(worker.losses)) == (3, 24, 1)
