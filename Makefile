@@ -1,8 +1,8 @@
-# Everything a newcomer needs: `make run` trains the digits, `make test` runs the whole suite.
+# `make run` trains the digits, `make test` runs all tests, `make test-fast` those that take seconds.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Seconds that a fresh Prefect home may take to start beside a busy TensorFlow.
+# Seconds that a fresh Prefect home may take to start on a busy machine.
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
 .PHONY: install run test test-fast lint bench chaos images lock clean
@@ -10,7 +10,7 @@ export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
 install: $(VENV)/installed
 
-# The stamp is written last: an interrupted installation is done again.
+# The stamp is written last, so an interrupted installation starts again.
 $(VENV)/installed: requirements.lock pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
@@ -21,11 +21,13 @@ $(VENV)/installed: requirements.lock pyproject.toml
 run: install
 	@$(BIN)/baton run deploy/runs/digits/run.yaml
 
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal
+
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@$(PYTEST)
 
 test-fast: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 lint: install
 	$(BIN)/ruff check .
@@ -38,7 +40,7 @@ bench: install
 	$(BIN)/python -m tests.benchmarks.finding_the_head
 	$(BIN)/python -m tests.benchmarks.checkpoint_memory
 
-# Some 350 interruptions of real runs, and 400 plans of what goes wrong on gs://; over an hour on two cores.
+# About 350 interruptions of real runs and 400 plans of store faults; over an hour on two cores.
 chaos: install
 	$(BIN)/python -m tests.end_to_end.chaos
 	$(BIN)/python -m tests.end_to_end.cloud_chaos --plans 400
@@ -49,7 +51,7 @@ chaos: install
 images:
 	$(PYTHON) containers/build.py $(IMAGES)
 
-# Needs uv. Plain pins, without the addresses of any index; the images' are those of requirements.lock.
+# Needs uv. Pins without index addresses; the images have the versions of requirements.lock.
 COMPILE := uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url
 lock:
 	$(COMPILE) --extra cpu --extra digits --extra dev --output-file requirements.lock pyproject.toml

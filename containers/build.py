@@ -1,7 +1,7 @@
 """Build Baton's container images, with podman or docker: `python containers/build.py [IMAGE ...] [-- OPTION ...]`.
 
-All of them if none is named. What follows "--" goes to the engine's `build` as it is. BASE_IMAGE, in the environment,
-replaces the base. Only the standard library is needed.
+Builds all images if none is named. Options after "--" are passed to the engine's `build`. The environment variable
+BASE_IMAGE replaces the base image. Needs only the standard library.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-# Which target of the Dockerfile makes an image; its lock bears the image's own name.
+# The Dockerfile target of each image. Its lock file has the image's name.
 TARGETS = {
     "prepare-data": "image",
     "train-cpu": "image",
@@ -36,34 +36,34 @@ def build_command(
     context: Path = CHECKOUT,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """The command that builds one image.
+    """Return the command that builds one image.
 
     Args:
-        engine: how podman or docker is called, such as ["podman"].
+        engine: command of podman or docker, such as ["podman"].
         image: one of `TARGETS`.
-        base: the image to start from; left out: the Dockerfile's own.
-        tag: what follows baton/IMAGE and a colon.
-        revision: the commit; left out: that of the checkout.
+        base: base image; None: the Dockerfile's default.
+        tag: tag of the image baton/IMAGE.
+        revision: commit for the label; None: the commit of the checkout.
         context: the checkout to build from.
-        options: further options of `build`.
+        options: additional options of `build`.
     """
     arguments = {"IMAGE": image, "VERSION": version_of(context), "REVISION": revision or revision_of(context)}
     if base:
         arguments["BASE_IMAGE"] = base
-    given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    build_args = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     dockerfile = str(context / "containers" / "Dockerfile")
-    where = ["--file", dockerfile, "--target", TARGETS[image], "--tag", f"baton/{image}:{tag}"]
-    return [*engine, "build", *where, *given, *options, str(context)]
+    target = ["--file", dockerfile, "--target", TARGETS[image], "--tag", f"baton/{image}:{tag}"]
+    return [*engine, "build", *target, *build_args, *options, str(context)]
 
 
 def version_of(checkout: Path) -> str:
-    """Baton's version, as pyproject.toml has it."""
+    """Return Baton's version from pyproject.toml."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return str(project["version"])
 
 
 def revision_of(checkout: Path) -> str:
-    """The commit of a checkout, with "-dirty" if files differ from it; "unknown" outside of one."""
+    """Return the commit of a checkout, with "-dirty" if files differ from it; "unknown" without git."""
     command = ["git", "describe", "--always", "--abbrev=40", "--match=", "--dirty"]
     try:
         done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
@@ -73,33 +73,33 @@ def revision_of(checkout: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the images that are named.
+    """Build the named images.
 
     Returns:
-        The exit code: 0, 2 if no engine is there, or the engine's own.
+        The exit code: 0, 2 if no engine is installed, or the engine's exit code.
     """
     parser = argparse.ArgumentParser(prog="containers/build.py", description="Build Baton's container images.")
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"of {', '.join(TARGETS)}; left out: all")
-    parser.add_argument("--tag", default="latest", help="left out: latest")
-    parser.add_argument("--revision", help="left out: the commit of the checkout")
-    parser.add_argument("--base", default=os.environ.get("BASE_IMAGE"), help="the image to start from")
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"{', '.join(TARGETS)}; default: all")
+    parser.add_argument("--tag", default="latest", help="tag of the images; default: latest")
+    parser.add_argument("--revision", help="commit for the label; default: the commit of the checkout")
+    parser.add_argument("--base", default=os.environ.get("BASE_IMAGE"), help="base image")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    cut = words.index("--") if "--" in words else len(words)
-    options, of_engine = parser.parse_args(words[:cut]), words[cut + 1 :]
+    end = words.index("--") if "--" in words else len(words)
+    options, engine_options = parser.parse_args(words[:end]), words[end + 1 :]
     unknown = [name for name in options.images if name not in TARGETS]
     if unknown:
-        parser.error(f"no image {unknown[0]}; there are {', '.join(TARGETS)}")
+        parser.error(f"unknown image {unknown[0]}; choose from {', '.join(TARGETS)}")
     engine = next(filter(None, map(shutil.which, ("podman", "docker"))), None)
     if engine is None:
         sys.stderr.write("error: neither podman nor docker is installed; on Debian: apt-get install podman\n")
         return 2
     for image in options.images or TARGETS:
         command = build_command(
-            [engine], image, base=options.base, tag=options.tag, revision=options.revision, options=of_engine
+            [engine], image, base=options.base, tag=options.tag, revision=options.revision, options=engine_options
         )
         code = subprocess.run(command, check=False).returncode
         if code:
-            sys.stderr.write(f"error: baton/{image} was not built\n")
+            sys.stderr.write(f"error: building baton/{image} failed\n")
             return code
     return 0
 

@@ -1,26 +1,25 @@
-"""Every committed byte of a run, read again: log, retained checkpoints, dataset. Reports; never writes."""
+"""Reads every committed byte of a run again: log, retained checkpoints, dataset. Reports damage; writes nothing."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from flows.commands.address import OpenedRun
+from flows.run import RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
 from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.dataset.shard_location import located
+from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
+from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage, Stored
-from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.transit_damage import require_damage_in_store
 from tasks.foundation.telemetry.formatting import size_words
 
 _READ_TOGETHER = 64
-_ENTRY = re.compile(r"log/(\d{8})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Findings:
-    """What was read, and what is wrong with it."""
+    """What was read, and the damage that was found."""
 
     entries: int = 0
     checkpoints: int = 0
@@ -44,51 +43,55 @@ class Findings:
     damages: list[Damage] = field(default_factory=list)
 
 
-def examine(opened: OpenedRun, tell: Callable[[str], None] = lambda _: None) -> Findings:
-    """Read everything that the run's log vouches for.
+def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> Findings:
+    """Read every file that the run's log names, and compare it with its manifest.
 
     Args:
-        opened: the run.
-        tell: is told how far it is, a line at a time.
+        run: the run.
+        on_progress: receives a line for each part that was read.
 
     Raises:
-        StorageError: the store refused or failed; that says nothing about the bytes.
+        StorageError: the store refused a request or failed; the bytes may be good.
     """
     findings = Findings()
-    head = _examine_log(opened.log, findings)
+    head = _audit_log(run.log, findings)
     if head is not None:
         findings.quarantined = len(head.quarantined)
-        tell(f"verified {findings.entries} log entries")
+        on_progress(f"verified {findings.entries} log entries")
         for number, ref in enumerate(head.retained, start=1):
-            _examine_checkpoint(opened.log, ref, findings)
-            tell(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
+            _audit_checkpoint(run.log, ref, findings)
+            on_progress(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
         folder = head.identity.get("data.folder")
         if isinstance(folder, str):
-            _examine_dataset(opened.root, folder, head.identity, findings, tell)
+            _audit_dataset(run.root, folder, head.identity, findings, on_progress)
     return findings
 
 
-def _examine_log(log: RunLog, findings: Findings) -> Head | None:
-    """Read and refold all entries; returns the newest readable state."""
+def _audit_log(log: RunLog, findings: Findings) -> Head | None:
+    """Read and fold all entries again.
+
+    Returns:
+        The state of the newest readable entry; None if there is none.
+    """
     head: Head | None = None
-    whole = True  # whether the state before the next entry is known
+    state_is_known = True  # whether the state before the next entry is known
     for number, entry in enumerate(_entries(log, _count(log))):
         if isinstance(entry, RunLogError):
-            findings.damages.append(Damage(f"log/{number:08d}.json", str(entry)))
-            whole = False
+            findings.damages.append(Damage(entry_path(number), str(entry)))
+            state_is_known = False
             continue
         findings.entries += 1
         findings.bytes += len(entry.to_json())
-        if whole:
+        if state_is_known:
             fault_text = _refold(head, entry)
             if fault_text is not None:
-                findings.damages.append(Damage(f"log/{number:08d}.json", f"{log.home.uri}/{fault_text}"))
-        head, whole = entry.head, True
+                findings.damages.append(Damage(entry_path(number), f"{log.home.uri}/{fault_text}"))
+        head, state_is_known = entry.head, True
     return head
 
 
 def _entries(log: RunLog, count: int) -> Iterator[Entry | RunLogError]:
-    """Entry by entry, or what is wrong with it."""
+    """Each entry, or the error of reading it."""
 
     def read(number: int) -> Entry | RunLogError:
         try:
@@ -100,30 +103,31 @@ def _entries(log: RunLog, count: int) -> Iterator[Entry | RunLogError]:
 
 
 def _count(log: RunLog) -> int:
-    """One more than the highest number of an entry, by listing and by probing: a gap may hide later entries."""
-    listed = [int(match[1]) for path in log.home.files("log") if (match := _ENTRY.fullmatch(path))]
+    """One more than the highest entry number. Found by listing and by probing, because a gap may hide later entries."""
+    listed = [number for path in log.home.files("log") if (number := entry_number(path)) is not None]
     try:
         head = log.head()
         probed = -1 if head is None else head.number
     except RunLogError:
-        probed = -1  # unreadable, so it is there, and listed
+        probed = -1  # the entry exists but is unreadable, so the listing has it
     return max([*listed, probed]) + 1
 
 
 def _refold(before: Head | None, entry: Entry) -> str | None:
-    path = f"log/{entry.number:08d}.json"
+    path = entry_path(entry.number)
     try:
         expected = fold(before, entry.body)
     except RunLogError as fault:
         return f"{path} does not follow from the entries before it: {fault}"
-    # Compared as text: NaN differs from itself.
+    # Compared as text, because NaN is not equal to itself.
     if expected.to_json() != entry.head.to_json():
         keys = [key for key in Head.model_fields if repr(getattr(expected, key)) != repr(getattr(entry.head, key))]
         return f"{path} records a state that does not follow from the entries before it ({', '.join(keys)})"
     return None
 
 
-def _examine_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
+def _audit_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
+    """Compare a checkpoint's manifest with the log and its files with the manifest."""
     damages: list[Damage] = []
     files = size = 0
     try:
@@ -133,9 +137,11 @@ def _examine_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> 
     else:
         for key in ("step", "base", "attempt", "state_digest"):
             if getattr(manifest, key) != getattr(ref, key):
-                what = f"{log.home.uri}/{ref.path}: {key} is {getattr(manifest, key)}, the log says {getattr(ref, key)}"
-                damages.append(Damage(f"{ref.path}/manifest.json", what))
-        faults = side_by_side(
+                text = (
+                    f"{log.home.uri}/{ref.path}: {key} is {getattr(manifest, key)}, but the log has {getattr(ref, key)}"
+                )
+                damages.append(Damage(f"{ref.path}/manifest.json", text))
+        faults = parallel_map(
             lambda file: _file_fault(log.home, f"{ref.path}/{file.name}", file.size, file.crc32c),
             manifest.files,
             workers=log.home.transfers,
@@ -153,7 +159,7 @@ def _examine_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> 
 
 
 def _retired_meanwhile(log: RunLog, ref: CheckpointRef) -> bool:
-    """Whether a writer retired the checkpoint, and perhaps deleted it, while it was being read."""
+    """Whether a writer retired the checkpoint, and perhaps deleted it, during the read."""
     try:
         head = log.head()
     except RunLogError:
@@ -161,18 +167,18 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef) -> bool:
     return head is not None and ref not in head.retained
 
 
-def _examine_dataset(
-    root: Storage, folder: str, identity: dict[str, object], findings: Findings, tell: Callable[[str], None]
+def _audit_dataset(
+    root: Storage, folder: str, identity: dict[str, object], findings: Findings, on_progress: Callable[[str], None]
 ) -> None:
     findings.dataset = folder
     path = f"{folder}/manifest.json"
-    where = f"{root.uri}/{path}"
-    again = "`baton run` prepares the dataset again"
+    uri = f"{root.uri}/{path}"
+    remedy = "`baton run` prepares the dataset again"
     try:
         data = root.read(path)
-        manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
+        manifest = DatasetManifest.from_json(data, where=uri, error=DamagedDataset)
     except FileMissing:
-        findings.damages.append(Damage(path, f"{where} is missing; {again}"))
+        findings.damages.append(Damage(path, f"{uri} is missing; {remedy}"))
         return
     except DamagedDataset as fault:
         findings.damages.append(Damage(path, str(fault)))
@@ -180,35 +186,46 @@ def _examine_dataset(
     findings.bytes += len(data)
     recorded = identity.get("data.content_digest", manifest.content_digest)
     if manifest.content_digest != recorded:
-        what = f"{where} is of content {manifest.content_digest}, the run was trained on {recorded}"
-        findings.damages.append(Damage(path, what))
-    # A range of somebody else's file holds examples of both parts.
+        text = f"{uri} has content {manifest.content_digest}, but the run was trained on {recorded}"
+        findings.damages.append(Damage(path, text))
+    # A file that Baton reads in place may hold examples of both training and validation.
     shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())
     for begin in range(0, len(shards), _READ_TOGETHER):
-        some = shards[begin : begin + _READ_TOGETHER]
-        faults = side_by_side(lambda shard: _shard_fault(root.at(folder), shard), some, workers=root.transfers)
-        for shard, fault_text in zip(some, faults, strict=True):
+        batch = shards[begin : begin + _READ_TOGETHER]
+        faults = parallel_map(lambda shard: _shard_fault(root.at(folder), shard), batch, workers=root.transfers)
+        for shard, fault_text in zip(batch, faults, strict=True):
             if fault_text is not None:
-                name = shard.path if shard.is_elsewhere else f"{folder}/{shard.path}"
+                name = shard.path if shard.is_external else f"{folder}/{shard.path}"
                 findings.damages.append(Damage(name, fault_text))
             findings.files += 1
             findings.bytes += shard.size
-        tell(f"verified {folder}  ({begin + len(some)} of {len(shards)} shards)")
+        on_progress(f"verified {folder}  ({begin + len(batch)} of {len(shards)} shards)")
 
 
 def _shard_fault(dataset: Storage, shard: ShardRecord) -> str | None:
-    storage, name = located(dataset, shard)
-    part = shard.is_elsewhere
+    storage, name = locate_shard(dataset, shard)
+    part = shard.is_external
     return _file_fault(storage, name, shard.size, shard.crc32c, begin=shard.begin, part=part)
 
 
 def _file_fault(
     storage: Storage, path: str, size: int, crc32c: str, *, begin: int = 0, part: bool = False
 ) -> str | None:
-    """What is wrong with a file, or with `size` bytes of it from `begin` on, after two reads.
+    """Read a file twice at most, and describe its damage.
+
+    Args:
+        storage: the storage that holds the file.
+        path: the file's path in it.
+        size: the bytes that the manifest records.
+        crc32c: the checksum that the manifest records.
+        begin: offset of the first byte to compare.
+        part: compare only `size` bytes from `begin` on; otherwise, the whole file.
+
+    Returns:
+        The damage; None if the bytes are good.
 
     Raises:
-        StorageError: nothing is wrong with it, and its bytes are damaged on the way here.
+        StorageError: the stored bytes are good, but the transfer damages them.
     """
 
     def read() -> None:
@@ -221,11 +238,11 @@ def _file_fault(
         if (stored.size, stored.crc32c) != (size, crc32c):
             raise DamagedDataset(
                 f"{storage.uri}/{path} has {stored.size} bytes and crc32c {stored.crc32c}, "
-                f"its manifest says {size} and {crc32c}"
+                f"but its manifest has {size} and {crc32c}"
             )
 
     verdict = None
-    for _ in range(2):  # one bad read may be the wire's; only a second one is the file's
+    for _ in range(2):  # a single bad read may be a transfer error
         try:
             read()
         except DamagedDataset as fault:
@@ -234,5 +251,5 @@ def _file_fault(
             return None
     if not part:
         with suppress(FileMissing):
-            require_damage_in_store(storage, path, Stored(size=size, crc32c=crc32c))
+            require_damage_in_store(storage, path, FileStat(size=size, crc32c=crc32c))
     return verdict

@@ -1,61 +1,68 @@
-"""The flow: one committed checkpoint, the best one if nothing else is said, is evaluated once more.
+"""The flow evaluate-best: evaluates a committed checkpoint again, by default the best one.
 
-A scheduled look from outside: what the log says of a checkpoint is compared with what its bytes give today.
+As a scheduled check, it compares the metrics in the log with those that the checkpoint's bytes give today.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed
 from pydantic import Field
 
-from flows.commands.address import OpenedRun, holds_a_log
-from flows.goal import preflight, storage_of
-from flows.launching.launcher import stages_of
+from flows.admission.checks import preflight
+from flows.launching.launcher import runner_for
+from flows.launching.runner import StageStopped
+from flows.prefect_compat.prefect_offline import PrefectTasks
 from flows.prefect_ui.run_logger import PrefectRunLogger
-from flows.relay import StageStopped
-from flows.train_run import MACHINE_GOES, MachineIsGoing, inline_stages, run_name, tags_of
-from tasks.foundation.checkpoint.selection import choose
+from flows.run import Run, holds_a_log
+from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name, tags_of
+from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Evaluation, Head
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
 from tasks.foundation.runlog.history import evaluation_of
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
+from tasks.stages import EVALUATE, PREPARE_DATA
 
-# Other devices, and other numbers of them, sum in another order.
+# Other devices, or another number of them, add in another order.
 _RELATIVE_TOLERANCE = 1e-5
 
 Step = int | Literal["best"] | None
 
 
 class FreshEvaluation(Contract):
-    """What an evaluation of a committed checkpoint gave, and what the log had said of it."""
+    """Metrics of a committed checkpoint, compared with those in the log."""
 
     schema_version: Literal[1] = 1
     run: str
     home: str
     step: int
     checkpoint: str = Field(description="address of the checkpoint's folder")
-    examples: int = Field(description="validation examples, each met once")
+    examples: int = Field(description="number of validation examples, each used once")
     metrics: dict[str, float]
-    logged: dict[str, float] | None = Field(description="None: the log had no evaluation of it; now it has this one")
-    agrees: bool | None = Field(description="whether metrics and logged are equal to 1e-5; None: nothing was logged")
+    logged: dict[str, float] | None = Field(
+        description="None: the log had no evaluation of the checkpoint; now it has this one"
+    )
+    agrees: bool | None = Field(
+        description="whether metrics and logged differ by at most 1e-5, relative; None: nothing was logged"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A checkpoint to evaluate, and what the log says of it."""
+    """A checkpoint to evaluate, and its metrics in the log, if it was evaluated before."""
 
     home: Storage
     head: Head
@@ -64,20 +71,19 @@ class Chosen:
 
 
 @flow(name="evaluate-best", flow_run_name=run_name, validate_parameters=True)
-def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step = "best") -> Any:
-    """Evaluate a committed checkpoint of a run once more, on all validation examples, and compare with its log.
+def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step = "best") -> State[FreshEvaluation]:
+    """Evaluate a committed checkpoint again, on all validation examples, and compare the metrics with the log.
 
-    It returns a `FreshEvaluation`. Where the metrics are not those of the log, the flow run says so with a warning and
-    ends as `Differs`, which Prefect counts as completed. Where the stage runs elsewhere and is cancelled there, so is
-    this flow run.
+    It returns a `FreshEvaluation`. If the metrics differ from the log, the flow run logs a warning and ends as
+    `Differs`, which Prefect counts as completed. If the stage is a deployment and is cancelled, so is this flow run.
 
     Args:
         run_file: path of the run file.
         overrides: settings that replace those of the file, each as a.b=c.
-        step: "best" (by checkpoint.keep_best; the newest where nothing has been evaluated yet), the step of a
-            checkpoint that is retained, or null for the newest.
+        step: "best" (by checkpoint.keep_best; the newest if none was evaluated yet), the step of a retained
+            checkpoint, or null for the newest.
     """
-    run = load_run_file(Path(run_file), overrides or [])
+    run = Run.open(load_run_file(Path(run_file), overrides or []))
     with tags(*tags_of(run.spec)):
         telemetry = PrefectRunLogger()
         with warnings_as_notes(telemetry):
@@ -87,20 +93,18 @@ def evaluate_best(run_file: str, overrides: list[str] | None = None, step: Step 
                 return stopped(stop)
 
 
-def evaluate_again(
-    run: RunFile, step: Step, evaluate: Callable[[Chosen], Evaluation], telemetry: Sink
-) -> FreshEvaluation:
-    """Choose, evaluate, compare.
+def evaluate_again(run: Run, step: Step, evaluate: Callable[[Chosen], Evaluation], telemetry: Sink) -> FreshEvaluation:
+    """Choose a checkpoint, evaluate it, and compare.
 
     Args:
-        run: the run file.
+        run: the run.
         step: which checkpoint, see `chosen_of`.
-        evaluate: evaluates it, and logs what came out if the log has no evaluation of it.
-        telemetry: is told where the metrics are not those of the log.
+        evaluate: evaluates it, and logs the metrics if the log has no evaluation of it.
+        telemetry: receives a warning if the metrics differ from the log.
 
     Raises:
-        DamagedCheckpoint: the checkpoint is not what the log says. The run goes on with or without it: quarantine is
-            the next attempt's to decide.
+        DamagedCheckpoint: the checkpoint's bytes differ from the log. It is not quarantined here; the next attempt to
+            train decides that.
         BatonError: as `chosen_of`.
     """
     chosen = chosen_of(run, step)
@@ -109,18 +113,16 @@ def evaluate_again(
             done = evaluate(chosen)
             break
         except DamagedCheckpoint as fault:
-            # A run that trains meanwhile may have retired it; then the log names another one by now.
+            # Another process may train the run and have retired the checkpoint; then the log names another one by now.
             again = chosen_of(run, step)
             if again.checkpoint == chosen.checkpoint:
                 raise
-            telemetry.emit(Note(text=f"{fault}; looking at the log again", warning=True))
+            telemetry.emit(Note(text=f"{fault}; reading the log again", warning=True))
             chosen = again
     ref, logged = chosen.checkpoint, chosen.logged
     found = "" if logged is None else differences(done.metrics, logged)
     if found:
-        text = (
-            f"step {ref.step} is not as its log says: {found}; see whether the model's code or the devices are others"
-        )
+        text = f"step {ref.step} differs from its log: {found}; check whether the model's code or the devices changed"
         telemetry.emit(Note(text=text, warning=True))
     return FreshEvaluation(
         run=run.spec.run,
@@ -134,59 +136,61 @@ def evaluate_again(
     )
 
 
-def chosen_of(run: RunFile, step: Step) -> Chosen:
-    """Which checkpoint is meant. Writes nothing, and needs no TensorFlow.
+def chosen_of(run: Run, step: Step) -> Chosen:
+    """Choose a checkpoint. Writes nothing, and needs no TensorFlow.
 
     Args:
-        run: the run file.
-        step: a step, None for the newest checkpoint, or "best": the best, or the newest where none is known.
+        run: the run.
+        step: a step, None for the newest checkpoint, or "best": the best one, or the newest if none is known.
 
     Raises:
         NoSuchRun: the run has not begun.
-        InvalidInput: it has no such checkpoint, holds out no examples, or cannot be used as it stands.
-        IdentityChanged: the run on disk is another one, as the run file alone tells.
+        InvalidInput: it has no such checkpoint or no validation examples, or its run file cannot be used.
+        IdentityChanged: the run on disk differs from the run file.
         RunLogError: the log cannot be read.
     """
     preflight(run)
-    spec, root = run.spec, storage_of(run)
-    home = root.at(spec.run)
+    spec, home = run.spec, run.home
     if not holds_a_log(home):
-        raise NoSuchRun(f"no run is at {home.uri}: the run file has not been run yet; start it: baton run {run.path}")
-    opened = OpenedRun(root=root, home=home, run_file=run, log=RunLog(home))
-    head = opened.head()
+        raise NoSuchRun(
+            f"no run is at {home.uri}: the run file has not been run yet; start it with: baton run {run.file}"
+        )
+    head = run.require_head()
     require_same_identity(head.identity, identity_in_run_file(spec), home=home.uri)
     if spec.data.validation_fraction == 0:
-        raise RunFileError("data.validation_fraction is 0: no example is held out, so there is nothing to evaluate on")
+        raise RunFileError("data.validation_fraction is 0, so there are no validation examples to evaluate on")
     known = None if step == "best" and head.best is None else step
-    ref = choose(home, known, error=InvalidInput)
-    logged = evaluation_of(opened.log, head, ref.path)
+    ref = select_checkpoint(home, known, error=InvalidInput)
+    logged = evaluation_of(run.log, head, ref.path)
     return Chosen(home=home, head=head, checkpoint=ref, logged=None if logged is None else dict(logged.metrics))
 
 
-def _evaluate(run: RunFile, chosen: Chosen, telemetry: Sink) -> Evaluation:
-    """Through the stages, here or elsewhere as the run file says."""
-    stages = stages_of(run, inline_stages(), attempt=None, telemetry=telemetry)  # the run's way is not ours
-    place = {"code_folder": run.folder, "storage": storage_of(run), "telemetry": telemetry}
-    if "evaluate" not in stages.elsewhere:
-        from tasks.foundation.accelerator.strategy import acquire  # brings TensorFlow
+def _evaluate(run: Run, chosen: Chosen, telemetry: Sink) -> Evaluation:
+    """Evaluate through the stages, in this process or as deployments."""
+    spec, recorded = run.spec, chosen.head.environment
+    # No attempt: this is not a part of training.
+    runner = runner_for(spec, PrefectTasks(), attempt=None, telemetry=telemetry)
+    place = Place(root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry)
+    if EVALUATE.name not in runner.remote:
+        from tasks.foundation.accelerator.strategy import acquire  # imports TensorFlow
 
-        # First of all: the user's `load` may use TensorFlow.
-        acquire(run.spec.accelerator, chosen.head.environment, deterministic=run.spec.train.deterministic)
-    dataset = stages.prepare_data(run.spec, **place)
+        # Before any user code: the user's `load` may use TensorFlow.
+        acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)
+    dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=spec), place)
     found = {"data.content_digest": dataset.content_digest}
     require_same_identity(chosen.head.identity, found, home=chosen.home.uri)
-    done: Evaluation = stages.evaluate(run.spec, dataset, chosen.checkpoint, recorded=chosen.head.environment, **place)
-    return done
+    call = EvaluateCall(spec=spec, dataset=dataset, checkpoint=chosen.checkpoint, recorded=recorded)
+    return runner.run(EVALUATE, call, place)
 
 
 def differences(metrics: Mapping[str, float], logged: Mapping[str, float]) -> str:
-    """What is not equal to float tolerance, in words; empty if everything is."""
-    told = []
+    """The metrics that differ by more than float tolerance, as text; empty if none does."""
+    found = []
     for name in dict.fromkeys([*logged, *metrics]):
         before, now = logged.get(name), metrics.get(name)
         if before is None or now is None or not _equal(before, now):
-            told.append(f"{name} is {_number(now)}, the log says {_number(before)}")
-    return "; ".join(told)
+            found.append(f"{name} is {_number(now)}, the log has {_number(before)}")
+    return "; ".join(found)
 
 
 def _equal(before: float, now: float) -> bool:
@@ -199,18 +203,18 @@ def _number(value: float | None) -> str:
 
 
 def ended(result: FreshEvaluation) -> State[FreshEvaluation]:
-    """The state of a flow run that has evaluated; its message is what Prefect's pages show."""
-    told = " ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-    how = {None: "not evaluated before", True: "as the log says", False: "NOT as the log says"}[result.agrees]
+    """The last state of a flow run that has evaluated; Prefect's pages show its message."""
+    metrics = " ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    how = {None: "not evaluated before", True: "same as the log", False: "DIFFERS from the log"}[result.agrees]
     name = "Differs" if result.agrees is False else "Completed"
-    return Completed(name=name, message=f"step {result.step}: {told}; {how}", data=result)
+    return Completed(name=name, message=f"step {result.step}: {metrics}; {how}", data=result)
 
 
 def stopped(stop: StageStopped) -> State[FreshEvaluation]:
-    """The state of a flow run whose stage elsewhere was told to go.
+    """The last state of a flow run whose stage was stopped.
 
     Raises:
-        MachineIsGoing: because this flow run's machine is taken.
+        MachineIsGoing: this flow run's machine is about to go.
     """
     if stop.reason in MACHINE_GOES:
         raise MachineIsGoing(stop.reason) from stop

@@ -1,59 +1,56 @@
-"""The flow: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate.
+"""The flow train-run: prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate.
 
 `python -m flows.train_run FILE` is `baton run FILE`.
 """
 
+import functools
 import signal
 import sys
 import uuid
 from collections.abc import Callable
-from contextvars import ContextVar
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-if __name__ == "__main__":  # before Prefect is imported, since the command sees to that
+if __name__ == "__main__":  # before Prefect is imported: the command sets up Prefect first
     from flows.commands.main import main
 
     sys.argv[1:1] = ["run"]
     sys.exit(main())
 
-from prefect import flow, tags
+from prefect import Flow, flow, tags
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from flows.goal import Goal, RelayResult, storage_of
-from flows.launching.launcher import stages_of
+from flows.admission.admit import Admitted, admit, require_still_idle
+from flows.goal import Goal
+from flows.launching.devices import stages_on_devices
+from flows.launching.launcher import runner_for
 from flows.prefect_compat.lease_shield import lease_shield
-from flows.prefect_compat.prefect_offline import Prefect, PrefectReported, prefect_answers
+from flows.prefect_compat.prefect_offline import PrefectTasks, prefect_responds
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
 from flows.prefect_ui.run_logger import PrefectRunLogger
-from flows.relay import Stages, devices_needed_by, relay
+from flows.relay import relay
+from flows.result import RelayResult
+from flows.run import Run
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
-from tasks.foundation.telemetry.events import Note, Several, Silent, Sink
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.telemetry.events import Note, Several, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words
+from tasks.stages import EVALUATE, STAGES
 
-announce_tpu()  # a worker of Prefect's imports this file first of all, and the stages import TensorFlow
+announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
 
-# Who watches besides Prefect; the command puts its console here.
-WATCHER: ContextVar[Sink] = ContextVar("watcher", default=Silent())  # noqa: B039 - Silent has no state
-
-# What was reached, for who calls the flow in this process: Prefect may be gone when it is to be told.
-REACHED: ContextVar[list[RelayResult] | None] = ContextVar("reached", default=None)
-
-
-# What the metadata server tells of.
+# Exit reasons that the metadata server causes.
 MACHINE_GOES = frozenset({"preempted", "maintenance"})
 
 
 class MachineIsGoing(TerminationSignal):
-    """The metadata server says that this machine is about to be taken: the same as a SIGTERM, only sooner.
+    """The metadata server announced the end of this machine; Prefect treats it like SIGTERM.
 
     Attributes:
         reason: preempted or maintenance.
@@ -70,10 +67,10 @@ def tags_of(spec: RunSpec) -> tuple[str, str]:
 
 
 def run_name() -> str:
-    """Flow runs are named after the training run; where the run file is refused, after the file.
+    """Name of a flow run: the training run's, or the file's if the run file is refused.
 
-    Prefect names a flow run before it begins, where an error would be the engine's: the flow run would crash, or stay
-    pending. The flow meets the same refusal, and fails with its sentence.
+    Prefect names a flow run before it begins. An error here would be the engine's: the flow run would crash, or stay
+    pending. The flow itself meets the same refusal, and fails with its message.
     """
     file, overrides = Path(flow_run.parameters["run_file"]), flow_run.parameters.get("overrides")
     try:
@@ -93,88 +90,103 @@ def train_run(
     accept: list[str] | None = None,
     try_again: bool = False,
     take_over: bool = False,
-) -> Any:
-    """Train a run to its goal, in segments, from wherever its log says that it stands.
+) -> State[RelayResult] | State[str]:
+    """Train a run to its goal, in segments, from wherever its log says that it is.
 
-    It returns a `RelayResult`. A flow run that ends within its own bounds (segments, seconds) with work left is
-    `Stopped`, which Prefect counts as completed; one whose machine is taken has crashed.
+    It returns a `RelayResult`. A flow run that ends within its own limits (segments, seconds) with work left is
+    `Stopped`, which Prefect counts as completed; one that loses its machine has crashed.
 
     Args:
         run_file: path of the run file.
         overrides: settings that replace those of the file, each as a.b=c.
-        until_step: the absolute step to go to; left out: train.steps.
-        max_segments: stop after so many segments.
-        max_seconds: stop after so many seconds; left out: train.stop_after_seconds.
-        accept: changed identity keys that are accepted, as compile.optimizer.
-        try_again: forget the attempts in a row that did not get further.
-        take_over: begin although another process trains the run; without it the flow run is `Stopped` at once.
+        until_step: the absolute step to train to; left out: train.steps.
+        max_segments: stop after this many segments.
+        max_seconds: stop after this many seconds; left out: train.stop_after_seconds.
+        accept: accepted changes of identity keys, as compile.optimizer.
+        try_again: forget earlier attempts without progress.
+        take_over: start even if another process trains the run; without it the flow run is `Stopped` at once.
     """
-    run = load_run_file(Path(run_file), overrides or [])
+    PROCESS_DEADLINE.clear()
+    run = Run.open(load_run_file(Path(run_file), overrides or []))
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))
+
+    def admission(telemetry: Sink) -> Admitted | RelayResult:
+        return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
+
+    logger = PrefectRunLogger()
+    try:
+        # The process of a deployment's flow run exists for this run only.
+        result = _train(run, admission, telemetry=logger, whole_process=deployment.id is not None)
+    except RunAtWork as fault:
+        # A scheduled flow run beside a run at work has nothing to do, and has not failed.
+        return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
+    return _final_state(result, run.spec, logger)
+
+
+def train_run_of_command(
+    admitted: Admitted, *, console: Sink, on_result: Callable[[RelayResult], None]
+) -> Flow[..., State[RelayResult]]:
+    """The flow train-run, for a run that the command has opened and admitted.
+
+    Args:
+        admitted: the run.
+        console: receives every event, besides Prefect.
+        on_result: called with the result before Prefect records it, since Prefect may be unreachable by then.
+
+    Returns:
+        A flow with the parameters of `train_run`, which are shown on Prefect's page and not read again.
+    """
+
+    @functools.wraps(train_run.fn)
+    def work(*_args: object, **_parameters: object) -> State[RelayResult]:
+        sinks = Several((console, PrefectRunLogger()))
+        require_still_idle(admitted, telemetry=sinks)
+        result = _train(admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True)
+        on_result(result)
+        return _final_state(result, admitted.run.spec, sinks)
+
+    return flow(name=train_run.name, flow_run_name=admitted.run.name, validate_parameters=True)(work)
+
+
+def _train(
+    run: Run, admission: Callable[[Sink], Admitted | RelayResult], *, telemetry: Sink, whole_process: bool
+) -> RelayResult:
     attempt = uuid.uuid4().hex
-    with tags(*tags_of(run.spec)), lease_shield():
-        others = Several((WATCHER.get(), PrefectRunLogger()))
-        with ArtifactPublisher(run.spec, storage_of(run).at(run.spec.run), said=others) as shown:
-            sinks = Several((others, shown))
-            stages = stages_of(run, inline_stages(), attempt=attempt, telemetry=sinks, max_seconds=goal.max_seconds)
-            try:
-                result = relay(
-                    run,
-                    goal,
-                    stages,
-                    telemetry=sinks,
-                    accept=accepted,
-                    try_again=try_again,
-                    take_over=take_over,
-                    attempt=attempt,
-                )
-            except RunAtWork as fault:
-                if REACHED.get() is not None:  # the command says it
-                    raise
-                # A tick beside a run at work has nothing to do, and has not failed.
-                return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
-    if (reached := REACHED.get()) is not None:
-        reached.append(result)
-    if not prefect_answers():
-        # The engine tries the last state, and then a failure to tell it, each for a minute by Prefect's settings.
-        others.emit(Note(text="Prefect does not answer; for up to two minutes it is tried to tell it", warning=True))
-    if result.exit_reason in MACHINE_GOES:
-        raise MachineIsGoing(result.exit_reason)
-    return _ended(result, run.spec)
+    with (
+        tags(*tags_of(run.spec)),
+        lease_shield(),
+        ArtifactPublisher(run.spec, run.home, notes=telemetry) as publisher,
+    ):
+        sinks = Several((telemetry, publisher))
+        admitted = admission(sinks)
+        if isinstance(admitted, RelayResult):
+            return admitted
+        runner = runner_for(
+            run.spec, PrefectTasks(), attempt=attempt, telemetry=sinks, max_seconds=admitted.goal.max_seconds
+        )
+        return relay(admitted, runner, telemetry=sinks, attempt=attempt, whole_process=whole_process)
 
 
 def import_stages(spec: RunSpec) -> None:
-    """Import what runs in this process, which takes its time with TensorFlow."""
-    idle = {"evaluate"} - devices_needed_by(spec)
-    for stage in Stages.names():
-        if stage not in spec.stages.elsewhere() and stage not in idle:
-            _task_of(stage)
+    """Import the stages that run in this process, which imports TensorFlow."""
+    unused = {EVALUATE.name} - stages_on_devices(spec)
+    for stage in STAGES:
+        if stage.name not in spec.stages.remote() and stage.name not in unused:
+            stage.load()
 
 
-def inline_stages() -> Callable[[str], Callable[..., Any]]:
-    """Stages by name, as tasks of this process of which Prefect is told, if it can be.
+def _final_state(result: RelayResult, spec: RunSpec, telemetry: Sink) -> State[RelayResult]:
+    """The flow run's last state, whose message says where the run stands.
 
-    Imported when they are called: a tick with nothing to do needs no TensorFlow. Called directly, never submitted: the
-    main thread waits for them, where signals arrive.
+    Raises:
+        MachineIsGoing: the machine is about to go.
     """
-    prefect = Prefect()
-
-    def inline(stage: str) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            return PrefectReported(_task_of(stage), prefect)(*given, **named)
-
-        return call
-
-    return inline
-
-
-def _task_of(stage: str) -> Any:
-    return getattr(import_module(f"tasks.{stage}.task"), f"{stage}_task")
-
-
-def _ended(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
-    """The flow run's last state, which says where the run stands."""
+    if not prefect_responds():
+        # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
+        telemetry.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
+    if result.exit_reason in MACHINE_GOES:
+        raise MachineIsGoing(result.exit_reason)
     prefix = "validation_"
     evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
     words = metric_words(evaluated or result.metrics).replace("  ", ", ")

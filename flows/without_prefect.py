@@ -1,17 +1,15 @@
-"""The story without Prefect, for a process of its own: `python -m flows.without_prefect FILE [options]`.
+"""Train without Prefect in a bare process: `python -m flows.without_prefect FILE [options]`.
 
-The last line of standard output is the result as JSON. A `BatonError` is the last thing on standard error, as
-`error: Class: text`, and ends the process with its exit code.
+The last line of standard output is the result as JSON. A `BatonError` ends the process with its exit code, and is
+printed at the end of standard error as `error: Class: text`.
 """
 
-from flows.process.leaving import leaves_with  # isort: skip - registers first what is to be called last
+from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
@@ -19,44 +17,71 @@ from tasks.foundation.accelerator.tpu_environment import announce_tpu
 quiet_tensorflow()
 announce_tpu()
 
+from flows.admission.admit import admit  # noqa: E402
 from flows.goal import Goal  # noqa: E402
-from flows.process.standard_streams import outliving_readers  # noqa: E402
+from flows.launching.runner import InProcess, Runner  # noqa: E402
+from flows.process.standard_streams import tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
     RESUMABLE,
     Terminated,
-    sender_words,
     sigterm_raises,
     stop_reason,
+    stop_signal_name,
     unreachable_store,
 )
-from flows.relay import Stages, relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from flows.proving.trial_report import trial_report  # noqa: E402
+from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
+from flows.result import RelayResult  # noqa: E402
+from flows.run import Run  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
 from tasks.foundation.stops.hangup import terminal_closed  # noqa: E402
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
+from tasks.foundation.telemetry.events import Several, Sink  # noqa: E402
+from tasks.foundation.telemetry.log_handler import warnings_as_notes  # noqa: E402
 
 
-def _plain(stage: str) -> Callable[..., Any]:
-    """A stage, imported when it is called: what the log refuses is refused before TensorFlow is waited for."""
+def train(
+    run: Run,
+    goal: Goal,
+    runner: Runner | None = None,
+    *,
+    telemetry: Sink,
+    accept: Sequence[str] = (),
+    try_again: bool = False,
+    take_over: bool = False,
+) -> RelayResult:
+    """Admit a run and train it to its goal.
 
-    def call(*given: Any, **named: Any) -> Any:
-        return getattr(import_module(f"tasks.{stage}.stage"), stage)(*given, **named)
+    Args:
+        run: the run.
+        goal: how far to train.
+        runner: runs the stages; None: as functions in this process.
+        telemetry: receives every event.
+        accept: identity keys whose change is accepted.
+        try_again: forget earlier attempts without progress.
+        take_over: start even if another process trains the run.
 
-    return call
-
-
-_BY_NAME: dict[str, Any] = {stage: _plain(stage) for stage in Stages.names()}
-PLAIN = Stages(**_BY_NAME)
+    Raises:
+        BatonError: the run is refused, or a stage failed.
+    """
+    PROCESS_DEADLINE.clear()
+    with warnings_as_notes(telemetry):
+        admitted = admit(run, goal, accept=accept, try_again=try_again, take_over=take_over, telemetry=telemetry)
+        if isinstance(admitted, RelayResult):
+            return admitted
+        return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train one run file to its goal.
 
     Args:
-        arguments: what follows the module's name; left out: the process's own.
+        arguments: the command's arguments; None: those of the process.
 
     Returns:
-        The exit code: 0, 3 if work is left to do, or that of the `BatonError` that ended the run.
+        The exit code: 0, 3 if work is left to do, or the exit code of the `BatonError` that ended the run.
     """
     parser = argparse.ArgumentParser(
         prog="python -m flows.without_prefect", description="Train a run file without Prefect."
@@ -68,28 +93,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--try-again", action="store_true")
     parser.add_argument("--take-over", action="store_true")
+    parser.add_argument("--report", type=Path, help="where to write a TrialReport of how the process ended")
     options = parser.parse_args(arguments)
-    with outliving_readers():
+    with tolerate_closed_readers():
         return _train(options)
 
 
 def _train(options: argparse.Namespace) -> int:
     try:
-        run = load_run_file(options.file, options.overrides)
-        goal = Goal.of(
-            run.spec,
-            until_step=options.until_step,
-            max_segments=options.max_segments,
-            max_seconds=options.max_seconds,
-        )
-        with sigterm_raises(), Console(sys.stderr) as console:
-            result = relay(
-                run, goal, PLAIN, telemetry=console, try_again=options.try_again, take_over=options.take_over
+        with trial_report(options.report) as reporter:
+            run = Run.open(load_run_file(options.file, options.overrides))
+            goal = Goal.of(
+                run.spec,
+                until_step=options.until_step,
+                max_segments=options.max_segments,
+                max_seconds=options.max_seconds,
             )
+            with sigterm_raises(), Console(sys.stderr) as console:
+                telemetry = Several((console, reporter))
+                result = train(run, goal, telemetry=telemetry, try_again=options.try_again, take_over=options.take_over)
     except (Terminated, KeyboardInterrupt) as fault:
-        away, reason = unreachable_store(fault), stop_reason(fault)
-        by = f" by {sender_words()}" if reason == "sigterm" and terminal_closed() else ""
-        sys.stderr.write(f"stopped: {reason}{by}\n" + (f"{away}\n" if away is not None else ""))
+        unreachable, reason = unreachable_store(fault), stop_reason(fault)
+        by = f" by {stop_signal_name()}" if reason == "sigterm" and terminal_closed() else ""
+        sys.stderr.write(f"stopped: {reason}{by}\n" + (f"{unreachable}\n" if unreachable is not None else ""))
         return RESUMABLE
     except BatonError as fault:
         sys.stderr.write(f"error: {type(fault).__name__}: {fault}\n")
@@ -99,4 +125,4 @@ def _train(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(leaves_with(main()))
+    sys.exit(exits_with(main()))

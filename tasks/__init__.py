@@ -1,1 +1,1 @@
-"""The five stages, one room each, and the foundation they stand on."""
+"""The five stages, one room each, and the foundation that they share."""

@@ -1,15 +1,14 @@
 """The rules of the house, read from the imports: which way the arrows run, and who may know what."""
 
-import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.support.checkout import CHECKOUT
+from tests.support.source_imports import circle_in, graph_of_imports, imports_below, imports_of, shown, within
+from tests.support.source_signatures import functions_with_any
 
 ROOT = CHECKOUT
 ROOMS = ("prepare_data", "init_or_restore", "train_segment", "checkpoint_to_gcs", "evaluate")
@@ -22,79 +21,57 @@ ALLOWED = {
     "messages": set(),
     "storage": {"contracts", "errors", "messages"},
     "process": set(),
-    "runlog": {"contracts", "errors", "messages", "process", "storage", "telemetry"},
+    "hosts": set(),
+    "runlog": {"contracts", "errors", "hosts", "messages", "process", "storage", "telemetry"},
+    "checkpoint": {
+        "accelerator",
+        "contracts",
+        "errors",
+        "hosts",
+        "messages",
+        "model",
+        "runlog",
+        "state",
+        "storage",
+        "telemetry",
+    },
+    "state": {"accelerator", "contracts", "errors", "messages", "model"},
     "seeding": set(),
     "user_code": {"errors", "seeding"},
-    "stops": {"contracts", "errors", "storage", "telemetry"},
+    "stage": {"contracts", "runlog", "storage", "telemetry"},
+    "stops": {"contracts", "errors", "hosts", "storage", "telemetry"},
 }
+# Of the checkpoint: what commits, selects, retires and forks needs no TensorFlow.
+LIGHT_CHECKPOINT = ("commit", "fork", "fork_status", "quarantine", "retention", "selection", "verify")
 # Files that only move files need: an image without TensorFlow holds them.
 LIGHT = (
     "contracts/",
     "errors.py",
+    "hosts.py",
     "messages.py",
     "process.py",
     "storage/",
     "runlog/",
+    *(f"checkpoint/{name}.py" for name in LIGHT_CHECKPOINT),
+    "stage.py",
     "stops/",
     "user_code.py",
     "telemetry/__init__.py",
     "telemetry/events.py",
     "telemetry/ledger.py",
     "telemetry/lost_work.py",
-    "telemetry/measured.py",
+    "telemetry/measurements.py",
     "telemetry/stopwatch.py",
     "telemetry/tensorboard.py",
 )
 
 
-class Import(NamedTuple):
-    file: str
-    line: int
-    module: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} imports {self.module}"
-
-
-def imports_of(text: str, file: str) -> Iterator[Import]:
-    """Every import of a file, those within functions and under `if TYPE_CHECKING` too."""
-    package = list(Path(file).parent.parts)
-    for node in ast.walk(ast.parse(text, file)):
-        if isinstance(node, ast.Import):
-            yield from (Import(file, node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            # `from tasks import evaluate` names a module too.
-            yield from (Import(file, node.lineno, f"{module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call):
-            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            first = node.args[0] if node.args else None
-            if function in {"import_module", "__import__"} and isinstance(first, ast.Constant):
-                yield Import(file, node.lineno, str(first.value))
-
-
-def imports_below(*folders: str) -> list[Import]:
-    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
-    return [
-        found
-        for file in files
-        for found in imports_of(file.read_text(encoding="utf-8"), file.relative_to(ROOT).as_posix())
-    ]
-
-
 IMPORTS = imports_below("flows", "tasks")
 
 
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
-
-
-def told(wrong: list[Import]) -> str:
-    return "\n".join(map(str, wrong))
-
-
 def test_there_is_something_to_read() -> None:
+    for name in LIGHT:
+        assert (ROOT / "tasks" / "foundation" / name).exists(), name
     files = {found.file for found in IMPORTS}
     assert "tasks/foundation/runlog/log.py" in files
     assert len(files) > 10
@@ -110,12 +87,12 @@ def test_rooms_never_import_each_other() -> None:
         if found.file.startswith(f"tasks/{room}/")
         if any(within(found.module, f"tasks.{other}") for other in ROOMS if other != room)
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
 def test_tasks_never_import_flows() -> None:
     wrong = [found for found in IMPORTS if found.file.startswith("tasks/") and within(found.module, "flows")]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
 def test_the_ground_knows_no_room() -> None:
@@ -126,18 +103,16 @@ def test_the_ground_knows_no_room() -> None:
         and within(found.module, "tasks")
         and not within(found.module, "tasks.foundation")
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
-def test_prefect_is_known_to_flows_and_to_task_files_only() -> None:
+def test_only_flows_import_prefect() -> None:
     wrong = [
         found
         for found in IMPORTS
-        if found.module.split(".")[0] in {"prefect", "prefect_gcp"}
-        and found.file not in {f"tasks/{room}/task.py" for room in ROOMS}
-        and not found.file.startswith("flows/")
+        if found.module.split(".")[0] in {"prefect", "prefect_gcp"} and not found.file.startswith("flows/")
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
 def test_what_only_moves_files_knows_no_tensorflow() -> None:
@@ -147,7 +122,7 @@ def test_what_only_moves_files_knows_no_tensorflow() -> None:
         if found.file.startswith(tuple(f"tasks/foundation/{name}" for name in LIGHT))
         and found.module.split(".")[0] in HEAVY
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
 @pytest.mark.parametrize("part", ALLOWED)
@@ -160,7 +135,7 @@ def test_arrows_within_the_ground_run_one_way(part: str) -> None:
         and within(found.module, "tasks.foundation")
         and found.module.split(".")[2] not in below
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
 
 
 def test_the_run_log_knows_of_telemetry_the_events_only() -> None:
@@ -171,7 +146,125 @@ def test_the_run_log_knows_of_telemetry_the_events_only() -> None:
         and within(found.module, "tasks.foundation.telemetry")
         and not within(found.module, "tasks.foundation.telemetry.events")
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, shown(wrong)
+
+
+# Room or file of flows/ -> what of flows/ it may import. The flows and the commands, at the top, may import all of it.
+ARROWS_OF_FLOWS = {
+    "process": set(),
+    "run": set(),
+    "goal": set(),
+    "audit": {"run"},
+    "result": {"goal", "run"},
+    "summary": {"result", "run"},
+    "admission": {"goal", "result", "run"},
+    "prefect_ui": set(),
+    "prefect_compat": {"process"},
+    "launching": {"prefect_compat", "prefect_ui"},
+    "relay": {"admission", "launching", "result"},
+    "proving": {"process"},
+    "doctor": {"admission", "run"},
+}
+ATOP_OF_FLOWS = {"commands", "train_run", "evaluate_best", "without_prefect", "plain"}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_arrows_within_flows_run_one_way() -> None:
+    graph = {
+        module: {name for name in imported if within(name, "flows")}
+        for module, imported in graph_of_imports().items()
+        if within(module, "flows") and module != "flows"
+    }
+    assert {room_of(module) for module in graph} == set(ARROWS_OF_FLOWS) | ATOP_OF_FLOWS
+    wrong = [
+        f"{module} imports {name}"
+        for module, imported in graph.items()
+        for name in sorted(imported)
+        if room_of(module) in ARROWS_OF_FLOWS
+        if room_of(name) not in {room_of(module), *ARROWS_OF_FLOWS[room_of(module)]}
+    ]
+    assert not wrong, "\n".join(wrong)
+    for below in ("train_run", "evaluate_best", "without_prefect"):
+        assert not any(room_of(name) == "commands" for name in graph[f"flows.{below}"])
+
+
+def test_no_circle_of_imports() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert circle_in(graph_of_imports()) == []
+
+
+def test_only_prefect_compat_imports_private_modules_of_prefect() -> None:
+    private = [
+        found
+        for found in IMPORTS
+        if within(found.module, "prefect") and any(part.startswith("_") for part in found.module.split("."))
+    ]
+    assert private, "nothing imports a private module of Prefect any more; so this rule can go"
+    wrong = [found for found in private if not found.file.startswith("flows/prefect_compat/")]
+    assert not wrong, shown(wrong)
+
+
+# Files of flows/ and stages whose signatures may have `Any`, and the TensorFlow or Keras objects that it stands for.
+ANY_IN_SIGNATURES = {
+    "flows/doctor/graph_scan.py": "graphs",
+    "flows/doctor/input_speed.py": "tensors",
+    "flows/doctor/model_checks.py": "tensors",
+    "flows/doctor/xla_program.py": "tensors",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def f(a: Any): ...", ["f"]),
+        ("async def f(*, a: dict[str, typing.Any]): ...", ["f"]),
+        ("def f(*a: Any, **b: int): ...", ["f"]),
+        ("def f() -> 'Flow[..., Any]': ...", ["f"]),
+        ("class A:\n    def f(self):\n        def g() -> Any: ...", ["g"]),
+        ("def f(a: Anything) -> int:\n    b: Any = a", []),
+    ],
+)
+def test_any_in_a_signature_is_found(text: str, names: list[str]) -> None:
+    assert functions_with_any(text) == names
+
+
+def test_signatures_of_flows_and_stages_have_types() -> None:
+    files = [*(ROOT / "flows").rglob("*.py"), *(ROOT / "tasks").glob("*/stage.py")]
+    found = {
+        file.relative_to(ROOT).as_posix(): functions
+        for file in files
+        if (functions := functions_with_any(file.read_text(encoding="utf-8")))
+    }
+    wrong = {file: functions for file, functions in found.items() if file not in ANY_IN_SIGNATURES}
+    assert not wrong
+    assert set(ANY_IN_SIGNATURES) <= set(found), "a listed file has no such signature any more; remove it from the list"
+
+
+def test_folders_of_tests_mirror_folders_of_sources() -> None:
+    folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
+    own = {"end_to_end", "fakes", "containers", "deploy", "benchmarks"}
+    for folder in sorted(folders):
+        if folder.parts and folder.parts[0] not in own:
+            source = ROOT / folder if folder.parts[0] == "flows" else ROOT / "tasks" / folder
+            assert source.is_dir(), f"tests/{folder} mirrors no folder of the sources"
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+def test_documents_name_files_that_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.py)`", text))
+    files = [
+        "/" + file.relative_to(ROOT).as_posix()
+        for folder in ("flows", "tasks", "tests")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    users = {"model.py", "data.py", "callbacks.py", "weights.py", "tasks.py"}
+    missing = [name for name in sorted(named - users) if not any(file.endswith(f"/{name}") for file in files)]
+    assert not missing
 
 
 def test_python_lives_in_the_folders_of_the_house() -> None:
@@ -217,6 +310,11 @@ def loaded_after(statement: str) -> set[str]:
 def test_the_command_starts_without_tensorflow_and_prefect() -> None:
     assert (ROOT / "flows" / "commands" / "main.py").is_file(), "flows/commands/main.py, the command, is missing"
     assert not loaded_after("import flows.commands.main") & {*HEAVY, "prefect", "fastapi", "matplotlib", "sklearn"}
+
+
+@pytest.mark.parametrize("module", LIGHT_CHECKPOINT)
+def test_committed_checkpoints_need_no_tensorflow(module: str) -> None:
+    assert not loaded_after(f"import tasks.foundation.checkpoint.{module}") & {*HEAVY, "prefect"}
 
 
 def test_reading_a_run_file_and_a_log_needs_neither() -> None:

@@ -1,1 +1,1 @@
-"""What is refused before anything is rented, written or waited for."""
+"""What is refused before an accelerator is rented, a file is written or Prefect is started."""

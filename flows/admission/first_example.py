@@ -1,36 +1,40 @@
-"""A model is refused as soon as it is known what the examples hold, before a dataset is written for it."""
+"""Refuses a model as soon as the features of the examples are known, before a dataset is written for it."""
 
 from collections.abc import Callable, Set
-from typing import Any
+from typing import TYPE_CHECKING
 
+from flows.run import Run
 from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.hosts import OneHost
 from tasks.foundation.telemetry.events import Phase, Sink
 
+if TYPE_CHECKING:
+    from tasks.foundation.accelerator.strategy import Accelerator
 
-def first_look(
-    run: RunFile, accelerator: Any, *, elsewhere: Set[str], telemetry: Sink
-) -> dict[str, Callable[[tuple[Feature, ...]], None]]:
-    """What prepare-data is given besides, where a run begins: `look`, or nothing.
 
-    It begins the run without writing anything. Nothing where the data or the model are another process's: there
-    init-or-restore looks first of all. Nor of several hosts, where the chief alone prepares the data and a model is
-    built by all together.
+def features_check(
+    run: Run, accelerator: "Accelerator | OneHost", *, remote: Set[str], telemetry: Sink
+) -> Callable[[tuple[Feature, ...]], None] | None:
+    """The check of the first example for a new run: it builds the model as the run would, and writes nothing.
 
     Args:
-        run: the run file.
+        run: the run, which has not begun.
         accelerator: this process's.
-        elsewhere: names of the stages that run in other processes.
-        telemetry: is told what is done.
-    """
-    if elsewhere & {"prepare_data", "init_or_restore"} or accelerator.hosts > 1:
-        return {}
+        remote: names of the stages that run in other processes.
+        telemetry: receives the phases of the check.
 
-    def look(features: tuple[Feature, ...]) -> None:
-        from tasks.init_or_restore.new_run import try_beginning
+    Returns:
+        None if the data or the model belong to another process, where init-or-restore checks first of all. None with
+        several hosts, where only the chief prepares the data but all hosts build the model together.
+    """
+    if remote & {"prepare_data", "init_or_restore"} or isinstance(accelerator, OneHost) or accelerator.hosts > 1:
+        return None
+
+    def check(features: tuple[Feature, ...]) -> None:
+        from tasks.init_or_restore.new_run import check_new_run
 
         telemetry.emit(Phase(cause="build"))
-        try_beginning(run.spec, features, code_folder=run.folder, accelerator=accelerator, telemetry=telemetry)
+        check_new_run(run.spec, features, code_folder=run.folder, accelerator=accelerator, telemetry=telemetry)
         telemetry.emit(Phase(cause="prepare-data"))
 
-    return {"look": look}
+    return check

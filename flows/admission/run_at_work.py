@@ -1,6 +1,6 @@
-"""Whether another process trains the run at this moment: said before a second one trains for minutes in vain.
+"""Refuses a run that another process is training, before a second process trains for minutes in vain.
 
-A courtesy, and no lock: two that begin at once both find nobody, and the log lets one of them commit.
+This is no lock. Two processes that start together find nobody, and the log lets only one of them commit.
 """
 
 import time
@@ -8,122 +8,117 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from flows.goal import storage_of
+from flows.run import Run
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
-from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import RunAtWork, StorageError
 from tasks.foundation.messages import message
-from tasks.foundation.process import is_gone, is_here, process_name
+from tasks.foundation.process import is_gone, is_running, process_name
 from tasks.foundation.runlog.attempts import is_alive, read_attempts
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import duration_words
-from tasks.foundation.telemetry.ledger import sign_interval
+from tasks.foundation.telemetry.ledger import heartbeat_interval
 
-# Beyond the interval between signs of life: so long one may take to be written and seen.
+# A heartbeat may take this much longer than its interval to be written and read.
 _LATE_FACTOR, _LATE_SECONDS = 1.5, 2.0
-_LOOK_EVERY_SECONDS = 0.5
-
-# Attempts that gave no sign when they were waited for, with the last one that they gave.
-_SILENT: set[tuple[str, str]] = set()
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
-    """How it is found out; tests put in their own."""
+class LivenessProbe:
+    """Clocks and the process table; tests replace them."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    here: Callable[[str], bool] = is_here
-    gone: Callable[[str], bool] = is_gone
+    is_running: Callable[[str], bool] = is_running
+    is_gone: Callable[[str], bool] = is_gone
 
 
-def require_nobody_at_work(
-    run: RunFile,
+def require_idle(
+    run: Run,
     *,
     take_over: bool,
     telemetry: Sink,
-    looking: Looking = Looking(),
+    probe: LivenessProbe = LivenessProbe(),
 ) -> None:
-    """Refuse to train beside another process.
+    """Refuse to train a run that another process is training.
 
-    A process of this machine is looked up. Of one elsewhere only the signs of life in its record are known, and the
-    last may be from just before its death: the next one is waited for, a few seconds for a young process, at most 47.
+    A process of this machine is looked up in the process table. A process of another machine is known only by the
+    heartbeats in its record, and the last one may be from just before it died. So this waits for its next heartbeat: a
+    few seconds for a young process, at most 47.
 
     Args:
-        run: the run file.
-        take_over: begin all the same.
-        telemetry: is told of the waiting.
-        looking: how it is found out.
+        run: the run.
+        take_over: do not look.
+        telemetry: receives a note before the wait.
+        probe: clocks and the process table.
 
     Raises:
-        RunAtWork: another process is at work.
+        RunAtWork: another process trains the run.
     """
     if take_over:
         return
-    home = storage_of(run).at(run.spec.run)
-    known = _may_live(home, looking)
-    rivals = [record for record in known if looking.here(record.process)]
-    unsure = [record for record in known if record not in rivals and (record.attempt, record.alive) not in _SILENT]
+    known = _possibly_alive(run.home, probe)
+    rivals = [record for record in known if probe.is_running(record.process)]
+    unsure = [record for record in known if record not in rivals]
     if not rivals and unsure:
-        rivals = _that_sign_again(unsure, home, telemetry, looking)
+        rivals = _wait_for_heartbeats(unsure, run.home, telemetry, probe)
     if rivals:
         raise RunAtWork(
             message(
-                f"{run.spec.run} is at work: {_words(rivals[0], looking)}",
-                details=[_words(record, looking) for record in rivals[1:]],
+                f"{run.spec.run} is at work: {_words(rivals[0], probe)}",
+                details=[_words(record, probe) for record in rivals[1:]],
                 hints=[
-                    "wait until it has ended, or stop it; the same command then continues",
-                    "--take-over begins beside it; the first to commit goes on, the other ends with StaleWriter",
+                    "wait until it ends, or stop it; the same command then continues",
+                    "--take-over starts anyway; the first to commit continues, the other ends with StaleWriter",
                 ],
             )
         )
 
 
-def _may_live(home: Storage, looking: Looking) -> list[AttemptRecord]:
+def _possibly_alive(home: Storage, probe: LivenessProbe) -> list[AttemptRecord]:
     try:
         records = read_attempts(home).records
-    except StorageError:  # whoever reads the log next says what is wrong; this only informs
+    except StorageError:  # the next reader of the log reports it
         return []
-    now, own = looking.now(), process_name()
+    now, own = probe.now(), process_name()
     return [
         record
         for record in records
-        if is_alive(record, now=now, gone=looking.gone)
-        # A stage that runs elsewhere belongs to its parent, which counts itself, or is looked after by the next one.
+        if is_alive(record, now=now, gone=probe.is_gone)
+        # A remote stage belongs to its parent, which has its own record.
         and record.within is None
         and (not own or record.process != own)
     ]
 
 
-def _that_sign_again(
-    unsure: list[AttemptRecord], home: Storage, telemetry: Sink, looking: Looking
+def _wait_for_heartbeats(
+    unsure: list[AttemptRecord], home: Storage, telemetry: Sink, probe: LivenessProbe
 ) -> list[AttemptRecord]:
     seconds = max(_until_next_sign(record) for record in unsure)
     telemetry.emit(
         Note(
-            text=f"another process may be at work: {_words(unsure[0], looking)}; waiting up to "
-            f"{duration_words(seconds)} for its next sign of life (--take-over does not wait)"
+            text=f"another process may be at work: {_words(unsure[0], probe)}; waiting up to "
+            f"{duration_words(seconds)} for its next heartbeat (--take-over does not wait)"
         )
     )
     seen = {record.attempt: record.alive for record in unsure}
-    until = looking.clock() + seconds
-    while looking.clock() < until:
-        looking.sleep(_LOOK_EVERY_SECONDS)
-        now_known = [record for record in _may_live(home, looking) if record.attempt in seen]
-        again = [record for record in now_known if record.alive != seen[record.attempt]]
-        if again or not now_known:
+    until = probe.clock() + seconds
+    while probe.clock() < until:
+        probe.sleep(_POLL_SECONDS)
+        alive = [record for record in _possibly_alive(home, probe) if record.attempt in seen]
+        again = [record for record in alive if record.alive != seen[record.attempt]]
+        if again or not alive:
             return again
-    _SILENT.update(seen.items())
     return []
 
 
 def _until_next_sign(record: AttemptRecord) -> float:
     age = max((utc_time(record.alive) - utc_time(record.began)).total_seconds(), 0.0)
-    return _LATE_FACTOR * sign_interval(age) + _LATE_SECONDS
+    return _LATE_FACTOR * heartbeat_interval(age) + _LATE_SECONDS
 
 
-def _words(record: AttemptRecord, looking: Looking) -> str:
-    silent = max((looking.now() - utc_time(record.alive)).total_seconds(), 0.0)  # another machine's clock
-    return f"process {record.pid} on {record.host}, step {record.step}, last sign of life {duration_words(silent)} ago"
+def _words(record: AttemptRecord, probe: LivenessProbe) -> str:
+    silent = max((probe.now() - utc_time(record.alive)).total_seconds(), 0.0)  # another machine's clock
+    return f"process {record.pid} on {record.host}, step {record.step}, last heartbeat {duration_words(silent)} ago"

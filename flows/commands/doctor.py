@@ -1,4 +1,4 @@
-"""`baton doctor`: what can be found out about a run file before anything is rented."""
+"""`baton doctor`: checks a run file before an accelerator is rented."""
 
 import math
 import os
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.address import Overrides
-from flows.commands.output import AsJson, say, say_json
+from flows.commands.options import AsJson, Overrides
+from flows.commands.output import say, say_json
 from flows.doctor.finding import Finding
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_types import tpu_type
 from tasks.foundation.errors import InvalidInput
 
-_HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _WIDTH = {"verdict": 7, "check": 11}
 
 
@@ -26,21 +26,21 @@ def doctor(
         str | None, typer.Option("--for", metavar="TPU", help="the TPU type to be rented, as v5litepod-8")
     ] = None,
     step_seconds: Annotated[
-        float | None, typer.Option(help="how long a step is assumed to last there", metavar="SECONDS")
+        float | None, typer.Option(help="assumed duration of a step there", metavar="SECONDS")
     ] = None,
     preempted_every_hours: Annotated[float, typer.Option(help="mean time between preemptions", metavar="HOURS")] = 4.0,
     as_json: AsJson = False,
 ) -> int:
-    """Check a run file, its code, data and store, and one step, on this machine; nothing of the run is begun.
+    """Check a run file, its code, data and store, and one step, on this machine; the run is not started.
 
     Each check passes, warns, fails or is skipped. Exits 2 if one fails.
     """
     for name, value in (("--step-seconds", step_seconds), ("--preempted-every-hours", preempted_every_hours)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} = {value} must be more than 0, and finite")
-    from flows.doctor.all_checks import Question, examine
+    from flows.doctor.all_checks import DoctorOptions, run_checks
 
-    question = Question(
+    options = DoctorOptions(
         file=file,
         overrides=tuple(overrides or ()),
         tpu=None if for_type is None else tpu_type(for_type),
@@ -48,8 +48,8 @@ def doctor(
         preempted_every_hours=preempted_every_hours,
     )
     quiet_tensorflow()
-    _hasten_xla()
-    checks = examine(question, _ignore if as_json else _say)
+    _speed_up_xla()
+    checks = run_checks(options, _ignore if as_json else _say)
     if as_json:
         findings = [
             {"check": each.check, "verdict": each.verdict, "text": each.text, "remedy": each.remedy}
@@ -62,18 +62,18 @@ def doctor(
     return InvalidInput.exit_code if checks.failed else 0
 
 
-def _hasten_xla() -> None:
-    """XLA's program is looked at and never run: a third of the time is enough. Read at XLA's first use, once."""
-    # What a user has set comes later, and holds.
-    os.environ["XLA_FLAGS"] = f"{_HASTE} {os.environ.get('XLA_FLAGS', '')}".strip()
+def _speed_up_xla() -> None:
+    """Make XLA compile in a third of the time; the program is only analysed. XLA reads the flags at its first use."""
+    # The user's own flags come last and take precedence.
+    os.environ["XLA_FLAGS"] = f"{_FAST_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
 def _ignore(_: Finding) -> None:
-    """The whole is said at the end."""
+    """Print nothing: with --json, all findings are printed at the end."""
 
 
 def _say(finding: Finding) -> None:
-    """As soon as it is known: the text, and the remedy below it."""
+    """Print one finding: its text, and the remedy below it."""
     verdict, check = finding.verdict.ljust(_WIDTH["verdict"]), finding.check.ljust(_WIDTH["check"])
     below = " " * (sum(_WIDTH.values()) + 4)
     first, *others = finding.text.splitlines() or [""]

@@ -1,15 +1,16 @@
-"""`baton export`: a committed checkpoint as a file of Keras or TensorFlow."""
+"""`baton export`: writes a committed checkpoint as a Keras or TensorFlow file."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from flows.commands.address import Address, OpenedRun, Overrides, names_run_file, open_run
-from flows.commands.output import AsJson, aligned, say, say_json
+from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.run import Run, RunHome, names_run_file, open_run
 from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.checkpoint.selection import choose, read_chosen
+from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import InvalidInput
@@ -20,7 +21,7 @@ def export(
     address: Address,
     overrides: Overrides = None,
     *,
-    to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not be there yet")],
+    to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not exist")],
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
     step: Annotated[
         str | None,
@@ -36,16 +37,16 @@ def export(
     require_free_target(form, to)
     opened, run = _opened(address, run_file, overrides)
     require_function(run.spec.model.build, run.folder)
-    head = opened.head()
-    choose(opened.home, chosen, error=InvalidInput)  # typing errors are found before TensorFlow is waited for
+    head = opened.require_head()
+    select_checkpoint(opened.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
     quiet_tensorflow()
-    from tasks.evaluate.export.exporting import Exported  # brings TensorFlow
+    from tasks.evaluate.export.exporting import Exported  # imports TensorFlow
     from tasks.evaluate.export.exporting import export as export_checkpoint
 
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
         return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
 
-    ref, done = read_chosen(opened.home, chosen, write, error=InvalidInput)
+    ref, done = read_selected(opened.home, chosen, write, error=InvalidInput)
     for text in done.warnings:
         say(f"warning: {text}", aside=True)
     if as_json:
@@ -75,20 +76,19 @@ def _chosen(step: str | None) -> int | Literal["best"] | None:
     if step == "best":
         return "best"
     if not step.isdecimal():
-        raise InvalidInput(f"--step {step} is neither a step nor best; say a whole number, or best")
+        raise InvalidInput(f"--step {step} is neither a step nor best; give a whole number, or best")
     return int(step)
 
 
-def _opened(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[OpenedRun, RunFile]:
-    """The run, and the run file that builds its model: the log holds no code."""
+def _opened(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[RunHome, RunFile]:
+    """The run and its run file, which names the model's code; the log does not."""
     if names_run_file(address) or run_file is None:
         opened = open_run(address, overrides)
-        if opened.run_file is None:
+        if not isinstance(opened, Run) or opened.file is None:
             raise InvalidInput(
-                f"{address} is a run's home, and the code of its model lies beside its run file; name that with "
-                "--run-file"
+                f"{address} is a run's home, which has no code; name the run file that builds the model with --run-file"
             )
         if run_file is not None:
             raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
-        return opened, opened.run_file
+        return opened, RunFile(path=opened.file, spec=opened.spec)
     return open_run(address), load_run_file(run_file, overrides or ())

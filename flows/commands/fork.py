@@ -1,4 +1,4 @@
-"""`baton fork`: a new run from a committed checkpoint of another."""
+"""`baton fork`: starts a new run from a committed checkpoint of another run."""
 
 import shlex
 import uuid
@@ -6,31 +6,32 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.address import Address, OpenedRun, Overrides, open_run
-from flows.commands.output import AsJson, aligned, say, say_json
+from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.run import Run, RunHome, open_run
+from tasks.foundation.checkpoint.fork import fork as fork_run
+from tasks.foundation.checkpoint.fork_status import Fork
 from tasks.foundation.contracts.run_spec import check_run_name
 from tasks.foundation.errors import RunFileError
-from tasks.foundation.runlog.fork import fork as fork_run
-from tasks.foundation.runlog.fork_status import Fork
 
 
 def fork(
     address: Address,
     new: Annotated[str, typer.Option("--as", metavar="NEW", help="name of the new run")],
     at_step: Annotated[
-        int | None, typer.Option(help="step of the checkpoint to begin from; left out: the newest one")
+        int | None, typer.Option(help="step of the checkpoint to start from; left out: the newest")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a new run from a checkpoint of another, beside it; the other one is only read."""
+    """Start a new run from a checkpoint of another run in the same storage; the other run is only read."""
     try:
         check_run_name(new)
     except ValueError as fault:
-        raise RunFileError(f"--as {new!r} is no run name: {fault}") from fault
+        raise RunFileError(f"--as {new!r} cannot be a run's name: {fault}") from fault
     opened = open_run(address, overrides)
     forked = fork_run(opened.root, opened.name, new, at_step=at_step, attempt=uuid.uuid4().hex)
-    home = opened.root.at(new)
+    home = RunHome.at(opened.root, new).home
     checkpoint = None if forked.head.tip is None else f"{home.uri}/{forked.head.tip.path}"
     if as_json:
         say_json(
@@ -51,14 +52,14 @@ def fork(
 
 
 def _words(
-    opened: OpenedRun, forked: Fork, *, new: str, home: str, checkpoint: str | None, address: str
+    opened: RunHome, forked: Fork, *, new: str, home: str, checkpoint: str | None, address: str
 ) -> list[tuple[str, str]]:
-    file = "FILE" if opened.run_file is None else shlex.quote(address)
+    file = shlex.quote(address) if isinstance(opened, Run) else "FILE"
     verb = "was forked from" if forked.already_there else "forked from"
     return [
         ("run", f"{new}, {verb} {forked.lineage.home} at step {forked.lineage.step}"),
         ("home", home),
         ("checkpoint", checkpoint or "none"),
         ("next", f"write run: {new} into a copy of the run file, or: baton run {file} --set run={new}"),
-        ("", "a change of model, data, seed or batches is refused as in any run, unless --accept names it"),
+        ("", "a changed model, data, seed or batch size is refused, as in any run, unless --accept names it"),
     ]

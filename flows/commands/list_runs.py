@@ -1,13 +1,14 @@
-"""`baton list`: the runs below a storage folder."""
+"""`baton list`: lists the runs of a storage folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NotRequired, TypedDict
 
 import typer
 
-from flows.commands.address import OpenedRun, Overrides, holds_a_log, names_run_file, refuse_overrides
-from flows.commands.output import AsJson, aligned, say, say_json
-from flows.goal import storage_of
+from flows.commands.options import AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.run import RunHome, holds_a_log, names_run_file, refuse_overrides, storage_of
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
@@ -22,13 +23,35 @@ Folder = Annotated[
 ]
 
 
-def list_runs(address: Folder, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the runs below a storage folder.
+class BestJson(TypedDict):
+    """The best evaluation of a run."""
 
-    Exits 2 if the folder is not there or a newer Baton wrote the log of a run, 4 if such a log cannot be read.
+    metric: str
+    value: float
+    step: int
+
+
+class RunJson(TypedDict):
+    """One run in the JSON output; one whose log cannot be read has `error` and `error_class` alone."""
+
+    run: str
+    home: str
+    error: str | None
+    error_class: NotRequired[str]
+    step: NotRequired[int]
+    validation: NotRequired[Mapping[str, float]]
+    best: NotRequired[BestJson | None]
+    entries: NotRequired[int]
+    last_commit: NotRequired[str | None]
+
+
+def list_runs(address: Folder, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """List the runs of a storage folder.
+
+    Exits 2 if the folder does not exist or a newer Baton wrote a run's log, 4 if a log cannot be read.
     """
     root = _root(address, overrides)
-    runs = [_facts(root, name) for name in _names(root)]
+    runs = [_facts(home) for home in _homes(root)]
     if as_json:
         say_json({"storage": root.uri, "runs": runs})
     elif not runs:
@@ -47,26 +70,24 @@ def _root(address: str, overrides: list[str] | None) -> Storage:
         return storage_of(load_run_file(Path(address), overrides or ()))
     refuse_overrides(address, overrides)
     root = open_storage(address, relative_to=Path.cwd())
-    # On Cloud Storage there is nothing but names: a prefix below which nothing lies is no other than a mistyped one.
+    # Cloud Storage has no folders, so an empty prefix and a mistyped one look the same.
     if isinstance(root, LocalStorage) and not root.root.is_dir():
-        raise NoSuchRun(f"{root.uri} is not there; name a folder that holds runs, gs://bucket/prefix, or a run file")
+        raise NoSuchRun(f"{root.uri} does not exist; name a folder that holds runs, gs://bucket/prefix, or a run file")
     return root
 
 
-def _names(root: Storage) -> list[str]:
-    """Folders below the root that hold a log, "" for the root itself."""
-    candidates = ["", *sorted(root.folders(""))]
-    return [name for name in candidates if holds_a_log(root.at(name) if name else root)]
+def _homes(root: Storage) -> list[RunHome]:
+    """The root itself and the folders below it that hold a log."""
+    homes = (RunHome.at(root, name) for name in ["", *sorted(root.folders(""))])
+    return [home for home in homes if holds_a_log(home.home)]
 
 
-def _facts(root: Storage, name: str) -> dict[str, Any]:
-    home = root.at(name) if name else root
-    log = RunLog(home)
-    facts: dict[str, Any] = {"run": name or home.uri.rsplit("/", 1)[-1], "home": home.uri, "error": None}
+def _facts(run: RunHome) -> RunJson:
+    facts: RunJson = {"run": run.name, "home": run.home.uri, "error": None}
     try:
-        head = OpenedRun(root=root, home=home, run_file=None, log=log).head()
-        commit = _newest_of(log, Commit, at_most=head.base)
-        evaluation = None if not head.evaluated else _newest_of(log, Evaluation, at_most=head.number)
+        head = run.require_head()
+        commit = _newest_of(run.log, Commit, at_most=head.base)
+        evaluation = None if not head.evaluated else _newest_of(run.log, Evaluation, at_most=head.number)
     except (RunLogError, AnotherVersion) as fault:
         return {**facts, "error": str(fault), "error_class": type(fault).__name__}
     return {
@@ -80,7 +101,7 @@ def _facts(root: Storage, name: str) -> dict[str, Any]:
 
 
 def _newest_of(log: RunLog, kind: type[Commit | Evaluation], *, at_most: int) -> Entry | None:
-    """The newest entry of a kind; near the end of the log as a rule, so few files are read."""
+    """The newest entry of a kind, up to number `at_most`. It is usually near the end, so few files are read."""
     for number in range(at_most, -1, -1):
         entry = log.entry(number)
         if isinstance(entry.body, kind):
@@ -88,12 +109,12 @@ def _newest_of(log: RunLog, kind: type[Commit | Evaluation], *, at_most: int) ->
     return None
 
 
-def _best(head: Head) -> dict[str, Any] | None:
+def _best(head: Head) -> BestJson | None:
     best = head.best
     return None if best is None else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step}
 
 
-def _words(run: dict[str, Any]) -> tuple[str, ...]:
+def _words(run: RunJson) -> tuple[str, ...]:
     if run["error"]:
         kind = "newer" if run["error_class"] == AnotherVersion.__name__ else "damaged"
         return (run["run"], kind, run["error"].partition("\n")[0], "", "", "")

@@ -1,10 +1,9 @@
-"""`baton log`: the entries of a run, newest last."""
+"""`baton log`: prints the entries of a run's log, newest last."""
 
-from typing import Any
-
-from flows.commands.address import Address, Overrides, open_run
-from flows.commands.output import AsJson, aligned, say, say_json
-from tasks.foundation.contracts.identity import differences, in_words
+from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.run import open_run
+from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
@@ -26,7 +25,7 @@ def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) 
     opened = open_run(address, overrides)
     entries = list(opened.log.entries())
     if not entries:
-        opened.head()  # says which entry is lost
+        opened.require_head()  # its error names a lost entry
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "entries": [_facts(entry) for entry in entries]})
         return
@@ -35,8 +34,8 @@ def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) 
         say(line)
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
-    # Without the folded state: it repeats, in every entry, what the entries before it say.
+def _facts(entry: Entry) -> dict[str, object]:
+    # The folded state is left out, because it repeats the earlier entries.
     return {
         "number": entry.number,
         "time": entry.time,
@@ -53,7 +52,7 @@ def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
 
 
 def _step(entry: Entry) -> int | None:
-    """The step that an entry is about."""
+    """The step of an entry; None for kinds that have none."""
     match entry.body:
         case Commit() | Evaluation() | Finish():
             return entry.body.checkpoint.step
@@ -62,7 +61,7 @@ def _step(entry: Entry) -> int | None:
     return None
 
 
-def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one a kind
+def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one return per kind
     match entry.body:
         case Origin(environment=environment, forked_from=lineage):
             source = "" if lineage is None else f"forked from {lineage.home} at step {lineage.step}; "
@@ -98,7 +97,7 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one a ki
 
 def _accepted_words(change: Change, before: Head | None) -> str:
     found = differences(before.identity if before else {}, change.identity or {})
-    return f"accepted {', '.join(change.accepted)}: {in_words(found)}"
+    return f"accepted {', '.join(change.accepted)}: {difference_words(found)}"
 
 
 def _environment_words(environment: Environment) -> str:

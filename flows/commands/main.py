@@ -1,9 +1,9 @@
-"""The `baton` command: its verbs, and how an error becomes a sentence and an exit code.
+"""The `baton` command: its verbs, and the message and exit code of each error.
 
-Nothing here imports TensorFlow, Prefect or matplotlib: `baton --help` answers at once.
+This module does not import TensorFlow, Prefect or matplotlib, so `baton --help` is fast.
 """
 
-from flows.process.leaving import leaves_with  # isort: skip - registers first what is to be called last
+from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
 
 import os
 import sys
@@ -16,12 +16,12 @@ import typer
 
 from flows.commands import doctor, export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
-from flows.process.standard_streams import outliving_readers
-from flows.process.stop_signals import RESUMABLE, Terminated, sender_words, sigterm_raises
+from flows.process.standard_streams import tolerate_closed_readers
+from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError
-from tasks.foundation.messages import printed, without_password
+from tasks.foundation.messages import without_password, wrapped_lines
 
-_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _UNEXPECTED = 1
 
 app = typer.Typer(
@@ -48,15 +48,15 @@ app.command("prove")(prove.prove)
 app.command("doctor")(doctor.doctor)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         say(f"baton {version('baton')}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    _version_asked: Annotated[
+    _version_requested: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
@@ -67,40 +67,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: what follows `baton`; left out: the process's own, which ends with the command.
+        arguments: the words after `baton`; None: those of the process, which then exits with the returned code.
 
     Returns:
         The exit code.
     """
-    with outliving_readers():
-        return leaves_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
+    with tolerate_closed_readers():
+        return exits_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
 
 
-def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return a kind of ending
+def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return per kind of ending
     as_json = "--json" in arguments
     try:
-        # Not standalone: typer would print a usage error itself, and leave the others to Python's traceback.
+        # In standalone mode, typer would print usage errors itself and show other errors as tracebacks.
         with sigterm_raises():
             result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
     except Terminated as fault:
         return _fail(
-            fault, f"stopped by {sender_words()}; run the same command to continue", RESUMABLE, as_json=as_json
+            fault, f"stopped by {stop_signal_name()}; run the same command to continue", RESUMABLE, as_json=as_json
         )
     except BatonError as fault:
         return _fail(fault, str(fault), fault.exit_code, as_json=as_json)
     except typer.TyperException as fault:
         return _fail(fault, _usage(fault), fault.exit_code, as_json=as_json)
-    except SystemExit as fault:  # a library's or the user's own: leaving is no success
+    except SystemExit as fault:  # a library or the user's code called sys.exit, so the command is incomplete
         return _fail(
             fault,
-            f"something called sys.exit({fault.code!r}) before the command had ended",
+            f"something called sys.exit({fault.code!r}) before the command ended",
             _UNEXPECTED,
             as_json=as_json,
         )
-    except Exception as fault:  # noqa: BLE001 - the last place where a traceback can become a sentence
-        text = f"{type(fault).__name__}: {fault}\nhint: this is unexpected; set BATON_DEBUG=1 to see where it happened"
+    except Exception as fault:  # noqa: BLE001 - the outermost handler: it prints a message, not a traceback
+        text = f"{type(fault).__name__}: {fault}\nhint: this is unexpected; set BATON_DEBUG=1 for the traceback"
         return _fail(fault, text, _UNEXPECTED, as_json=as_json)
-    if result == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+    if result == _INTERRUPTED:  # typer returns this after a KeyboardInterrupt
         return _fail(
             KeyboardInterrupt(), "interrupted; run the same command to continue", _INTERRUPTED, as_json=as_json
         )
@@ -111,7 +111,7 @@ def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> 
     text = without_password(text)
     if os.environ.get("BATON_DEBUG"):
         typer.echo(without_password("".join(traceback.format_exception(fault))), err=True)
-    for line in printed(f"error: {text}", columns=_columns()):
+    for line in wrapped_lines(f"error: {text}", columns=_columns()):
         typer.echo(line, err=True)
     if as_json:
         say_json({"error": type(fault).__name__, "message": text, "exit_code": exit_code})
@@ -119,10 +119,10 @@ def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> 
 
 
 def _columns() -> int | None:
-    """The width of the terminal that errors go to; None if they go elsewhere."""
+    """The width of the terminal that shows errors; None if stderr is not a terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or None
-    except (OSError, ValueError):  # no terminal; no descriptor
+    except (OSError, ValueError):  # stderr is not a terminal, or has no descriptor
         return None
 
 

@@ -1,9 +1,8 @@
-"""What the commands print: one JSON object for machines, aligned plain text for people."""
+"""What commands print: one JSON object for programs, aligned plain text for people."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
 
 import typer
 
@@ -11,32 +10,30 @@ from tasks.foundation.messages import shown, without_password
 
 _CELL_CHARACTERS = 1000
 
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object, as the last line of stdout")]
-
 
 def say(text: str = "", *, aside: bool = False) -> None:
-    """A line for people; names from a run's files are shown, never obeyed.
+    """Print a line for people. Control characters are escaped, because names from a run's files may have some.
 
     Args:
         text: the line.
-        aside: on stderr.
+        aside: print to stderr, not to stdout.
     """
     typer.echo(shown(text), err=aside)
 
 
-def say_json(value: Mapping[str, Any]) -> None:
-    """One line of strict JSON: what is not finite becomes null, which every reader of JSON understands."""
+def say_json(value: Mapping[str, object]) -> None:
+    """Print one line of strict JSON; numbers that are not finite become null."""
     typer.echo(without_password(json.dumps(_finite(value), allow_nan=False)))
 
 
 def aligned(rows: Sequence[Sequence[str]], *, gap: str = "  ") -> list[str]:
-    """Columns, each as wide as its widest cell; never wrapped, so that lines can be searched and copied."""
+    """Return rows as lines with aligned columns. Lines are never wrapped, so that they can be searched and copied."""
     rows = [[shown(cell, _CELL_CHARACTERS) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _finite(below) for key, below in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`baton prove`: is a run of this file the same however it is cut? Tried out, on this machine."""
+"""`baton prove`: tests on this machine that cuts and kills do not change the bits of a run."""
 
 import os
 import sys
@@ -10,21 +10,23 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.address import Overrides
-from flows.commands.output import AsJson, aligned, say, say_json
-from flows.goal import preflight, require_lasting_storage, storage_of
-from flows.proving.proof import Workshop
+from flows.admission.checks import preflight, require_lasting_storage
+from flows.commands.options import AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.proving.interrupts import termination_as_interrupt
+from flows.proving.proof import ProofSetup
 from flows.proving.proof import prove as proof_of
 from flows.proving.receipt import Receipt, VariableDifference, store
-from flows.proving.trial_processes import FreshProcesses, ending_like_interrupts
+from flows.proving.trial_processes import FreshProcesses
+from flows.run import Run
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.storage.temporary_files import PROVING, temporary_folder
+from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import number_words
 
 _DIFFERENT = 1
-# Odd, so that sums of metrics are under way at the end; and few, since a proof is mostly waiting for TensorFlow.
+# Odd, so that the metrics hold partial sums at the end. Few, because importing TensorFlow takes most of the time.
 _STEPS = 31
 
 
@@ -32,9 +34,9 @@ def prove(
     file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
     overrides: Overrides = None,
     *,
-    steps: Annotated[int, typer.Option(help="how far to train; at least 4")] = _STEPS,
+    steps: Annotated[int, typer.Option(help="number of steps to train; at least 4")] = _STEPS,
     share_data: Annotated[
-        bool, typer.Option("--share-data", help="prepare the data once, not anew for each training")
+        bool, typer.Option("--share-data", help="prepare the data once, not for each training")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="keep the scratch folder")] = False,
     as_json: AsJson = False,
@@ -44,25 +46,29 @@ def prove(
     Nothing of the run itself is touched; the receipt goes into its home. Exits 1 if the two differ, and says where.
     """
     run = load_run_file(file, overrides or [])
-    preflight(run)
-    require_lasting_storage(run)
-    with Console(sys.stderr if as_json else sys.stdout) as console, ending_like_interrupts(), _scratch(keep) as folder:
+    opened = Run.open(run)
+    preflight(opened)
+    require_lasting_storage(opened)
+    stream = sys.stderr if as_json else sys.stdout
+    with Console(stream) as console, termination_as_interrupt(), _scratch(keep) as folder:
         processes = FreshProcesses(folder / "said", hosts=_hosts(run))
-        workshop = Workshop(folder=folder, processes=processes, share_data=share_data, telemetry=console)
-        receipt = proof_of(run, tuple(overrides or ()), steps=steps, workshop=workshop)
-    kept = str(folder) if keep else None
+        setup = ProofSetup(folder=folder, processes=processes, share_data=share_data, telemetry=console)
+        receipt = proof_of(run, tuple(overrides or ()), steps=steps, setup=setup)
+    kept_folder = str(folder) if keep else None
     if not as_json:
-        _say(receipt, kept)
-    address = store(receipt, storage_of(run).at(run.spec.run))  # last: a home that refuses it takes no verdict along
+        _say(receipt, kept_folder)
+    address = store(
+        receipt, opened.home
+    )  # last, so that the verdict is printed even if the storage refuses the receipt
     if as_json:
-        say_json({**receipt.model_dump(), "receipt": address, "kept": kept})
+        say_json({**receipt.model_dump(), "receipt": address, "kept": kept_folder})
     else:
         say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else _DIFFERENT
 
 
 def _hosts(run: RunFile) -> int:
-    """As many as TF_CONFIG names, where the run file asks for several."""
+    """The number of hosts in TF_CONFIG for a multi_worker run, else 1."""
     return len(cluster_of(os.environ).addresses) if run.spec.accelerator.kind == "multi_worker" else 1
 
 
@@ -71,7 +77,7 @@ def _scratch(keep: bool) -> Iterator[Path]:
     if keep:
         yield Path(tempfile.mkdtemp(prefix="baton-prove-"))
         return
-    with temporary_folder(PROVING) as folder:
+    with temporary_folder(PROOF_PREFIX) as folder:
         yield folder
 
 

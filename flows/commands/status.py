@@ -1,12 +1,23 @@
-"""`baton status`: where a run stands, from its log, and where its time went, from its attempts."""
+"""`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import cast
 
-from flows.commands.address import Address, OpenedRun, Overrides, open_run
-from flows.commands.goodput import account_facts, account_words
-from flows.commands.output import AsJson, aligned, say, say_json
+from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.output import aligned, say, say_json
+from flows.commands.status_json import (
+    AtWorkJson,
+    BestJson,
+    CheckpointJson,
+    EvaluationJson,
+    RunJson,
+    StatusJson,
+    WeightsJson,
+    WorkerJson,
+)
+from flows.run import Run, RunHome, open_run
+from flows.summary.goodput import account_facts, account_words
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
@@ -18,14 +29,14 @@ from tasks.foundation.telemetry.formatting import duration_words, metric_words, 
 
 
 def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Say where a run stands."""
+    """Show the state of a run."""
     opened = open_run(address, overrides)
     entries = list(opened.log.entries())
     history = history_of(entries)
     now = datetime.now(UTC)
     account = account_of(read_attempts(opened.home), entries, history, now=now)
     at_work = [] if account is None else [_at_work_facts(each.record, now) for each in account.attempts if each.alive]
-    facts = {**_facts(opened, history, history.head or opened.head(), account), "at_work": at_work}
+    facts: StatusJson = {**_facts(opened, history, history.head or opened.require_head(), account), "at_work": at_work}
     if as_json:
         say_json(facts)
     else:
@@ -34,7 +45,7 @@ def status(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
             say(line)
 
 
-def _facts(opened: OpenedRun, history: History, head: Head, account: Account | None) -> dict[str, Any]:
+def _facts(opened: RunHome, history: History, head: Head, account: Account | None) -> RunJson:
     tip = head.tip
     evaluation = history.evaluations[-1] if history.evaluations else None
     origin = opened.log.entry(0).body
@@ -43,7 +54,7 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
         "run": opened.name,
         "home": opened.home.uri,
         "step": tip.step if tip else 0,
-        "target": opened.run_file.spec.train.steps if opened.run_file else None,
+        "target": opened.spec.train.steps if isinstance(opened, Run) else None,
         "segments": history.segments,
         "entry": head.number,
         "base": head.base,
@@ -65,24 +76,25 @@ def _facts(opened: OpenedRun, history: History, head: Head, account: Account | N
     }
 
 
-def _at_work_facts(record: AttemptRecord, now: datetime) -> dict[str, Any]:
-    """A process that trains the run at this moment, as of its last sign of life."""
-    silent_seconds = max((now - utc_time(record.alive)).total_seconds(), 0.0)  # another machine's clock
-    kept = ("attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within")
-    return {**record.model_dump(include=set(kept)), "silent_seconds": silent_seconds}
+def _at_work_facts(record: AttemptRecord, now: datetime) -> AtWorkJson:
+    """The state of a process that is training the run, as of its last heartbeat."""
+    # Below 0 if the clock of the process's machine is ahead.
+    silent_seconds = max((now - utc_time(record.alive)).total_seconds(), 0.0)
+    keys = ("attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within")
+    return cast(AtWorkJson, {**record.model_dump(include=set(keys)), "silent_seconds": silent_seconds})
 
 
-def _at_work_words(record: dict[str, Any]) -> str:
-    doing = "waits for a stage that runs elsewhere" if record["doing"] == LAUNCH else record["doing"]
+def _at_work_words(record: AtWorkJson) -> str:
+    doing = "waits for a remote stage" if record["doing"] == LAUNCH else record["doing"]
     ago = duration_words(record["silent_seconds"])
     return f"step {record['step']}  {doing}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
 
 
-def _checkpoint_facts(ref: CheckpointRef) -> dict[str, Any]:
+def _checkpoint_facts(ref: CheckpointRef) -> CheckpointJson:
     return {"path": ref.path, "step": ref.step, "size": ref.size, "state_digest": ref.state_digest}
 
 
-def _evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
+def _evaluation_facts(evaluation: Evaluation) -> EvaluationJson:
     return {
         "step": evaluation.checkpoint.step,
         "path": evaluation.checkpoint.path,
@@ -91,7 +103,7 @@ def _evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _best_facts(best: Best) -> dict[str, Any]:
+def _best_facts(best: Best) -> BestJson:
     return {
         "step": best.checkpoint.step,
         "path": best.checkpoint.path,
@@ -101,19 +113,19 @@ def _best_facts(best: Best) -> dict[str, Any]:
     }
 
 
-def _weights_facts(history: History) -> list[dict[str, Any]]:
-    """The sources of the initial weights, as the first commit of the lineage tells."""
+def _weights_facts(history: History) -> list[WeightsJson]:
+    """The sources of the initial weights, as recorded in the first commit of the lineage."""
     report = commit_of(history.commits[0]).initialized_from if history.commits else None
     sources = () if report is None else report.sources
     return [{"source": each.source, "place": each.place, "variables": len(each.loaded)} for each in sources]
 
 
-def _worker_facts(worker: Worker) -> dict[str, Any]:
+def _worker_facts(worker: Worker) -> WorkerJson:
     derived = {"step_seconds": worker.step_seconds, "input_wait_share": worker.input_wait_share}
-    return {**asdict(worker), **derived}
+    return cast(WorkerJson, {**asdict(worker), **derived})
 
 
-def _worker_words(worker: dict[str, Any]) -> str:
+def _worker_words(worker: WorkerJson) -> str:
     speed = worker["examples"] / worker["train_seconds"] if worker["train_seconds"] > 0 else 0.0
     words = [
         f"host {worker['host']}",
@@ -129,7 +141,7 @@ def _worker_words(worker: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _words(facts: StatusJson) -> list[tuple[str, str]]:
     best, evaluation = facts["best"], facts["evaluation"]
     lines = [
         ("run", facts["run"]),
@@ -159,8 +171,8 @@ def _words(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))
     if facts["forked_from"] is not None:
         lines.append(("forked", f"from step {facts['forked_from']['step']} of {facts['forked_from']['home']}"))
-    for label in ("retained", "quarantined"):
-        lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in facts[label]]
+    for label, refs in (("retained", facts["retained"]), ("quarantined", facts["quarantined"])):
+        lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in refs]
     return lines
 
 
@@ -168,7 +180,7 @@ def _step_words(step: int, target: int | None) -> str:
     return str(step) if target is None else step_words(step, target).removeprefix("step ")
 
 
-def _time_words(facts: dict[str, Any], account: Account | None) -> list[tuple[str, str]]:
+def _time_words(facts: StatusJson, account: Account | None) -> list[tuple[str, str]]:
     if account is not None:
         return account_words(account)
     seconds = ", ".join(f"{cause} {duration_words(amount)}" for cause, amount in facts["seconds"].items())

@@ -1,23 +1,24 @@
-"""`baton verify`: every committed byte against its manifest and the log. Reports only."""
+"""`baton verify`: compares every committed byte with its manifest and the log; writes nothing."""
 
 from dataclasses import asdict
 
 import typer
 
-from flows.audit import Findings, examine
-from flows.commands.address import Address, OpenedRun, Overrides, open_run
-from flows.commands.output import AsJson, say, say_json
+from flows.audit import Findings, audit
+from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.output import say, say_json
+from flows.run import RunHome, open_run
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.telemetry.formatting import size_words
 
 
 def verify(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Read every committed byte again; writes nothing.
+    """Read every committed byte again; write nothing.
 
     Exits 4 on damage and names each damaged file.
     """
     opened = open_run(address, overrides)
-    findings = examine(opened, lambda line: say(line, aside=True))
+    findings = audit(opened, lambda line: say(line, aside=True))
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "ok": not findings.damages, **asdict(findings)})
     else:
@@ -26,7 +27,7 @@ def verify(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
         raise typer.Exit(DamagedCheckpoint.exit_code)
 
 
-def _say(opened: OpenedRun, findings: Findings) -> None:
+def _say(opened: RunHome, findings: Findings) -> None:
     for damage in findings.damages:
         say(f"damaged: {damage.what}")
     dataset = f", and {findings.dataset}" if findings.dataset else ""

@@ -1,1 +1,1 @@
-"""The checks of `baton doctor`: what can be found out about a run before anything is rented."""
+"""The checks of `baton doctor`, which find problems of a run before an accelerator is rented."""

@@ -1,32 +1,32 @@
-"""All checks in order: the cheap ones first, and nothing that takes long before what fails fast."""
+"""All checks of `baton doctor`, in order. Cheap checks come first; TensorFlow is imported only if they pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
-from flows.doctor.data_sample import sample_of
+from flows.doctor.data_sample import check_data
 from flows.doctor.finding import Checks, Finding
-from flows.doctor.input_speed import feeds_fast_enough
-from flows.doctor.preemption_cost import preemptions
-from flows.doctor.run_file_checks import batch_arithmetic, code_is_there, not_refused, read_run_file, target_of
-from flows.doctor.storage_checks import commit_cost, reachable_and_writable
+from flows.doctor.input_speed import check_input
+from flows.doctor.preemption_cost import check_preemption
+from flows.doctor.run_file_checks import check_accelerator, check_batch, check_code, check_preflight, check_run_file
+from flows.doctor.storage_checks import check_commit, check_storage
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.temporary_files import DOCTOR, temporary_folder
+from tasks.foundation.storage.temporary_files import DOCTOR_PREFIX, temporary_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What the doctor is asked.
+class DoctorOptions:
+    """The arguments of `baton doctor`.
 
     Attributes:
-        file: the run file.
-        overrides: of its keys, `a.b=c` each.
-        tpu: the type to rent; None if none was named.
-        step_seconds: how long a step is assumed to last there; None: not known.
+        file: path of the run file.
+        overrides: changes to keys of the run file, `key=value` each, such as train.steps=100.
+        tpu: TPU type to check for; None if the user names none.
+        step_seconds: assumed duration of one step on that TPU; None if unknown.
         preempted_every_hours: mean time between preemptions.
     """
 
@@ -37,29 +37,30 @@ class Question:
     preempted_every_hours: float = 4.0
 
 
-def examine(question: Question, tell: Callable[[Finding], None]) -> Checks:
-    """Make all checks. Nothing is written but temporary files, here and below the storage root, which are deleted.
+def run_checks(options: DoctorOptions, on_finding: Callable[[Finding], None]) -> Checks:
+    """Run all checks. Temporary files are written on this machine and below the storage root, and then deleted.
 
     Args:
-        question: what is asked.
-        tell: is given each finding as soon as it is known.
+        options: what to check, and for which accelerator.
+        on_finding: called with each finding as soon as it is known.
     """
-    checks = Checks(tell)
-    run = checks.make("run file", lambda: read_run_file(question.file, question.overrides))
-    target = checks.make("accelerator", lambda run: target_of(run, question.tpu), run).for_others
-    batch = checks.make("batch", batch_arithmetic, run, target)
-    code = checks.make("code", code_is_there, run)
-    storage = checks.make("storage", reachable_and_writable, run)
-    checks.make("preflight", lambda run, storage, *_: not_refused(run, storage), run, storage, batch, code)
-    with temporary_folder(DOCTOR) as folder:
-        sample = checks.make("data", lambda run: _sample(run, storage.value, folder), run)
-        _examine_model(checks, question, _Ground(run=run, target=target, code=code, storage=storage, sample=sample))
+    checks = Checks(on_finding)
+    run = checks.run("run file", lambda: check_run_file(options.file, options.overrides))
+    target = checks.run("accelerator", lambda run: check_accelerator(run, options.tpu), run).as_passed
+    batch = checks.run("batch", check_batch, run, target)
+    code = checks.run("code", check_code, run)
+    storage = checks.run("storage", check_storage, run)
+    checks.run("preflight", lambda run, storage, *_: check_preflight(run, storage), run, storage, batch, code)
+    with temporary_folder(DOCTOR_PREFIX) as folder:
+        sample = checks.run("data", lambda run: _check_data(run, storage.value, folder), run)
+        inputs = _ModelInputs(run=run, target=target, code=code, storage=storage, sample=sample)
+        _run_model_checks(checks, options, inputs)
     return checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ground:
-    """Findings that the later checks stand on."""
+class _ModelInputs:
+    """The findings whose values the model's checks use."""
 
     run: Finding
     target: Finding
@@ -68,39 +69,42 @@ class _Ground:
     sample: Finding
 
 
-def _examine_model(checks: Checks, question: Question, ground: _Ground) -> None:
-    """What needs TensorFlow, which takes seconds to be imported."""
-    run, target, sample = ground.run, ground.target, ground.sample
-    begins = _begins(ground.storage)
-    model = checks.make(
+def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInputs) -> None:
+    """Run the checks that need TensorFlow, whose import takes seconds."""
+    run, target, sample, storage = inputs.run, inputs.target, inputs.sample, inputs.storage
+    model = checks.run(
         "model",
-        lambda *given: _modelling().builds(*given[:3], begins=begins(given[0])),
+        lambda run, target, sample, _: _model_checks().check_model(
+            run, target, sample, is_new=_is_new_run(run, storage)
+        ),
         run,
         target,
         sample,
-        ground.code,
+        inputs.code,
     )
-    checks.make("dtype", lambda *given: _modelling().dtypes(*given), model, target)
-    graph = checks.make("graph", lambda *given: _modelling().static_shapes(*given), model, target)
-    xla = checks.make("xla", lambda *given: _compiling().compiles(*given[:3]), run, target, model, graph)
-    memory = checks.make("memory", lambda *given: _compiling().fits(*given), model, xla, target)
-    checks.make("step", lambda *given: _modelling().one_step(*given, memory.value), run, target, sample, model)
-    checks.make(
+    checks.run("dtype", lambda *values: _model_checks().check_dtype(*values), model, target)
+    graph = checks.run("graph", lambda *values: _model_checks().check_graph(*values), model, target)
+    xla = checks.run(
+        "xla", lambda run, target, model, _: _xla_checks().check_xla(run, target, model), run, target, model, graph
+    )
+    memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, xla, target)
+    checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), run, target, sample, model)
+    checks.run(
         "input",
-        lambda run, target, sample: feeds_fast_enough(run, target, sample, question.step_seconds),
+        lambda run, target, sample: check_input(run, target, sample, options.step_seconds),
         run,
         target,
         sample,
     )
-    commit = checks.make("commit", lambda storage, built: commit_cost(storage, built.state), ground.storage, model)
-    checks.make(
+    commit = checks.run("commit", lambda storage, model: check_commit(storage, model.state), storage, model)
+    checks.run(
         "preemption",
-        lambda run, cost, built: preemptions(
+        lambda run, cost, model: check_preemption(
             run,
             cost,
-            start_seconds=built.seconds,
-            step_seconds=question.step_seconds,
-            hours_between=question.preempted_every_hours,
+            start_seconds=model.seconds,
+            step_seconds=options.step_seconds,
+            hours_between=options.preempted_every_hours,
         ),
         run,
         commit,
@@ -108,26 +112,27 @@ def _examine_model(checks: Checks, question: Question, ground: _Ground) -> None:
     )
 
 
-def _sample(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
+def _check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     if ":" in run.spec.data.source:
-        _modelling().devices(run)  # first of all, as in a run: importing the user's module may use TensorFlow
-    return sample_of(run, storage, folder)
+        # The user's module may use TensorFlow at import time, and the first use fixes the devices.
+        _model_checks().acquire_cpu(run)
+    return check_data(run, storage, folder)
 
 
-def _begins(storage: Finding) -> Callable[[RunFile], bool]:
-    """Whether a run begins, as far as the store tells."""
-    return lambda run: not storage.is_usable or RunLog(storage.value.at(run.spec.run)).head() is None
+def _is_new_run(run: RunFile, storage: Finding) -> bool:
+    """Whether the run has no log yet, or its storage cannot be read."""
+    return not storage.is_usable or RunLog(storage.value.at(run.spec.run)).head() is None
 
 
-def _modelling() -> Any:
-    """Imported by the first check that needs it, so that what fails before does not wait for TensorFlow."""
+def _model_checks() -> ModuleType:
+    """Import TensorFlow late, so that the cheap checks do not wait for it."""
     from flows.doctor import model_checks
 
     return model_checks
 
 
-def _compiling() -> Any:
-    """As `_modelling`."""
-    from flows.doctor import xla_compile
+def _xla_checks() -> ModuleType:
+    """Import TensorFlow late, as `_model_checks` does."""
+    from flows.doctor import xla_checks
 
-    return xla_compile
+    return xla_checks

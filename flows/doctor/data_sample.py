@@ -1,4 +1,4 @@
-"""Some of the data, without preparing all of it: enough for a step, and to see how fast batches can be made."""
+"""A small sample of the run's data, for one training step and for measuring the speed of the input pipeline."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -6,11 +6,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from flows.doctor.finding import Finding
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.dataset.features import Array
 from tasks.foundation.dataset.manifest import (
     content_digest,
     dataset_folder,
@@ -18,7 +18,7 @@ from tasks.foundation.dataset.manifest import (
     read_manifest,
     zero_batch,
 )
-from tasks.foundation.dataset.order import repeats_words
+from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
@@ -27,26 +27,26 @@ from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter
 from tasks.prepare_data.sources.base import InPlace, Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.split import part_sizes
 from tasks.prepare_data.stage import dataset_digest
+from tasks.prepare_data.train_validation_split import part_sizes
 
-# The sample ends with whichever comes first.
-_MOST_EXAMPLES = 4096
-_MOST_BYTES = 64 << 20
-_MOST_SECONDS = 10.0
+# The sample ends at the first of these limits.
+_MAX_EXAMPLES = 4096
+_MAX_BYTES = 64 << 20
+_MAX_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A dataset: the run's own, prepared before, or some of its examples in a temporary folder.
+class DataSample:
+    """The prepared dataset of the run, or a few of its examples in a temporary folder.
 
     Attributes:
-        storage: the root that `ref.folder` is relative to.
-        ref: the dataset.
-        manifest: of it.
-        is_whole: whether this is the run's own, all of it.
-        train_examples: of the run's own; None where that is not known.
-        validation_examples: the same.
+        storage: the storage root that `ref.folder` is relative to.
+        ref: reference to the dataset.
+        manifest: manifest of the dataset.
+        is_whole: whether this is the run's prepared dataset.
+        train_examples: number of training examples in the whole dataset; None if unknown.
+        validation_examples: number of validation examples in the whole dataset; None if unknown.
     """
 
     storage: Storage
@@ -56,45 +56,48 @@ class Sample:
     train_examples: int | None = None
     validation_examples: int | None = None
 
-    def zeros(self, size: int) -> tuple[Any, ...]:
-        """See `zero_batch`."""
+    def zeros(self, size: int) -> tuple[Array | dict[str, Array], ...]:
+        """Return a batch of `size` zero examples, see `zero_batch`."""
         return zero_batch(self.manifest, size)
 
 
-def sample_of(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
-    """Look at the first examples of the source, or at the dataset that is prepared already; its value is a `Sample`.
+def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
+    """Check the prepared dataset, or the first examples of the source.
 
     Args:
         run: the run file.
-        storage: where a prepared dataset would be; None if it cannot be asked.
-        folder: a temporary one, for the sample.
+        storage: where the prepared dataset would be; None if the storage is not usable.
+        folder: temporary folder for the sample.
+
+    Returns:
+        A finding whose value is a `DataSample`.
 
     Raises:
-        RunFileError: `data.source` or one of `data.options` cannot be used.
-        SourceError: the source is missing or empty, or holds an unusable record among the first.
-        DamagedDataset: it was prepared, and its manifest cannot be read.
+        RunFileError: `data.source` or an option in `data.options` is invalid.
+        SourceError: the source is missing or empty, or one of its first records is invalid.
+        DamagedDataset: the dataset is prepared, but its manifest cannot be read.
     """
     source = open_source(run.spec.data, run.folder, run.spec.train.seed)
     prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
-    sample = prepared or _taken(run, source, LocalStorage(folder))
+    sample = prepared or _sample_source(run, source, LocalStorage(folder))
     manifest = sample.manifest
     features = ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in manifest.features)
     if sample.is_whole:
         text = f"prepared: {manifest.train_examples + manifest.validation_examples} examples of {features}"
     else:
-        text = f"{manifest.train_examples} examples of the source are sound: {features}"
+        text = f"the first {manifest.train_examples} examples of the source are valid: {features}"
     if sample.train_examples is not None:
-        repeats = repeats_words(sample.train_examples, run.spec.train.global_batch_size)
+        repeats = oversized_batch_warning(sample.train_examples, run.spec.train.global_batch_size)
         if repeats is not None:
             return Finding(check="data", verdict="warn", text=f"{text}; {repeats}", value=sample)
     return Finding(check="data", verdict="pass", text=text, value=sample)
 
 
-def _prepared(storage: Storage, folder: str) -> Sample | None:
+def _prepared(storage: Storage, folder: str) -> DataSample | None:
     if not storage.exists(manifest_path(folder)):
         return None
     manifest = read_manifest(storage, folder)
-    return Sample(
+    return DataSample(
         storage=storage,
         ref=_ref(folder, manifest),
         manifest=manifest,
@@ -104,19 +107,19 @@ def _prepared(storage: Storage, folder: str) -> Sample | None:
     )
 
 
-def _taken(run: RunFile, source: Source, storage: LocalStorage) -> Sample:
+def _sample_source(run: RunFile, source: Source, storage: LocalStorage) -> DataSample:
     checker = Checker(classes=run.spec.data.classes, allow_nan=run.spec.data.allow_nan)
     folder = dataset_folder("sample")
     length = source.length
     if source.in_place is not None:
-        features, shards = source.in_place.features, _first_range(source.in_place, checker)
+        features, shards = source.in_place.features, _first_shard(source.in_place, checker)
     else:
-        first = _First()
-        shards = _written(run, source, storage.at(folder), checker, first)
+        first = _FirstRecords()
+        shards = _write_shards(run, source, storage.at(folder), checker, first)
         features = checker.features
         length = first.length if length is None else length
     if not shards:
-        raise SourceError(f"data.source: {run.spec.data.source}: it holds no example; see that data.options are right")
+        raise SourceError(f"data.source: {run.spec.data.source} yields no examples; check data.options")
     manifest = DatasetManifest(
         digest="sample",
         content_digest=content_digest(features, shards, ()),
@@ -130,7 +133,7 @@ def _taken(run: RunFile, source: Source, storage: LocalStorage) -> Sample:
     train, validation = None, None
     if length is not None:
         train, validation = part_sizes(length, fraction=run.spec.data.validation_fraction, seed=run.spec.train.seed)
-    return Sample(
+    return DataSample(
         storage=storage,
         ref=_ref(folder, manifest),
         manifest=manifest,
@@ -140,43 +143,43 @@ def _taken(run: RunFile, source: Source, storage: LocalStorage) -> Sample:
     )
 
 
-def _written(
-    run: RunFile, source: Source, storage: Storage, checker: Checker, first: "_First"
+def _write_shards(
+    run: RunFile, source: Source, storage: Storage, checker: Checker, first: "_FirstRecords"
 ) -> tuple[ShardRecord, ...]:
     from tasks.foundation.dataset.shards import encode
 
     with ShardUploads(storage) as uploads:
-        shard_examples = run.spec.data.shard_examples or _MOST_EXAMPLES
+        shard_examples = run.spec.data.shard_examples or _MAX_EXAMPLES
         writer = BlockWriter(uploads, part="train", seed=run.spec.train.seed, shard_examples=shard_examples)
-        for record in first.of(encode(checker.check(where, example)) for where, example in source.read()):
+        for record in first.take(encode(checker.check(where, example)) for where, example in source.read()):
             writer.add(record)
         return writer.finish()
 
 
-class _First:
-    """The first records of a source.
+class _FirstRecords:
+    """Takes the first records of a source.
 
     Attributes:
-        length: how many there are, once they have come to their end; None where there are more.
+        length: number of records in the source; None if the source has more than were taken.
     """
 
     def __init__(self) -> None:
         self.length: int | None = None
 
-    def of(self, records: Generator[bytes, None, None]) -> Iterator[bytes]:
-        """The first ones."""
+    def take(self, records: Generator[bytes, None, None]) -> Iterator[bytes]:
+        """Yield records up to the first limit of a sample."""
         began, size, count = time.monotonic(), 0, 0
         with closing(records):
             for record in records:
                 yield record
                 count, size = count + 1, size + len(record)
-                if count == _MOST_EXAMPLES or size >= _MOST_BYTES or time.monotonic() - began >= _MOST_SECONDS:
+                if count == _MAX_EXAMPLES or size >= _MAX_BYTES or time.monotonic() - began >= _MAX_SECONDS:
                     return
         self.length = count
 
 
-def _first_range(in_place: InPlace, checker: Checker) -> tuple[ShardRecord, ...]:
-    ranges = in_place.ranges(checker.check, _MOST_EXAMPLES)
+def _first_shard(in_place: InPlace, checker: Checker) -> tuple[ShardRecord, ...]:
+    ranges = in_place.ranges(checker.check, _MAX_EXAMPLES)
     return tuple(
         ShardRecord(
             path=found.path,

@@ -1,4 +1,4 @@
-"""What a check found, and how one check after the other is made."""
+"""The result of a check, and a class that runs checks one after the other."""
 
 import os
 import traceback
@@ -14,14 +14,14 @@ Verdict = Literal["pass", "warn", "fail", "skipped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The outcome of one check.
+    """The result of one check.
 
     Attributes:
-        check: its name.
-        verdict: whether all is well; skipped if it could not be made.
-        text: what was found, with figures.
-        remedy: what to do about it; empty if nothing is to be done, or if the text says it.
-        value: what later checks go on with.
+        check: name of the check.
+        verdict: pass, warn or fail; skipped if the check could not run.
+        text: what the check found, with figures.
+        remedy: how to fix or improve it; empty if there is nothing to do or the text says it.
+        value: result for later checks to use.
     """
 
     check: str
@@ -32,57 +32,57 @@ class Finding:
 
     @property
     def is_usable(self) -> bool:
-        """Whether later checks can build on it."""
+        """Whether later checks can use the value: the check passed or warned."""
         return self.verdict in {"pass", "warn"}
 
     @property
-    def for_others(self) -> "Finding":
-        """The same for checks that can go on with its value although it failed."""
+    def as_passed(self) -> "Finding":
+        """The finding with verdict `pass` if it has a value, so that checks can use the value of a failed check."""
         return self if self.value is None else replace(self, verdict="pass")
 
 
 class Checks:
-    """Makes checks in order; whatever one of them raises is its finding, and never ends the others."""
+    """Runs checks in order. An exception in one check becomes its finding; the other checks still run."""
 
-    def __init__(self, tell: Callable[[Finding], None]) -> None:
-        """Nothing is checked yet.
+    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+        """Start without findings.
 
         Args:
-            tell: is given each finding as soon as it is known.
+            on_finding: called with each finding as soon as it is known.
         """
-        self._tell = tell
+        self._on_finding = on_finding
         self.findings: list[Finding] = []
 
-    def make(self, check: str, work: Callable[..., Finding], *needs: Finding) -> Finding:
-        """Call `work` with the values of what it needs, unless one of these is missing.
+    def run(self, check: str, work: Callable[..., Finding], *needs: Finding) -> Finding:
+        """Run one check, or skip it if a finding that it needs is not usable.
 
         Args:
-            check: the name of the check.
-            work: makes it.
+            check: name of the check.
+            work: called with the values of `needs`.
             needs: findings of earlier checks.
 
         Returns:
-            Its finding, which has been told.
+            The finding, after `on_finding` has received it.
         """
-        finding = self._made(check, work, needs)
+        finding = self._find(check, work, needs)
         self.findings.append(finding)
-        self._tell(finding)
+        self._on_finding(finding)
         return finding
 
     @property
     def failed(self) -> bool:
-        """Whether any check did."""
+        """Whether any check failed."""
         return any(finding.verdict == "fail" for finding in self.findings)
 
-    def _made(self, check: str, work: Callable[..., Finding], needs: tuple[Finding, ...]) -> Finding:
+    def _find(self, check: str, work: Callable[..., Finding], needs: tuple[Finding, ...]) -> Finding:
         missing = [need.check for need in needs if not need.is_usable]
         if missing:
             return Finding(check=check, verdict="skipped", text=f"needs {' and '.join(missing)}, which did not pass")
         try:
             return work(*(need.value for need in needs))
-        except BatonError as fault:
-            return Finding(check=check, verdict="fail", text=str(fault))
-        except (Exception, SystemExit) as fault:  # noqa: BLE001 - an unforeseen fault of one check must not hide the others
+        except BatonError as error:
+            return Finding(check=check, verdict="fail", text=str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an unexpected error in one check must not hide the others
             if os.environ.get("BATON_DEBUG"):
-                traceback.print_exception(fault)
-            return Finding(check=check, verdict="fail", text=f"unexpected: {describe(fault)}")
+                traceback.print_exception(error)
+            return Finding(check=check, verdict="fail", text=f"unexpected: {describe(error)}")

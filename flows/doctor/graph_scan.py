@@ -1,8 +1,8 @@
-"""What of a train step a TPU would not run, though a CPU does: strings, Python code, sizes that the data decide.
+"""Find the operations of a train step that run on a CPU but not on a TPU: strings, Python code, dynamic shapes.
 
-XLA on a CPU compiles some operations with dynamic shapes all the same, so that it passes over what fails, or is padded
-and compiled again and again, on a TPU. TensorFlow's own shape inference tells where they begin: at an operation whose
-result has an unknown size although the sizes of all it reads are known.
+XLA on a CPU compiles some operations with dynamic shapes that fail on a TPU, or that a TPU pads and recompiles
+repeatedly. TensorFlow's shape inference shows where a dynamic shape starts: at an operation whose output has an unknown
+size although the sizes of all its inputs are known.
 """
 
 import re
@@ -15,7 +15,7 @@ import tensorflow as tf
 Kind = Literal["string", "python", "dynamic shape", "float64"]
 
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction"})
-# The size of their result is a matter of the data, by what they are.
+# Operations whose output size depends on the values of their inputs.
 _DYNAMIC = frozenset(
     {
         "DynamicPartition",
@@ -37,22 +37,22 @@ _DYNAMIC = frozenset(
 _STRING = re.compile(
     r"String|Regex|Substr|Base64|DecodeRaw|ParseExample|PrintV2|ReadFile|WriteFile|Decode(Jpeg|Png|Image)"
 )
-# XLA leaves assertions out, with all that only they read.
+# XLA removes assertions, and all operations whose results only assertions use.
 _DROPPED = frozenset({"Assert", "NoOp"})
-# Sizes of shapes: worked out when the program is compiled.
-_OF_SHAPES = frozenset({"BroadcastGradientArgs"})
+# An operation on shapes, which XLA evaluates at compile time.
+_SHAPE_OPS = frozenset({"BroadcastGradientArgs"})
 _NUMBER = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
-    """An operation of the step, and what is the matter with it.
+class UnsupportedOp:
+    """An operation that a TPU cannot run.
 
     Attributes:
-        kind: what a TPU cannot do with it.
-        op: its type, such as Where.
-        node: its name in the graph.
-        layer: name of the Keras layer that it belongs to; empty if none is known.
+        kind: why a TPU cannot run it.
+        op: type of the operation, such as Where.
+        node: the operation's name in the graph.
+        layer: name of the Keras layer that contains it; empty if unknown.
     """
 
     kind: Kind
@@ -65,31 +65,34 @@ class Suspect:
         return f"{where}: {self.op} ({self.kind})"
 
 
-def scan(function: Any, layers: Sequence[str]) -> tuple[Suspect, ...]:
-    """What a TPU would not run of the operations that the step needs, loops and branches included; one a layer and op.
+def find_unsupported_ops(function: Any, layers: Sequence[str]) -> tuple[UnsupportedOp, ...]:
+    """Find the operations in a step that a TPU cannot run, inside loops and branches too.
 
     Args:
-        function: the concrete function of a train step, traced with static shapes.
+        function: concrete function of a train step, traced with static shapes.
         layers: names of the model's layers.
+
+    Returns:
+        One entry for each kind, layer and operation type.
     """
     graph = function.graph.as_graph_def(add_shapes=True)
     roots = [tensor.op.name for tensor in function.graph.outputs]
     roots += [op.name for op in function.graph.control_outputs if op.type not in _DROPPED]
     library = {each.signature.name: each.node_def for each in graph.library.function}
-    found: dict[tuple[str, str, str], Suspect] = {}
-    for nodes in _reached(graph.node, roots, library):
+    found: dict[tuple[str, str, str], UnsupportedOp] = {}
+    for nodes in _reachable(graph.node, roots, library):
         known = {node.name: node for node in nodes}
         for node in nodes:
             kind = _kind(node, known)
             if kind is not None:
                 layer = layer_of(node.name, layers)
-                suspect = Suspect(kind=kind, op=node.op, node=node.name, layer=layer)
-                found.setdefault((kind, node.op, layer or node.name), suspect)
+                unsupported = UnsupportedOp(kind=kind, op=node.op, node=node.name, layer=layer)
+                found.setdefault((kind, node.op, layer or node.name), unsupported)
     return tuple(found.values())
 
 
 def layer_of(node: str, layers: Sequence[str]) -> str:
-    """The innermost Keras layer in a node's name, `functional_1/mask_1/boolean_mask/Where`; empty if none is there."""
+    """Return the innermost Keras layer in a node name such as `functional_1/mask_1/boolean_mask/Where`, or ""."""
     for part in reversed(node.split("/")[:-1]):
         for name in (part, _NUMBER.sub("", part)):
             if name in layers:
@@ -97,8 +100,8 @@ def layer_of(node: str, layers: Sequence[str]) -> str:
     return ""
 
 
-def _reached(nodes: Sequence[Any], roots: Iterable[str], library: dict[str, Any]) -> Iterator[list[Any]]:
-    """The nodes that something depends on, of the graph and then of each function that one of them calls."""
+def _reachable(nodes: Sequence[Any], roots: Iterable[str], library: dict[str, Any]) -> Iterator[list[Any]]:
+    """Yield the nodes that the roots depend on, then the nodes of every function that these nodes call."""
     by_name = {node.name: node for node in nodes}
     seen: set[str] = set()
     waiting = list(roots)
@@ -107,7 +110,7 @@ def _reached(nodes: Sequence[Any], roots: Iterable[str], library: dict[str, Any]
         if name in seen or name not in by_name or by_name[name].op in _DROPPED:
             continue
         seen.add(name)
-        waiting.extend(_source(read) for read in by_name[name].input)
+        waiting.extend(_node_name(name) for name in by_name[name].input)
     reached = [node for node in nodes if node.name in seen]
     yield reached
     called = [name for node in reached for name in _called(node)]
@@ -121,9 +124,9 @@ def _reached(nodes: Sequence[Any], roots: Iterable[str], library: dict[str, Any]
             called.extend(name for node in inner for name in _called(node))
 
 
-def _source(read: str) -> str:
-    """The node of an input such as `a/b:1`, `^a/b`, or `a/b:output:0` within a function."""
-    return read.lstrip("^").partition(":")[0]
+def _node_name(tensor: str) -> str:
+    """Return the node of a tensor name: `a/b:1`, `^a/b`, or `a/b:output:0` within a function."""
+    return tensor.lstrip("^").partition(":")[0]
 
 
 def _called(node: Any) -> list[str]:
@@ -135,32 +138,32 @@ def _called(node: Any) -> list[str]:
 def _kind(node: Any, known: dict[str, Any]) -> Kind | None:
     if node.op in _PYTHON:
         return "python"
-    if _is_of_strings(node):
+    if _uses_strings(node):
         return "string"
-    if node.op in _DYNAMIC or _begins_a_dynamic_shape(node, known):
+    if node.op in _DYNAMIC or _starts_dynamic_shape(node, known):
         return "dynamic shape"
     if node.op != "Const" and any(value.type == tf.float64.as_datatype_enum for value in node.attr.values()):
         return "float64"
     return None
 
 
-def _is_of_strings(node: Any) -> bool:
+def _uses_strings(node: Any) -> bool:
     if _STRING.search(node.op):
         return True
-    # Texts of assertions are constants, handed to functions that hold the assertion.
+    # The messages of assertions are string constants that the graph passes to functions with assertions.
     return node.op not in {"Const", "Placeholder", "Identity"} and any(
         value.type == tf.string.as_datatype_enum for value in node.attr.values()
     )
 
 
-def _begins_a_dynamic_shape(node: Any, known: dict[str, Any]) -> bool:
-    if node.op in _OF_SHAPES or not _is_dynamic(node):
+def _starts_dynamic_shape(node: Any, known: dict[str, Any]) -> bool:
+    if node.op in _SHAPE_OPS or not _is_dynamic(node):
         return False
-    return not any(_source(read) in known and _is_dynamic(known[_source(read)]) for read in node.input)
+    return not any(_node_name(name) in known and _is_dynamic(known[_node_name(name)]) for name in node.input)
 
 
 def _is_dynamic(node: Any) -> bool:
-    if node.op in _OF_SHAPES:
+    if node.op in _SHAPE_OPS:
         return False
     shapes = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
     return any(shape.unknown_rank or any(size.size < 0 for size in shape.dim) for shape in shapes)

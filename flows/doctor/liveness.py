@@ -1,10 +1,12 @@
-"""How much memory a compiled step needs besides its arguments: by liveness over XLA's schedule.
+"""Estimate the peak memory of a compiled step, without its arguments, from XLA's schedule.
 
-XLA's optimized HLO, as text, lists the instructions of each computation in the order in which they will run
-(`is_scheduled=true`). A buffer is counted from the instruction that makes it to the last one that reads it; the largest
-sum is the peak. Fusions need no memory within; a loop's or a branch's own peak counts where it is called. Arguments are
-not counted, nor are results that take an argument's place (`input_output_alias`): updated variables. It is an estimate:
-of the CPU's program, whose fusions and layouts are not those of a TPU, which also pads arrays to tiles of 8 x 128.
+XLA's optimized HLO text lists the instructions of each computation in the order in which they run
+(`is_scheduled=true`). A buffer is live from the instruction that creates it to the last one that reads it; the largest
+sum of live buffers is the peak. A fusion needs no memory inside. The peak of a loop or branch counts where it is
+called. Arguments do not count, nor do results that reuse the memory of an argument (`input_output_alias`), such as
+updated variables.
+
+This is an estimate from the CPU's program. A TPU has other fusions and layouts, and pads arrays to tiles of 8 x 128.
 """
 
 import math
@@ -20,7 +22,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(?:to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ALIASED = re.compile(r"\{(\d*)\}: \(\d+,")
-# These name memory and make none: what they give is what they were given.
+# These operations return views of their operands and allocate no memory.
 _NO_MEMORY = frozenset({"bitcast", "get-tuple-element", "tuple", "while", "optimization-barrier", "after-all"})
 _NOT_COUNTED = frozenset({"parameter", "constant"})
 _CALLS = frozenset({"while", "call", "conditional"})
@@ -37,7 +39,7 @@ class _Instruction:
 
 
 def peak_bytes(hlo: str) -> int:
-    """The most that the entry computation holds at one time, in bytes, besides its arguments.
+    """Return the peak memory of the entry computation in bytes, without its arguments.
 
     Args:
         hlo: XLA's optimized, scheduled module as text.
@@ -55,7 +57,7 @@ def peak_bytes(hlo: str) -> int:
 
 
 def size_of(shape: str) -> int:
-    """Bytes of an HLO shape such as `f32[16,8]{1,0}`, or of all parts of a tuple; of a dynamic one, at most."""
+    """Return the bytes of an HLO shape such as `f32[16,8]{1,0}` or of a tuple; for a dynamic shape, the upper bound."""
     return sum(_bits(dtype) * math.prod(_sizes(sizes)) // 8 for dtype, sizes in _ARRAY.findall(shape))
 
 
@@ -87,71 +89,73 @@ def _computations(hlo: str) -> tuple[dict[str, list[_Instruction]], str | None]:
 
 
 def _instruction(name: str, text: str, *, is_root: bool) -> _Instruction:
-    shape, rest = _leading(text)
+    shape, rest = _split_shape(text)
     op, _, arguments = rest.strip().partition("(")
-    inner, after = _closed(arguments)
+    inner, after = _split_at_closing_parenthesis(arguments)
     branches = _BRANCHES.search(after)
     called = _CALLED.findall(after) + (re.findall(r"[\w.\-]+", branches[1]) if branches else [])
     return _Instruction(name, shape, op, tuple(_NAME.findall(inner)), tuple(called), is_root)
 
 
-def _leading(text: str) -> tuple[str, str]:
-    """The shape at the beginning, which is a tuple in parentheses or goes up to a blank, and what follows."""
+def _split_shape(text: str) -> tuple[str, str]:
+    """Split off the leading shape: a tuple in parentheses, or the text up to the first space."""
     if text.startswith("("):
-        inner, rest = _closed(text[1:])
+        inner, rest = _split_at_closing_parenthesis(text[1:])
         return inner, rest
     shape, _, rest = text.partition(" ")
     return shape, rest
 
 
-def _closed(text: str) -> tuple[str, str]:
-    """What stands before the parenthesis that closes, and what stands after it."""
+def _split_at_closing_parenthesis(text: str) -> tuple[str, str]:
+    """Return the text before and after the parenthesis that closes an open one."""
     depth = 1
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if depth == 0:
-            return text[:place], text[place + 1 :]
+            return text[:index], text[index + 1 :]
     return text, ""
 
 
 def _peak(computations: dict[str, list[_Instruction]], name: str, *, in_place: set[int] | None = None) -> int:
-    """Of one computation; without its result where the caller counts that (`in_place` is None)."""
+    """Return the peak of one computation; without its result if `in_place` is None, because the caller counts it."""
     instructions = computations.get(name, [])
-    makes: dict[str, frozenset[str]] = {}  # instruction -> those whose memory its value lies in
+    buffers_of: dict[str, frozenset[str]] = {}  # instruction -> the instructions that allocated its value
     last: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    for place, each in enumerate(instructions):
-        below = frozenset[str]().union(*(makes.get(operand, frozenset()) for operand in each.operands))
-        for buffer in below:
-            last[buffer] = place
+    for position, each in enumerate(instructions):
+        read = frozenset[str]().union(*(buffers_of.get(operand, frozenset()) for operand in each.operands))
+        for buffer in read:
+            last[buffer] = position
         if each.op in _NOT_COUNTED:
-            makes[each.name] = frozenset()
+            buffers_of[each.name] = frozenset()
         elif each.op in _NO_MEMORY:
-            makes[each.name] = below
+            buffers_of[each.name] = read
         else:
-            makes[each.name] = frozenset({each.name})
+            buffers_of[each.name] = frozenset({each.name})
             sizes[each.name] = size_of(each.shape)
-            last[each.name] = place
+            last[each.name] = position
         if each.is_root:
-            for buffer in _of_result(each, makes, in_place):
+            for buffer in _result_buffers(each, buffers_of, in_place):
                 sizes[buffer] = 0
     dying: dict[int, list[str]] = {}
-    for buffer, place in last.items():
-        dying.setdefault(place, []).append(buffer)
+    for buffer, position in last.items():
+        dying.setdefault(position, []).append(buffer)
     live = peak = 0
-    for place, each in enumerate(instructions):
+    for position, each in enumerate(instructions):
         live += sizes.get(each.name, 0)
         inner = max((_peak(computations, called) for called in each.called), default=0) if each.op in _CALLS else 0
         peak = max(peak, live + inner)
-        live -= sum(sizes.get(buffer, 0) for buffer in dying.get(place, ()))
+        live -= sum(sizes.get(buffer, 0) for buffer in dying.get(position, ()))
     return peak
 
 
-def _of_result(root: _Instruction, makes: dict[str, frozenset[str]], in_place: set[int] | None) -> Iterable[str]:
-    """What lies in memory that is not this computation's own."""
+def _result_buffers(
+    root: _Instruction, buffers_of: dict[str, frozenset[str]], in_place: set[int] | None
+) -> Iterable[str]:
+    """Return the buffers of the result that this computation does not allocate itself."""
     if in_place is None:
-        return makes[root.name]
+        return buffers_of[root.name]
     if root.op != "tuple":
-        return makes[root.name] if 0 in in_place else ()
+        return buffers_of[root.name] if 0 in in_place else ()
     chosen = [operand for index, operand in enumerate(root.operands) if index in in_place]
-    return frozenset[str]().union(*(makes.get(operand, frozenset()) for operand in chosen))
+    return frozenset[str]().union(*(buffers_of.get(operand, frozenset()) for operand in chosen))

@@ -1,4 +1,4 @@
-"""What a preemption costs, and how far apart commits should be."""
+"""What a preemption costs, and how often to commit."""
 
 import math
 
@@ -7,101 +7,104 @@ from flows.doctor.storage_checks import CommitCost
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.telemetry.formatting import duration_words
 
-# Below that, what else a segment costs (an entry in the log, retention) counts.
+# Below this, the other costs of a segment (a log entry, retention) dominate.
 _SHORTEST_SECONDS = 60.0
-# The run's own interval may cost so many times what the best one does, or so much of the time, without a word.
+# The configured interval passes if it costs at most this multiple of the best interval, or this share of the time.
 _TOLERATED_TIMES = 2.0
 _TOLERATED_SHARE = 0.01
 
 
-def best_interval(commit_seconds: float, hours_between: float) -> float:
-    """Seconds between commits at which lost work and commits together cost least: sqrt(2 C M).
+def best_interval_seconds(commit_seconds: float, hours_between: float) -> float:
+    """Return the seconds between commits that minimize the cost of lost work and commits: sqrt(2 C M).
 
-    After Young 1974, "A first order approximation to the optimum checkpoint interval"; Daly 2006 refines it by terms
-    that do not matter while C is far below M.
+    After Young 1974, "A first order approximation to the optimum checkpoint interval". The terms that Daly 2006 adds
+    are negligible while C is far below M.
 
     Args:
         commit_seconds: C, how long training waits for a commit.
-        hours_between: M, the mean time between preemptions.
+        hours_between: M, mean time between preemptions.
     """
     return max(_SHORTEST_SECONDS, math.sqrt(2 * commit_seconds * hours_between * 3600))
 
 
-def preemptions(
+def check_preemption(
     run: RunFile, cost: CommitCost, *, start_seconds: float, step_seconds: float | None, hours_between: float
 ) -> Finding:
-    """Expected loss for each preemption without notice, and the segment length to choose.
+    """Estimate what one preemption without notice costs, and suggest the segment length.
 
-    A preemption comes at any time of an interval alike, so it loses half of one, then the restore and the start-up.
+    A preemption is equally likely at any time of an interval, so it loses half an interval on average. It also costs a
+    restore and a start-up.
 
     Args:
         run: the run file.
-        cost: as measured.
-        start_seconds: to build and trace the model, as measured here.
-        step_seconds: how long a step is assumed to last; None: not known.
+        cost: measured cost of a commit and a restore.
+        start_seconds: measured time to build and trace the model on this machine.
+        step_seconds: assumed duration of one step; None if unknown.
         hours_between: mean time between preemptions.
     """
-    best = best_interval(cost.commit_seconds, hours_between)
-    again = cost.restore_seconds + start_seconds
+    best = best_interval_seconds(cost.commit_seconds, hours_between)
+    restart_seconds = cost.restore_seconds + start_seconds
     restoring = duration_words(cost.restore_seconds)
     text = (
-        f"preempted every {hours_between:g} h without notice, with commits {duration_words(best)} apart each loses "
-        f"about {duration_words(best / 2 + again)}: half an interval, {restoring} to restore, "
-        f"{duration_words(start_seconds)} to build and trace; a new machine's own start comes on top"
+        f"with a preemption every {hours_between:g} h and a commit every {duration_words(best)}, each preemption costs "
+        f"about {duration_words(best / 2 + restart_seconds)}: half an interval, {restoring} to restore, and "
+        f"{duration_words(start_seconds)} to build and trace, plus the start of a new machine"
     )
     remedy = _suggestion(run, best, step_seconds)
     if cost.commit_seconds > run.spec.stop.grace_seconds:
         return Finding(
             check="preemption",
             verdict="warn",
-            text=f"{text}; a commit takes longer than stop.grace_seconds = {run.spec.stop.grace_seconds:g}, so none "
-            "is made on a notice",
-            remedy=f"{remedy}; or storage that is nearer",
+            text=f"{text}; a commit takes longer than stop.grace_seconds = {run.spec.stop.grace_seconds:g}, so a "
+            "preemption notice is too late for one",
+            remedy=f"{remedy}; or use storage that is closer",
         )
-    own = interval_seconds(run, step_seconds)
-    if own is None:
+    configured = configured_interval_seconds(run, step_seconds)
+    if configured is None:
         return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
-    # A short run is not worth a word about its commits, unless they last longer than what they save.
-    whole = math.inf if step_seconds is None else run.spec.train.steps * step_seconds
-    if whole <= best and (own >= whole or own >= cost.commit_seconds):
-        text += f"; the whole run takes {duration_words(whole)}"
+    # A short run needs no advice about commits, unless a commit takes longer than the work it saves.
+    run_seconds = math.inf if step_seconds is None else run.spec.train.steps * step_seconds
+    if run_seconds <= best and (configured >= run_seconds or configured >= cost.commit_seconds):
+        text += f"; the whole run takes {duration_words(run_seconds)}"
         return Finding(check="preemption", verdict="pass", text=text)
-    text += f"; the run file commits every {duration_words(own)}"
-    wasted, least = (_share(each, cost.commit_seconds, hours_between) for each in (own, best))
+    text += f"; the run file commits every {duration_words(configured)}"
+    wasted, least = (_wasted_share(each, cost.commit_seconds, hours_between) for each in (configured, best))
     if wasted <= max(_TOLERATED_TIMES * least, _TOLERATED_SHARE):
         return Finding(check="preemption", verdict="pass", text=text)
     return Finding(
         check="preemption",
         verdict="warn",
-        text=f"{text}, which costs {min(wasted, 1):.0%} of the time instead of {least:.1%}",
+        text=f"{text}, which wastes {min(wasted, 1):.0%} of the time instead of {least:.1%}",
         remedy=remedy,
     )
 
 
-def interval_seconds(run: RunFile, step_seconds: float | None) -> float | None:
-    """Seconds between two commits as the run file has it; None if that takes the length of a step to tell."""
+def configured_interval_seconds(run: RunFile, step_seconds: float | None) -> float | None:
+    """Return the seconds between two commits as configured; None if they depend on an unknown step time."""
     train = run.spec.train
     steps = train.segment_steps or train.steps
     in_steps = None if step_seconds is None else min(steps, train.steps) * step_seconds
-    known = [each for each in (in_steps, train.segment_seconds, run.spec.checkpoint.every_seconds) if each is not None]
-    return min(known, default=None)
+    intervals = [
+        each for each in (in_steps, train.segment_seconds, run.spec.checkpoint.every_seconds) if each is not None
+    ]
+    return min(intervals, default=None)
 
 
-def _share(interval: float, commit_seconds: float, hours_between: float) -> float:
-    """Share of the time that goes to commits and to work that is lost."""
+def _wasted_share(interval: float, commit_seconds: float, hours_between: float) -> float:
+    """Return the share of the time spent on commits and lost work."""
     return commit_seconds / interval + interval / (2 * hours_between * 3600)
 
 
 def _suggestion(run: RunFile, best: float, step_seconds: float | None) -> str:
     if step_seconds is None:
-        return f"train.segment_seconds: {_round(best)}; or say --step-seconds to have it in steps"
+        return f"train.segment_seconds: {_round(best)}; for the same in steps, give --step-seconds"
     steps = _round(best / step_seconds)
     if steps >= run.spec.train.steps:
-        return "one segment will do: the run is shorter than the best interval"
+        return "one segment is enough: the run is shorter than the best interval"
     return f"train.segment_steps: {steps}"
 
 
 def _round(value: float) -> int:
-    """Two significant digits, at least 1."""
+    """Round to two significant digits, at least 1."""
     unit = 10.0 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
     return max(1, int(round(value / unit) * unit))

@@ -1,17 +1,18 @@
-"""What the run file alone tells: the file itself, devices, batch arithmetic, code, and what `baton run` refuses."""
+"""Checks that need only the run file: the file, accelerator, batch size, code, and the preflight of `baton run`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.admission.admit import require_advancing
+from flows.admission.checks import preflight, require_lasting_storage
 from flows.doctor.finding import Finding
-from flows.goal import preflight, require_lasting_storage, require_not_stuck
+from flows.run import Run
 from tasks.foundation.accelerator.batches import micro_batch_size
 from tasks.foundation.accelerator.tpu_padding import LANES, SUBLANES, padding
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.user_code import require_function
@@ -20,13 +21,13 @@ from tasks.foundation.user_imports import require_imports
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the run is to train on.
+    """The accelerator to train on.
 
     Attributes:
-        tpu: its type; None if none was named.
-        replicas: model copies.
-        hosts: machines that feed them.
-        is_tpu: whether it is a TPU, of a named type or not.
+        tpu: TPU type; None if the user names none.
+        replicas: number of model copies.
+        hosts: number of machines that feed the replicas.
+        is_tpu: whether it is a TPU, with or without a named type.
     """
 
     tpu: TpuType | None
@@ -35,21 +36,21 @@ class Target:
     is_tpu: bool
 
 
-def read_run_file(path: Path, overrides: Sequence[str]) -> Finding:
-    """Its value is the `RunFile`."""
+def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
+    """Load the run file; the finding's value is the `RunFile`."""
     run = load_run_file(path, overrides)
     train = run.spec.train
     text = f"{run.spec.run}: {train.steps} steps of {train.global_batch_size} examples"
     return Finding(check="run file", verdict="pass", text=text, value=run)
 
 
-def target_of(run: RunFile, tpu: TpuType | None) -> Finding:
-    """Its value is the `Target`."""
-    asked = run.spec.accelerator
+def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
+    """Determine the accelerator that the run trains on; the finding's value is the `Target`."""
+    spec = run.spec.accelerator
     if tpu is None:
-        target = Target(tpu=None, replicas=asked.replicas, hosts=1, is_tpu=asked.kind == "tpu")
-        text = f"kind {asked.kind}, {_counted(asked.replicas, 'replica')} assumed"
-        remedy = "name the TPU type, as --for v5litepod-8, to have batch and memory checked against it"
+        target = Target(tpu=None, replicas=spec.replicas, hosts=1, is_tpu=spec.kind == "tpu")
+        text = f"accelerator.kind: {spec.kind}, assuming {_counted(spec.replicas, 'replica')}"
+        remedy = "name the TPU type to check batch and memory for it, such as --for v5litepod-8"
         return Finding(check="accelerator", verdict="pass", text=text, remedy=remedy, value=target)
     target = Target(tpu=tpu, replicas=tpu.replicas, hosts=tpu.hosts, is_tpu=True)
     text = (
@@ -60,32 +61,32 @@ def target_of(run: RunFile, tpu: TpuType | None) -> Finding:
         return Finding(
             check="accelerator",
             verdict="fail",
-            text=f"{text}; this version trains on the TPU of one host only",
-            remedy="take a type with one host, such as v5litepod-8, v6e-8, v5p-8 or v4-8",
+            text=f"{text}; this version of Baton trains on single-host TPUs only",
+            remedy="use a type with one host, such as v5litepod-8, v6e-8, v5p-8 or v4-8",
             value=target,
         )
-    if asked.kind not in {"auto", "tpu"}:
+    if spec.kind not in {"auto", "tpu"}:
         return Finding(
             check="accelerator",
             verdict="warn",
-            text=f"{text}; the run file says kind: {asked.kind}",
-            remedy="say accelerator.kind: tpu (or auto) before it runs there",
+            text=f"{text}; the run file has accelerator.kind: {spec.kind}",
+            remedy="set accelerator.kind: tpu (or auto) before you run it there",
             value=target,
         )
     return Finding(check="accelerator", verdict="pass", text=text, value=target)
 
 
-def batch_arithmetic(run: RunFile, target: Target) -> Finding:
-    """How the global batch divides among the replicas, and how much of it a TPU pads.
+def check_batch(run: RunFile, target: Target) -> Finding:
+    """Check that the global batch divides among the replicas, and compute how much of it a TPU pads.
 
     Raises:
-        AcceleratorError: it does not divide; names the nearest batches that do.
+        AcceleratorError: the batch does not divide; the message names the nearest sizes that do.
     """
     batch = run.spec.train.global_batch_size
     accumulate = run.spec.train.accumulate
     each = micro_batch_size(batch, target.replicas, accumulate)
-    cut = f", in {accumulate} micro-batches of {each}" if accumulate > 1 else ""
-    text = f"{batch} examples over {_counted(target.replicas, 'replica')}: {each * accumulate} each{cut}"
+    split = f", in {accumulate} micro-batches of {each}" if accumulate > 1 else ""
+    text = f"{batch} examples over {_counted(target.replicas, 'replica')}: {each * accumulate} each{split}"
     if not target.is_tpu:
         return Finding(check="batch", verdict="pass", text=text)
     parts = target.replicas * accumulate
@@ -95,59 +96,60 @@ def batch_arithmetic(run: RunFile, target: Target) -> Finding:
         return Finding(
             check="batch",
             verdict="warn",
-            text=f"{text}; a TPU pads them to {good} where the batch is a side of its tiles: {padded.batch:.0%} of "
-            "that is padding",
-            remedy=f"a multiple of {SUBLANES} at a time, such as train.global_batch_size: {good * parts}",
+            text=f"{text}; a TPU pads them to {good} where the batch is a dimension of its tiles: {padded.batch:.0%} "
+            "of that is padding",
+            remedy=f"use a multiple of {SUBLANES} per replica, such as train.global_batch_size: {good * parts}",
         )
     wide = padded.batch_on_lanes
     if not wide:
         return Finding(check="batch", verdict="pass", text=f"{text}; no padding")
-    text = f"{text}; no padding along the {SUBLANES} of a TPU's tiles of {SUBLANES} x {LANES}"
+    text = f"{text}; no padding along the {SUBLANES} sublanes of a TPU's {SUBLANES} x {LANES} tiles"
     good = -(-each // LANES) * LANES * parts
-    remedy = f"along the {LANES}, {wide:.0%} would be padding; train.global_batch_size: {good} fills both"
+    remedy = f"along the {LANES} lanes {wide:.0%} is padding; train.global_batch_size: {good} fills both"
     return Finding(check="batch", verdict="pass", text=text, remedy=remedy)
 
 
-def examples_each(run: RunFile, target: Target) -> int:
-    """Examples a replica, at least 1; rounded up where they do not divide, which `batch_arithmetic` refuses."""
+def examples_per_replica(run: RunFile, target: Target) -> int:
+    """Return the examples per replica, at least 1, rounded up if the batch does not divide."""
     accumulate = run.spec.train.accumulate
     return -(-run.spec.train.global_batch_size // (target.replicas * accumulate)) * accumulate
 
 
-def code_is_there(run: RunFile) -> Finding:
-    """Files and functions that the run file names, looked at without importing them.
+def check_code(run: RunFile) -> Finding:
+    """Check the files and functions that the run file names, without importing them.
 
     Raises:
-        ModelError: one of them is not there, is no Python, or imports a package that is not installed.
+        ModelError: a file or function is missing, or a file is not valid Python or imports a package that is not
+            installed.
     """
     spec = run.spec
-    named = [spec.model.build, spec.data.source, spec.train.callbacks or ""]
-    named += [weights.source for weights in spec.init.weights]
-    references = [each for each in named if ".py:" in each]
+    names = [spec.model.build, spec.data.source, spec.train.callbacks or ""]
+    names += [weights.source for weights in spec.init.weights]
+    references = [each for each in names if ".py:" in each]
     for reference in references:
         require_function(reference, run.folder)
         require_imports(reference, run.folder)
-    return Finding(check="code", verdict="pass", text=", ".join(references) or "none of the run file's own")
+    return Finding(check="code", verdict="pass", text=", ".join(references) or "the run file names no Python files")
 
 
-def not_refused(run: RunFile, storage: Storage) -> Finding:
-    """What `baton run` would refuse before it begins, or goes on. Only reads.
+def check_preflight(run: RunFile, storage: Storage) -> Finding:
+    """Make the checks that `baton run` makes before it starts or continues the run. Writes nothing.
 
     Raises:
-        InvalidInput: it would refuse the run file, or another run is there under this name.
-        NoProgress: attempt after attempt did not get further.
-        RunLogError: the log of the run cannot be read.
+        InvalidInput: `baton run` would refuse the run file, or another run has this name.
+        NoProgress: the last attempts made no progress.
+        RunLogError: the run's log cannot be read.
     """
-    require_lasting_storage(run)
-    preflight(run)
-    home = storage.at(run.spec.run)
-    head = RunLog(home).head()
+    opened = Run.of(run.spec, run.folder, root=storage, file=run.path)
+    require_lasting_storage(opened)
+    preflight(opened)
+    head = opened.log.head()
     if head is None:
-        return Finding(check="preflight", verdict="pass", text="baton run would begin a new run")
-    require_same_identity(head.identity, identity_in_run_file(run.spec), home=home.uri)
-    require_not_stuck(run, try_again=False)
+        return Finding(check="preflight", verdict="pass", text="baton run would start a new run")
+    require_same_identity(head.identity, identity_in_run_file(run.spec), home=opened.home.uri)
+    require_advancing(opened, head)
     step = 0 if head.tip is None else head.tip.step
-    return Finding(check="preflight", verdict="pass", text=f"baton run would go on from step {step}")
+    return Finding(check="preflight", verdict="pass", text=f"baton run would continue from step {step}")
 
 
 def _counted(number: int, what: str) -> str:

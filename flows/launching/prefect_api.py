@@ -1,6 +1,6 @@
-"""Prefect's API as launching needs it: start a flow run of a deployment, see how it is, cancel it, find left ones.
+"""Requests to Prefect's API: start a flow run of a deployment, read its state, cancel it, find unfinished ones.
 
-A server that is away for a while is waited for: the flow runs that it knows go on without it.
+If the server is unreachable, requests are retried for a while: flow runs continue without it.
 """
 
 import time
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 from uuid import UUID
 
 import httpx
@@ -17,9 +17,9 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelling
 
+from flows.prefect_compat.api_refusals import require_temporary
 from tasks.foundation.errors import InvalidInput, StageLost
 from tasks.foundation.messages import without_password
 from tasks.foundation.stops.uninterrupted import last_stop
@@ -27,22 +27,22 @@ from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
-# A server that is restarted is back by then; one that is gone for good must not hold the command for ever.
-_PATIENCE_SECONDS = 600.0
-# Of a process that has been told to go.
-_LAST_PATIENCE_SECONDS = 5.0
+# A restarted server is back by then; one that is gone must not block the command for ever.
+_RETRY_SECONDS = 600.0
+# In a process that was asked to stop.
+_RETRY_SECONDS_ON_STOP = 5.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 15.0
 _SERVER_FAULT = 500
-_PASSING = frozenset({408, 429})  # too slow, too many
+_TEMPORARY = frozenset({408, 429})  # timeout, too many requests
 _REFUSED = frozenset({401, 403})
 _UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
-# What was cancelled longer ago has nobody left to tell of its end.
-_LONGEST_GOODBYE = timedelta(minutes=10)
+# A flow run that was cancelled longer ago has lost its worker, and its end will not be reported.
+_LONGEST_CANCELLING = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowRuns:
-    """Flow runs on the API that this process is told of by PREFECT_API_URL or a profile."""
+    """Flow runs on the API that PREFECT_API_URL or a profile names."""
 
     telemetry: Sink
     connect: Callable[[], AbstractContextManager[SyncPrefectClient]] = lambda: get_client(sync_client=True)
@@ -50,7 +50,7 @@ class FlowRuns:
     sleep: Callable[[float], None] = time.sleep
 
     def require_deployment(self, name: str, *, of: str) -> None:
-        """Refuse a deployment that is not there, before anything is begun.
+        """Refuse a deployment that does not exist, before anything begins.
 
         Args:
             name: FLOW/DEPLOYMENT.
@@ -66,38 +66,47 @@ class FlowRuns:
             except ObjectNotFound:
                 raise _no_such_deployment(client, name, of=of) from None
 
-        self._patiently(look)
+        self._with_retries(look)
 
-    def start(self, deployment: str, parameters: dict[str, Any], *, name: str, tags: Sequence[str], key: str) -> UUID:
-        """Have a flow run of a deployment scheduled, as a child of the running one.
+    def start(
+        self, deployment: str, parameters: dict[str, object], *, name: str, tags: Sequence[str], key: str
+    ) -> UUID:
+        """Schedule a flow run of a deployment, as a child of the current one.
 
         Args:
             deployment: FLOW/DEPLOYMENT.
             parameters: JSON.
-            name: what Prefect's UI calls it.
-            tags: of the flow run.
-            key: asked twice with the same one, there is still only one flow run.
+            name: name of the flow run.
+            tags: tags of the flow run.
+            key: idempotency key; a second request with the same key starts no second flow run.
 
         Raises:
-            InvalidInput: the API does not know it any more.
+            InvalidInput: the API does not know the deployment any more.
         """
 
         def start(client: SyncPrefectClient) -> UUID:
             try:
-                started = run_deployment(
-                    deployment, parameters=parameters, flow_run_name=name, tags=list(tags), idempotency_key=key,
-                    timeout=0,
-                )  # fmt: skip
+                # Only within an event loop does it return a coroutine.
+                started = cast(
+                    FlowRun,
+                    run_deployment(
+                        deployment,
+                        parameters=parameters,
+                        flow_run_name=name,
+                        tags=list(tags),
+                        idempotency_key=key,
+                        timeout=0,
+                    ),
+                )
             except ObjectNotFound:
                 stage = deployment.partition("/")[0].replace("-", "_")
                 raise _no_such_deployment(client, deployment, of=f"stages.{stage}.deployment") from None
-            found: UUID = started.id  # type: ignore[union-attr]  # called without an event loop, it returns the flow run
-            return found
+            return started.id
 
-        return self._patiently(start)
+        return self._with_retries(start)
 
     def state(self, flow_run: UUID) -> State | None:
-        """How it is; None if the API does not know it any more."""
+        """The state of a flow run; None if the API does not know it any more."""
 
         def look(client: SyncPrefectClient) -> State | None:
             try:
@@ -105,10 +114,10 @@ class FlowRuns:
             except ObjectNotFound:
                 return None
 
-        return self._patiently(look)
+        return self._with_retries(look)
 
     def cancel(self, flow_run: UUID) -> None:
-        """Ask for its end: its process is sent SIGTERM, and what has not begun never does."""
+        """Cancel a flow run: its process receives SIGTERM; a flow run that has not started never starts."""
 
         def cancel(client: SyncPrefectClient) -> None:
             try:
@@ -116,14 +125,14 @@ class FlowRuns:
             except ObjectNotFound:
                 return
 
-        self._patiently(cancel)
+        self._with_retries(cancel)
 
-    def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> list[UUID]:
-        """Flow runs with all of these tags, and parameters as wanted, that have not ended; some may be about to.
+    def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, object]], bool]) -> list[UUID]:
+        """Flow runs that have not ended; some of them may be about to.
 
         Args:
-            tags: all of them.
-            wanted: is given the parameters of a flow run.
+            tags: only flow runs with all of these tags.
+            wanted: only flow runs for whose parameters it returns true.
         """
         criteria = FlowRunFilter.model_validate(
             {"tags": {"all_": list(tags)}, "state": {"type": {"any_": list(_UNFINISHED)}}}
@@ -132,60 +141,39 @@ class FlowRuns:
         def look(client: SyncPrefectClient) -> list[FlowRun]:
             return client.read_flow_runs(flow_run_filter=criteria)
 
-        return [each.id for each in self._patiently(look) if wanted(each.parameters) and not _is_forgotten(each.state)]
+        return [each.id for each in self._with_retries(look) if wanted(each.parameters) and not _is_stuck(each.state)]
 
-    def _patiently(self, ask: Callable[[SyncPrefectClient], T]) -> T:
-        """Ask until there is an answer.
+    def _with_retries(self, request: Callable[[SyncPrefectClient], T]) -> T:
+        """Make a request, and retry it while the API is unreachable.
 
         Raises:
-            InvalidInput: the API does not take who asks.
-            StageLost: it has been away for too long.
+            InvalidInput: the API refuses the credentials.
+            StageLost: the API was unreachable for too long.
         """
         began, wait = self.clock(), _FIRST_WAIT_SECONDS
         while True:
             try:
                 with self.connect() as client:
-                    return ask(client)
+                    return request(client)
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
-                require_passing(fault)
-                away = self.clock() - began
-                said = without_password(f"Prefect's API does not answer ({type(fault).__name__}: {fault})")
-                if away >= (_PATIENCE_SECONDS if last_stop() is None else _LAST_PATIENCE_SECONDS):
+                require_temporary(fault)
+                waited = self.clock() - began
+                absent = without_password(f"Prefect's API is not responding ({type(fault).__name__}: {fault})")
+                if waited >= (_RETRY_SECONDS if last_stop() is None else _RETRY_SECONDS_ON_STOP):
                     raise StageLost(
-                        f"{said}, for {away:.0f} seconds now; what is committed stays. Run the same command again when "
-                        "it is back"
+                        f"{absent}, for {waited:.0f} seconds now; committed checkpoints are kept. Run the same command "
+                        "again when it responds"
                     ) from fault
             if wait == _FIRST_WAIT_SECONDS:
-                self.telemetry.emit(Note(text=f"{said}; asking again", warning=True))
+                self.telemetry.emit(Note(text=f"{absent}; retrying", warning=True))
             self.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def _is_forgotten(state: State | None) -> bool:
+def _is_stuck(state: State | None) -> bool:
     if state is None or state.type is not StateType.CANCELLING:
         return False
-    return datetime.now(UTC) - state.timestamp > _LONGEST_GOODBYE
-
-
-def require_passing(fault: Exception) -> None:
-    """Refuse to wait for Prefect's API where no time helps.
-
-    Raises:
-        InvalidInput: the API does not take who asks.
-        PrefectHTTPStatusError: it is not to be had for another reason.
-    """
-    if not isinstance(fault, PrefectHTTPStatusError):
-        return
-    code = fault.response.status_code
-    if code in _REFUSED:
-        url = without_password(str(PREFECT_API_URL.value()))
-        raise InvalidInput(
-            f"PREFECT_API_URL = {url}: Prefect's API refuses who asks (HTTP {code}). Set "
-            "PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (a server with a password) to what it takes, "
-            "or PREFECT_API_URL to the server that is meant"
-        ) from fault
-    if code < _SERVER_FAULT and code not in _PASSING:
-        raise fault
+    return datetime.now(UTC) - state.timestamp > _LONGEST_CANCELLING
 
 
 def _no_such_deployment(client: SyncPrefectClient, name: str, *, of: str) -> InvalidInput:
@@ -193,5 +181,5 @@ def _no_such_deployment(client: SyncPrefectClient, name: str, *, of: str) -> Inv
     return InvalidInput(
         f"{of} = {name}: Prefect's API at {url} has no such deployment. Deploy it (prefect "
         "deploy --all --prefect-file deploy/prefect.yaml), set PREFECT_API_URL to the server that has it, "
-        f"or leave {of} out to run the stage in this process"
+        f"or remove {of} to run the stage in this process"
     )

@@ -1,4 +1,4 @@
-"""What Prefect would throw into the middle of a segment, and how it waits until the work has ended."""
+"""Delays the error that Prefect raises in the middle of a segment when it cannot renew a concurrency lease."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,15 @@ from prefect._internal.concurrency.cancellation import shield
 
 @contextmanager
 def lease_shield() -> Iterator[None]:
-    """Within, a server that is away cannot end the flow run.
+    """Keep a server that is down from ending the flow run before the work in this context is done.
 
-    A flow run of a deployment with a concurrency limit renews the lease of its slot every 225 seconds. If the server
-    cannot be asked three times in a row, which takes some five seconds, Prefect 3.8.8 raises CancelledError in the main
-    thread, wherever that is, so that no other flow run takes the slot beside it. Of the segment that is being trained
-    nothing would be left. Baton needs no such care: whoever else comes, the log lets one of them commit. So the error
-    waits here until the work has ended, behind the shield that Prefect has for its own work; the flow run has crashed
-    then, all that it did is committed, and the next one goes on from there.
+    A flow run of a deployment with a concurrency limit renews the lease of its slot every 225 seconds. After three
+    failed requests in a row, some five seconds, Prefect 3.8.8 raises CancelledError in the main thread, wherever it is,
+    because another flow run may now take the slot. The segment in training would be lost. Baton does not need this: its
+    log lets only one process commit. So the error waits behind the shield that Prefect uses for its own work. The flow
+    run then crashes after the work is committed, and the next flow run continues from there.
 
-    Signals are not held up: cancelling a flow run is a SIGTERM.
+    Signals are not delayed: Prefect cancels a flow run with SIGTERM.
     """
     with shield():
         yield

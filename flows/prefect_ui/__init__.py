@@ -1,1 +1,1 @@
-"""What Prefect's pages show of a run: artifacts and logs."""
+"""What Prefect's UI shows of a run: artifacts and logs."""

@@ -1,13 +1,13 @@
-"""What Prefect's UI shows of a run, as a function of its log; and where it goes, Prefect's artifacts."""
+"""The artifacts that show a run in Prefect's UI, made from its log, and the API calls that store them."""
 
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote
 from uuid import UUID
 
@@ -16,20 +16,23 @@ from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.telemetry.events import Training
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, short_path, size_words, step_words
 
-# What a browser on the user's machine opens for who may read the object.
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+# Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
-_ROWS_UP_TO = 500
-_PICTURES_UP_TO = 6
+_MAX_ROWS = 500
+_MAX_PICTURES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """One artifact as it is to be now.
+    """The content of one artifact.
 
     Attributes:
-        key: lower-case letters, digits and dashes; the same key is the same artifact, in a later state.
+        key: lower-case letters, digits and dashes; the same key updates the same artifact.
         kind: how the UI shows `data`.
-        data: as Prefect stores it: per cent, rows as JSON, or Markdown.
+        data: as Prefect stores it: a percentage, rows as JSON, or Markdown.
         description: one line.
     """
 
@@ -39,15 +42,26 @@ class Artifact:
     description: str
 
 
-class Board(Protocol):
-    """Where artifacts are put up."""
+class ArtifactStore(Protocol):
+    """Stores artifacts."""
 
     def put(self, artifact: Artifact) -> None:
-        """Make it, or bring it up to date; raises whatever goes wrong."""
+        """Create or update an artifact.
+
+        Raises:
+            Exception: any error of the API or the connection.
+        """
 
 
 def key_of(run: str, part: str) -> str:
-    """The key of a run's artifact: its name as far as keys may hold it, and told apart where they may not."""
+    """Return the key of a run's artifact: the run's name and the part.
+
+    A name that keys do not allow is changed and gets a hash, so that keys stay unique.
+
+    Args:
+        run: name of the run.
+        part: name of the artifact, such as "progress".
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if plain != run:
         plain = f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:6]}".lstrip("-")
@@ -55,13 +69,13 @@ def key_of(run: str, part: str) -> str:
 
 
 def progress_of(run: str, *, step: int, target: int, now: Training | None) -> Artifact:
-    """How far the run is, in per cent of the step that it goes to.
+    """Make the progress bar: the step in per cent of the target.
 
     Args:
-        run: its name.
+        run: name of the run.
         step: the newest step, committed or not.
         target: train.steps.
-        now: what training said last in this process, if it did.
+        now: the last training event in this process; None if there was none.
     """
     words = [step_words(step, target)]
     if now is not None and now.metrics:
@@ -73,9 +87,9 @@ def progress_of(run: str, *, step: int, target: int, now: Training | None) -> Ar
 
 
 def commits_of(run: str, history: History) -> Artifact:
-    """A table of the commits on the way to the tip, newest first: a long run's end is what is looked for."""
+    """Make a table of the commits up to the tip, newest first."""
     evaluated = {evaluation.checkpoint.path: evaluation for evaluation in history.evaluations}
-    newest = history.commits[: -_ROWS_UP_TO - 1 : -1]
+    newest = history.commits[: -_MAX_ROWS - 1 : -1]
     rows = []
     for entry in newest:
         commit = commit_of(entry)
@@ -93,22 +107,23 @@ def commits_of(run: str, history: History) -> Artifact:
             }
         )
     count = len(history.commits)
-    shown = f"{count} commits" if count <= _ROWS_UP_TO else f"the newest {_ROWS_UP_TO} of {count} commits"
-    # As Prefect's own `create_table_artifact` does.
+    shown = f"{count} commits" if count <= _MAX_ROWS else f"the newest {_MAX_ROWS} of {count} commits"
+    # JSON text, as in Prefect's own `create_table_artifact`.
     return Artifact(key=key_of(run, "commits"), kind="table", data=json.dumps(rows), description=f"{shown} of {run}")
 
 
 def curves_of(run: str, history: History) -> Artifact | None:
-    """The report's curves; None where nothing was trained yet.
+    """Draw the report's curves; None before the first training step.
 
-    Markdown, since Prefect's page of an image artifact prints the whole address below the picture, here some 30 kB.
+    The artifact is Markdown, because Prefect prints the address of an image artifact below the image. The address of an
+    embedded image has about 30 kB.
 
     Raises:
-        ImportError: matplotlib is not there.
+        ImportError: matplotlib is not installed.
     """
     from tasks.evaluate.report.plots import draw
 
-    plots = draw(history, {})[:_PICTURES_UP_TO]
+    plots = draw(history, {})[:_MAX_PICTURES]
     if not plots:
         return None
     pictures = (
@@ -121,46 +136,46 @@ def curves_of(run: str, history: History) -> Artifact | None:
 
 
 def report_of(run: str, address: str) -> Artifact:
-    """Where the report is: a link where a browser can follow one, else the path, which no web page may open.
+    """Make a link to the report on Cloud Storage; for a local disk, show the path, because web pages cannot link to it.
 
     Args:
-        run: its name.
-        address: of the page, gs://… or a path.
+        run: name of the run.
+        address: address of the report, gs://… or a path.
     """
     if address.startswith("gs://"):
         link = f"{_CONSOLE}{quote(address.removeprefix('gs://'))}"
         text = f"[report of {run}]({link})\n\n`{address}`"
     else:
-        text = f"The report of {run} is a file on the machine or disk that the run is kept on:\n\n`{address}`"
+        text = f"The report of {run} is a file on the disk that the run is kept on:\n\n`{address}`"
     return Artifact(
         key=key_of(run, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
     )
 
 
-class PrefectBoard:
-    """The artifacts of one flow run, through Prefect's API; for one thread."""
+class PrefectArtifacts:
+    """Stores the artifacts of one flow run through Prefect's API. Not thread-safe."""
 
-    def __init__(self, flow_run_id: UUID, *, patience_seconds: float) -> None:
-        """Nothing is asked yet.
+    def __init__(self, flow_run_id: UUID, *, request_seconds: float) -> None:
+        """Make no request yet.
 
         Args:
-            flow_run_id: whose artifacts they are.
-            patience_seconds: how long one request may take; none is tried twice.
+            flow_run_id: the flow run that the artifacts belong to.
+            request_seconds: limit of one request. Requests are not retried.
         """
         self._flow_run_id = flow_run_id
-        self._patience_seconds = patience_seconds
+        self._request_seconds = request_seconds
         self._ids: dict[str, UUID] = {}
-        self._client: Any = None
+        self._client: SyncPrefectClient | None = None
 
     def put(self, artifact: Artifact) -> None:
-        """See `Board`."""
+        """See `ArtifactStore`."""
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             if self._client is None:
-                # Not the engine's, which waits a minute for a server that is gone.
-                client = get_client(httpx_settings={"timeout": self._patience_seconds}, sync_client=True)
+                # The engine's client would wait a minute for a server that is down.
+                client = get_client(httpx_settings={"timeout": self._request_seconds}, sync_client=True)
                 self._client = client.__enter__()
             try:
                 self._put(self._client, artifact)
@@ -169,23 +184,23 @@ class PrefectBoard:
                 client.__exit__(None, None, None)
                 raise
 
-    def _put(self, client: Any, artifact: Artifact) -> None:
+    def _put(self, client: "SyncPrefectClient", artifact: Artifact) -> None:
         from prefect.client.schemas.actions import ArtifactCreate
         from prefect.exceptions import PrefectHTTPStatusError
 
-        known = self._ids.get(artifact.key) or self._of_earlier_process(client, artifact)
-        if known is not None:
+        artifact_id = self._ids.get(artifact.key) or self._from_earlier_process(client, artifact)
+        if artifact_id is not None:
             changed = {"data": artifact.data, "description": artifact.description}
             try:
-                # Not `client.update_artifact`, which emits an event with all of the data each time.
-                client.request("PATCH", "/artifacts/{id}", json=changed, path_params={"id": known})
+                # `client.update_artifact` would also send an event with all the data.
+                client.request("PATCH", "/artifacts/{id}", json=changed, path_params={"id": artifact_id})
             except PrefectHTTPStatusError as fault:
                 if fault.response.status_code != HTTPStatus.NOT_FOUND:
-                    raise  # else the database was set up anew: made again
+                    raise  # after a 404 the database is new, and the artifact is created again
             else:
-                self._ids[artifact.key] = known
+                self._ids[artifact.key] = artifact_id
                 return
-        made = client.create_artifact(
+        created = client.create_artifact(
             ArtifactCreate(
                 key=artifact.key,
                 type=artifact.kind,
@@ -194,16 +209,16 @@ class PrefectBoard:
                 flow_run_id=self._flow_run_id,
             )
         )
-        self._ids[artifact.key] = made.id
+        self._ids[artifact.key] = created.id
 
-    def _of_earlier_process(self, client: Any, artifact: Artifact) -> UUID | None:
-        """The same flow run may have been executed before, and its artifact is there."""
+    def _from_earlier_process(self, client: "SyncPrefectClient", artifact: Artifact) -> UUID | None:
+        """Id of the artifact that an earlier process of the same flow run created; None if there is none."""
         from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
-        mine = ArtifactFilter(
+        wanted = ArtifactFilter(
             flow_run_id=ArtifactFilterFlowRunId(any_=[self._flow_run_id]), key=ArtifactFilterKey(any_=[artifact.key])
         )
-        found: Sequence[Any] = client.read_artifacts(artifact_filter=mine, limit=1)
+        found = client.read_artifacts(artifact_filter=wanted, limit=1)
         return found[0].id if found else None
 
 
@@ -216,5 +231,5 @@ def _words(metrics: Mapping[str, float]) -> str:
 
 
 def _alt(caption: str) -> str:
-    """A metric may be named in any way; brackets would end the picture's text."""
+    """Remove brackets, which would end the image's alternative text: metrics may have any name."""
     return re.sub(r"[\[\]\\\n]", " ", caption)

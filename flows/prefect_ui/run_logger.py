@@ -1,4 +1,4 @@
-"""What a person reads in Prefect's log of a flow run."""
+"""A sink that writes to a flow run's log in Prefect."""
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
@@ -8,18 +8,22 @@ from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note
 
 
 class PrefectRunLogger:
-    """What a person reads in Prefect's log of the run: the milestones, not every step."""
+    """A `Sink` that logs notes, commits and evaluations in Prefect, but not every step."""
 
     def __init__(self) -> None:
-        """Within a flow run."""
-        self._of_flow = get_run_logger()
+        """Take the logger of the current flow run.
+
+        Raises:
+            MissingContextError: called outside a flow run.
+        """
+        self._flow_logger = get_run_logger()
 
     def emit(self, event: Event) -> None:
         """Log one event."""
         try:
             logger = get_run_logger()
-        except MissingContextError:  # a thread of the store's, or of the ledger's
-            logger = self._of_flow
+        except MissingContextError:  # threads of the storage and the ledger have no flow run context
+            logger = self._flow_logger
         match event:
             case Note(text=text, warning=True):
                 logger.warning(shown_lines(text))

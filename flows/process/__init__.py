@@ -1,1 +1,1 @@
-"""The command's process: signals, standard streams, child processes, leaving."""
+"""The command's process: signals, standard streams, child processes, exit."""

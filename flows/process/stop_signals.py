@@ -1,7 +1,4 @@
-"""A command that is asked to go: SIGTERM becomes an exception, so that whatever holds a lock or a bar lets go of it.
-
-SIGHUP is handled as SIGTERM is.
-"""
+"""Stop signals of a command: SIGTERM and SIGHUP raise an exception, so that `finally` blocks run."""
 
 import signal
 from collections.abc import Iterator
@@ -16,14 +13,14 @@ RESUMABLE = 3  # the exit code of a run that stopped with work left to do
 
 
 class Terminated(BaseException):
-    """SIGTERM has arrived; a BaseException, so that nobody mistakes it for an error of the run."""
+    """SIGTERM arrived. A BaseException, so that no handler of errors catches it."""
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Within, the first SIGTERM raises `Terminated` in the main thread, where nothing nearer to the work heeds it.
+    """Raise `Terminated` in the main thread on the first SIGTERM or SIGHUP, unless an inner handler replaces this one.
 
-    More of them change nothing: whoever heeds the first has work to do yet.
+    Later signals are ignored, because the first one is still being handled.
     """
     before = signal.signal(signal.SIGTERM, _raise)
     try:
@@ -38,25 +35,29 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-def sender_words() -> str:
-    """What asked this command to go, after a `Terminated`."""
+def stop_signal_name() -> str:
+    """Return the name of the signal that raised `Terminated`, for messages."""
     return "the closed terminal (SIGHUP)" if terminal_closed() else "SIGTERM"
 
 
 def unreachable_store(fault: BaseException) -> StoreUnreachable | None:
-    """The error that says that the last work was not committed because the store was away; None if there is none."""
-    known: BaseException | None = fault
-    while known is not None and not isinstance(known, StoreUnreachable):
-        known = known.__context__
-    return known
+    """Find a `StoreUnreachable` in the chain of exceptions that led to `fault`.
+
+    Returns:
+        The error, which means that the last work is not committed; None if the chain has none.
+    """
+    cause: BaseException | None = fault
+    while cause is not None and not isinstance(cause, StoreUnreachable):
+        cause = cause.__context__
+    return cause
 
 
 def stop_reason(fault: BaseException) -> str:
-    """Why a command was interrupted: what Prefect or Python made of it says less than what was raised first."""
+    """Return the exit reason of an interrupted command, from the earliest exception in the chain that has one."""
     reason = "sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm"
-    known: BaseException | None = fault
-    while known is not None:
-        told = getattr(known, "reason", None)  # other exceptions have a reason too, of another kind
-        reason = told if told in STOP_REASONS else reason
-        known = known.__context__
+    cause: BaseException | None = fault
+    while cause is not None:
+        found = getattr(cause, "reason", None)  # exceptions of other packages may have this attribute, too
+        reason = found if found in STOP_REASONS else reason
+        cause = cause.__context__
     return reason

@@ -1,1 +1,1 @@
-"""The proof behind `baton prove`: straight and cut, in processes of their own, compared bit by bit."""
+"""The work of `baton prove`: trials in separate processes, straight and cut, compared bit by bit."""

@@ -1,4 +1,4 @@
-"""One training of a run file for the proof: in scratch storage, to an absolute step, in segments of one length."""
+"""One training of a run file for the proof: in scratch storage, to an absolute step, in segments of equal length."""
 
 import json
 import os
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.schedule import act_at_evaluations
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.local import LocalStorage
 
-# Four segments: one border is crossed warm, one by a killed process, and some are left to the process after it.
+# Four segments: a warm process crosses the first border, the kill comes at the second, a new process trains the rest.
 _SEGMENTS = 4
 _FEWEST_STEPS = 4
 
-# What would cut, stop or evaluate on its own account. None of it decides what training computes.
+# These settings could cut, stop or evaluate at other steps. None of them changes the bits.
 _SWITCHED_OFF = (
     "train.segment_seconds=null",
     "train.stop_after_seconds=null",
@@ -28,17 +28,17 @@ _SWITCHED_OFF = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run of its own, named `name`, below a storage root that may hold others.
+    """A separate run in scratch storage.
 
     Attributes:
-        name: the run's name in the scratch storage, and that of the files that its processes write to.
-        storage: the storage root; its datasets are shared by the trials that share it.
+        name: name of the run, and of its processes' output files.
+        storage: the storage root; trials with the same root share its datasets.
         file: the run file.
-        overrides: the user's own.
-        target: train.steps, beyond `steps`, so that no evaluation falls due at the end.
+        overrides: the user's overrides.
+        target: train.steps; more than `steps`, so that no final evaluation is due.
         steps: the absolute step to train to.
-        segment_steps: length of a segment.
-        acting: settings without which callbacks that act at evaluations would not act.
+        segment_steps: length of a segment in steps.
+        callback_settings: overrides for callbacks that act at evaluations.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Trial:
     target: int
     steps: int
     segment_steps: int
-    acting: tuple[str, ...] = ()
+    callback_settings: tuple[str, ...] = ()
 
     @property
     def home(self) -> LocalStorage:
         """The run's home in the scratch storage."""
         return LocalStorage(self.storage / self.name)
 
-    def words(self) -> list[str]:
-        """The arguments of `flows.without_prefect`. The trial's own settings come last, and so they win."""
+    def arguments(self) -> list[str]:
+        """Return the arguments for `flows.without_prefect`. The trial's settings come last and override the user's."""
         settings = [
             *self.overrides,
             f"run={self.name}",
@@ -65,16 +65,25 @@ class Trial:
             f"train.segment_steps={self.segment_steps}",
             f"train.log_every_steps={log_every_steps(self.steps, cut_length(self.steps))}",
             *_SWITCHED_OFF,
-            *self.acting,
+            *self.callback_settings,
         ]
-        words = [word for setting in settings for word in ("--set", setting)]
-        return [os.fspath(self.file), *words, "--until-step", str(self.steps)]
+        options = [word for setting in settings for word in ("--set", setting)]
+        return [os.fspath(self.file), *options, "--until-step", str(self.steps)]
 
 
 def trial_of(
     run: RunFile, overrides: tuple[str, ...], *, name: str, storage: Path, steps: int, segment_steps: int
 ) -> Trial:
-    """A trial of a run file to `steps`."""
+    """Make a trial of a run file.
+
+    Args:
+        run: the run file.
+        overrides: the user's overrides.
+        name: name of the trial's run.
+        storage: the storage root.
+        steps: the absolute step to train to.
+        segment_steps: length of a segment in steps.
+    """
     return Trial(
         name=name,
         storage=storage,
@@ -83,31 +92,32 @@ def trial_of(
         target=max(run.spec.train.steps, steps + 1),
         steps=steps,
         segment_steps=segment_steps,
-        acting=(f"evaluate.every_steps={steps // 2}",)
-        if run.spec.train.callbacks and act_at_evaluations(run.spec)
+        callback_settings=(f"evaluate.every_steps={steps // 2}",)
+        if run.spec.train.callbacks and callbacks_act_at_evaluations(run.spec)
         else (),
     )
 
 
 def require_enough_steps(steps: int) -> None:
-    """Refuse a proof that could not be cut in the middle.
+    """Refuse a proof that is too short for cuts and a kill.
 
     Raises:
         InvalidInput: fewer than 4 steps.
     """
     if steps < _FEWEST_STEPS:
-        raise InvalidInput(f"--steps = {steps} leaves no room for cuts and a kill; use at least {_FEWEST_STEPS}")
+        raise InvalidInput(f"--steps = {steps} is too few for cuts and a kill; use at least {_FEWEST_STEPS}")
 
 
 def cut_length(steps: int) -> int:
-    """Length of the segments of the run that is cut: odd, about a quarter of the whole."""
+    """Return the steps in each segment of the cut trial: an odd number, about a quarter of all steps."""
     return steps // _SEGMENTS | 1
 
 
 def log_every_steps(steps: int, segment_steps: int) -> int:
-    """Steps between two rows of metrics: few, but sums of metrics must be under way at most cuts and at the end.
+    """Return the steps between two rows of metrics: the smallest number that divides neither argument.
 
-    Metrics are reset when they are logged; a state in which they are all zero would show nothing about them.
+    Logging resets the metrics. At the cuts and at the end they should not be zero, or comparing them would prove
+    nothing.
     """
     every = 2
     while steps % every == 0 or segment_steps % every == 0:

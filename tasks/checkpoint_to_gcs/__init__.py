@@ -1,1 +1,1 @@
-"""Stage: staged checkpoint -> verified and committed; older ones retired."""
+"""The stage checkpoint-to-GCS: commits a staged checkpoint."""

@@ -1,1 +1,1 @@
-"""Stage: committed checkpoint -> metrics in the log, and the report."""
+"""The stage `evaluate`, the report and exports."""

@@ -1,1 +1,1 @@
-"""What the rooms stand on. Nothing here knows Prefect."""
+"""Code that the rooms share. Nothing here imports Prefect."""

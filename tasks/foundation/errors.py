@@ -1,55 +1,67 @@
 """Every error that Baton raises on purpose.
 
-    BatonError                      exit  retry can help
-    ├── InvalidInput                   2  no    refused before anything is written
-    │   ├── RunFileError                        a key of the run file
-    │   ├── SourceError                         a record of the data
-    │   │   ├── SourceChanged                   a file was written while it was being read
-    │   │   └── DamagedInTransit        yes     its bytes were damaged on their way here, twice
-    │   ├── ModelError                          the user's model or its code
-    │   ├── AcceleratorError                    devices, replicas, batch arithmetic
-    │   ├── WeightsError                        initial weights, or their fit to the model
-    │   ├── IdentityChanged                     the run on disk is another one
-    │   ├── PrefectUnavailable                  Prefect's server, or the folder of an embedded one, cannot be used
-    │   └── NoSuchRun                           nothing is at that address
-    ├── StorageError                   1  yes   the store refused or failed
-    │   ├── StoreRefused             2  no    credentials, permissions, or the bucket's settings
-    │   ├── StoreUnreachable         3  yes   this process had to go while the store was away; what is committed stays
-    │   ├── PathRefused              2  no    a name or a link that leads out of the folder it belongs to
-    │   ├── FileMissing                   no
-    │   ├── FileTooShort                  no    it ends before the bytes that were asked for
-    │   └── FileAlreadyThere                    a create-only write came second
-    ├── RunLogError                    4  no    an entry cannot be read
-    │   └── StaleWriter                1  no    another writer moved the tip first
-    ├── DamagedCheckpoint              4  yes   bytes differ from the manifest
-    │   └── NothingToRestore           4  no    every retained checkpoint is damaged
-    ├── DamagedDataset                 4  no    a shard differs from the manifest
-    ├── StateMismatch                  2  no    the checkpoint is of another model
-    ├── AnotherVersion                 2  no    a file of a run's home was written by a newer Baton
-    ├── StageLost                      3  yes   a stage that ran elsewhere crashed, or was not heard of again
-    ├── AcceleratorLost                3  yes   devices or other hosts went away under the run; what is committed stays
-    ├── RunAtWork                      3  yes   another process trains the run at this moment
-    ├── StepFailed                     1  no    a step, a callback or an evaluation, once training had begun
-    ├── NoProgress                     1  no    attempt after attempt, the run gets no further
-    └── BlowUp                         1  no    the loss has run away
-        └── NonFinite                  1  no    a loss or a weight is NaN or infinite
+    BatonError                  exit 1  base class
+    ├── InvalidInput            exit 2  input that is refused before anything is written
+    │   ├── RunFileError        exit 2  a key of the run file
+    │   ├── SourceError         exit 2  the data source, or one of its records
+    │   │   ├── SourceChanged   exit 2  a source file was written while it was being read
+    │   │   └── DamagedInTransit exit 2  bytes of a source changed between the store and this machine
+    │   ├── ModelError          exit 2  the user's model or its code
+    │   ├── AcceleratorError    exit 2  devices, replicas, batch arithmetic
+    │   ├── WeightsError        exit 2  initial weights, or their fit to the model
+    │   ├── IdentityChanged     exit 2  the run file differs from the run in its home
+    │   ├── PrefectUnavailable  exit 2  no Prefect server answers, and none can be embedded
+    │   └── NoSuchRun           exit 2  no run at this address
+    ├── StorageError            exit 1  the store refused or failed
+    │   ├── StoreRefused        exit 2  credentials, permissions, or the bucket's settings
+    │   ├── StoreUnreachable    exit 3  the store did not answer before this process had to stop
+    │   ├── PathRefused         exit 2  a path or a link that leads out of its folder
+    │   ├── FileMissing         exit 1  a file is not there
+    │   ├── FileTooShort        exit 1  a file ends too early
+    │   └── FileAlreadyThere    exit 1  a create-only write found a file
+    ├── RunLogError             exit 4  an entry of the log cannot be read
+    │   └── StaleWriter         exit 1  another writer moved the tip first
+    ├── DamagedCheckpoint       exit 4  bytes differ from the manifest
+    │   └── NothingToRestore    exit 4  every retained checkpoint is damaged
+    ├── DamagedDataset          exit 4  a shard differs from the manifest
+    ├── StateMismatch           exit 2  the checkpoint belongs to another model
+    ├── AnotherVersion          exit 2  a file in the home was written by a newer Baton
+    ├── AcceleratorLost         exit 3  devices or other hosts went away during the run
+    ├── StageLost               exit 3  a remote stage crashed or disappeared
+    ├── RunAtWork               exit 3  another process is training this run
+    ├── StepFailed              exit 1  a step, a callback or an evaluation failed after training began
+    ├── NoProgress              exit 1  several attempts in a row did not advance the run
+    └── BlowUp                  exit 1  the loss diverged
+        └── NonFinite           exit 1  a loss or a weight is NaN or infinite
 
-Each says the name, the value and the remedy. The command turns them into its exit code; retries ask
-`retryable`.
+A message names the setting, its value and the remedy. The command exits with the error's exit code: 2 for refused
+input, 3 if the run can be resumed as it is, 4 for damage, 1 otherwise. An error crosses processes as an
+`ErrorReport`.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
 class BatonError(Exception):
-    """Root of the tree."""
+    """Base class of Baton's errors.
+
+    Attributes:
+        exit_code: exit code of a command that ends with this error.
+        field_names: attributes besides the message; the constructor takes each as a keyword argument.
+    """
 
     exit_code: ClassVar[int] = 1
-    retryable: ClassVar[bool] = False
+    field_names: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def fields(self) -> Mapping[str, int | float | str]:
+        """Attributes besides the message, by name: the keyword arguments that make an equal error."""
+        return {name: getattr(self, name) for name in self.field_names}
 
 
 class InvalidInput(BatonError):
-    """Input that is refused before anything is rented, written or lost."""
+    """Input is refused before anything is rented, written or lost."""
 
     exit_code = 2
 
@@ -59,29 +71,27 @@ class RunFileError(InvalidInput):
 
 
 class SourceError(InvalidInput):
-    """The data source is missing, empty or holds an unusable record."""
+    """The data source is missing, empty, or has an unusable record."""
 
 
 class SourceChanged(SourceError):
-    """A file of the source was written while it was being read."""
+    """A source file was written while it was being read."""
 
 
 class DamagedInTransit(SourceError):
-    """Bytes of a source were damaged on their way here; the source itself may be sound."""
-
-    retryable = True
+    """Bytes of a source changed between the store and this machine, twice; the source itself may be sound."""
 
 
 class ModelError(InvalidInput):
-    """The user's model or the code that builds it cannot be used."""
+    """The user's model, or the code that builds it, cannot be used."""
 
 
 class AcceleratorError(InvalidInput):
-    """The devices asked for are not there, or do not fit the batch."""
+    """The requested devices are not there, or do not fit the batch."""
 
 
 class WeightsError(InvalidInput):
-    """Initial weights are not there, cannot be read, or do not fit the model."""
+    """Initial weights are missing, unreadable, or do not fit the model."""
 
 
 class IdentityChanged(InvalidInput):
@@ -89,55 +99,45 @@ class IdentityChanged(InvalidInput):
 
 
 class PrefectUnavailable(InvalidInput):
-    """Prefect's API cannot be had as it is set up: no server answers, or none can be embedded."""
+    """Prefect's API cannot be used as configured: no server answers, or none can be embedded."""
 
 
 class NoSuchRun(InvalidInput):
-    """No run's home is at the address given."""
+    """There is no run at the given address."""
 
 
 class StorageError(BatonError):
     """The store refused or failed."""
 
-    retryable = True
-
 
 class StoreRefused(StorageError):
-    """The store will not have it until a person changes something: credentials, a role, a bucket's settings."""
+    """The store refuses until a person changes credentials, a role, or a bucket's settings."""
 
     exit_code = 2
-    retryable = False
 
 
 class StoreUnreachable(StorageError):
-    """The store could not be reached before this process had to go; what is committed stays."""
+    """The store did not answer before this process had to stop; committed checkpoints are kept."""
 
     exit_code = 3
 
 
 class PathRefused(StorageError):
-    """A path of a home leads out of it: by its text, or by a link."""
+    """A path leads out of its home, by its text or through a link."""
 
     exit_code = 2
-    retryable = False
 
 
 class FileMissing(StorageError):
-    """A file that was asked for is not there."""
-
-    retryable = False
+    """A file is not there."""
 
 
 class FileTooShort(StorageError):
-    """A file ends before the bytes that were asked for."""
-
-    retryable = False
+    """A file ends before the requested range does."""
 
 
 class FileAlreadyThere(StorageError):
-    """A create-only write found the file there."""
-
-    retryable = False
+    """A create-only write found a file at its path."""
 
 
 class RunLogError(BatonError):
@@ -147,7 +147,7 @@ class RunLogError(BatonError):
 
 
 class StaleWriter(RunLogError):
-    """The tip moved since this work started; its result is not committed."""
+    """The tip moved after this work started; its result is not committed."""
 
     exit_code = 1
 
@@ -156,13 +156,10 @@ class DamagedCheckpoint(BatonError):
     """A committed checkpoint's bytes differ from its manifest."""
 
     exit_code = 4
-    retryable = True
 
 
 class NothingToRestore(DamagedCheckpoint):
-    """Every checkpoint that the run retained is damaged."""
-
-    retryable = False
+    """Every retained checkpoint of the run is damaged."""
 
 
 class DamagedDataset(BatonError):
@@ -172,55 +169,54 @@ class DamagedDataset(BatonError):
 
 
 class StateMismatch(BatonError):
-    """A checkpoint belongs to another model, or lacks part of this one's state."""
+    """A checkpoint belongs to another model, or lacks part of this model's state."""
 
     exit_code = 2
 
 
 class AnotherVersion(BatonError):
-    """A file, or a stage's call, was written by a newer Baton; it is sound, and this version cannot read it."""
+    """A newer Baton wrote a file or a stage's call; it is sound, but this version cannot read it."""
 
     exit_code = 2
 
 
 class AcceleratorLost(BatonError):
-    """Devices, or other hosts of the same run, went away under it; what is committed stays."""
+    """Devices or other hosts went away during the run; committed checkpoints are kept."""
 
     exit_code = 3
-    retryable = True
 
 
 class StageLost(BatonError):
-    """A stage that ran elsewhere crashed, or was not heard of again; what is committed stays."""
+    """A remote stage crashed or disappeared; committed checkpoints are kept."""
 
     exit_code = 3
-    retryable = True
 
 
 class RunAtWork(BatonError):
-    """Another process trains the run at this moment; nothing was begun."""
+    """Another process is training this run; nothing was started."""
 
     exit_code = 3
-    retryable = True
 
 
 class StepFailed(BatonError):
-    """A train step, a test step or a callback failed once training had begun; what is committed stays.
+    """A train step, a test step or a callback failed after training began; committed checkpoints are kept.
 
-    The data, the model or the machine may be to blame. It costs devices each time, so it counts as an attempt.
+    It used an accelerator, so it counts as an attempt, although the data or the model may be the cause.
     """
 
 
 class NoProgress(BatonError):
-    """Several attempts in a row did not bring the run further; another one would only cost."""
+    """Several attempts in a row did not advance the run, so no further accelerator time is spent."""
 
 
 class BlowUp(BatonError):
-    """The loss has run away; nothing of it is committed.
+    """The loss diverged; the diverged state is not committed.
 
     Attributes:
-        step: the step it was found at, counted from initialization.
+        step: the step at which it was found, counted from initialization.
     """
+
+    field_names = ("step",)
 
     def __init__(self, message: str, *, step: int) -> None:
         super().__init__(message)
@@ -228,4 +224,4 @@ class BlowUp(BatonError):
 
 
 class NonFinite(BlowUp):
-    """A loss or a weight is NaN or infinite; nothing of it is committed."""
+    """A loss or a weight is NaN or infinite; this state is not committed."""

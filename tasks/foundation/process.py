@@ -1,4 +1,4 @@
-"""What the kernel knows of a process: when it started, and whether it is still there. Linux; elsewhere: not known."""
+"""Identify processes by the Linux kernel's reports: their start time, and whether they still run."""
 
 import os
 import time
@@ -11,10 +11,10 @@ _DEAD = {"Z", "X", "x"}
 
 
 def age_seconds() -> float:
-    """Seconds since this process started, to a hundredth; 0 where the kernel does not tell."""
+    """Return the seconds since this process started, to 0.01 s; 0 if the kernel does not report it."""
     try:
         ticks = int(_stat(os.getpid())[_START_TICKS])
-        # Both count from the machine's start, so a wall clock that is set meanwhile disturbs nothing.
+        # Both count from the boot of the machine, so changing the wall clock has no effect.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
@@ -22,26 +22,26 @@ def age_seconds() -> float:
 
 
 def process_name() -> str:
-    """Names this process among all that ever run: start of the machine, container, number, start of the process.
+    """Return a globally unique name of this process: boot id, PID namespace, PID and start time.
 
     Returns:
-        The empty string where the kernel does not tell.
+        The empty string if the kernel does not report them.
     """
     try:
-        return "/".join((*_place(), str(os.getpid()), _stat(os.getpid())[_START_TICKS]))
+        return "/".join((*_boot_and_namespace(), str(os.getpid()), _stat(os.getpid())[_START_TICKS]))
     except (OSError, ValueError, IndexError):
         return ""
 
 
 def is_gone(name: str) -> bool:
-    """Whether the process of that name is known to have ended; False where that cannot be told from here."""
+    """Return whether the named process is known to have ended; False if this machine or container cannot know."""
     parts = name.split("/")
     try:
-        if len(parts) != _PARTS or tuple(parts[:2]) != _place():
+        if len(parts) != _PARTS or tuple(parts[:2]) != _boot_and_namespace():
             return False
         pid, started = int(parts[2]), parts[3]
         os.kill(pid, 0)
-        # The number may belong to a later process by now, and a zombie is a process that has ended.
+        # A later process may have the same PID, and a zombie has ended.
         fields = _stat(pid)
         return fields[_START_TICKS] != started or fields[_STATE] in _DEAD
     except ProcessLookupError:
@@ -50,11 +50,11 @@ def is_gone(name: str) -> bool:
         return False
 
 
-def is_here(name: str) -> bool:
-    """Whether the process of that name is known to run, on this machine; False where that cannot be told from here."""
+def is_running(name: str) -> bool:
+    """Return whether the named process is known to run; False if this machine or container cannot know."""
     parts = name.split("/")
     try:
-        if len(parts) != _PARTS or tuple(parts[:2]) != _place():
+        if len(parts) != _PARTS or tuple(parts[:2]) != _boot_and_namespace():
             return False
         fields = _stat(int(parts[2]))
     except (OSError, ValueError):
@@ -62,11 +62,11 @@ def is_here(name: str) -> bool:
     return len(fields) > _START_TICKS and fields[_START_TICKS] == parts[3] and fields[_STATE] not in _DEAD
 
 
-def _place() -> tuple[str, str]:
+def _boot_and_namespace() -> tuple[str, str]:
     boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return boot, str((_PROC / "self/ns/pid").stat().st_ino)
 
 
 def _stat(pid: int) -> list[str]:
-    # The program's name, in parentheses, may hold spaces and parentheses itself.
+    # The program's name, in parentheses, can itself contain spaces and parentheses.
     return (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

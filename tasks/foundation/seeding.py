@@ -1,6 +1,6 @@
-"""What user code draws when it is imported, and while it gives examples, follows from `train.seed`.
+"""Make the random numbers of user code a function of `train.seed`, during its import and while it yields examples.
 
-Without this, a layer that a module makes when it is imported begins with other weights in every process.
+Without this, a layer that a module creates at import would start with other weights in every process.
 """
 
 import hashlib
@@ -14,16 +14,17 @@ from typing import Any
 
 _SEEDS = 2**31
 
-# What the generators of the process were right after a module of the user's was imported, by module, folder and seed.
-_left: dict[tuple[str, Path, int], Any] = {}
+# States of the process's generators right after the import of a user module, by module, folder and seed. A module is
+# imported once per process, so this is a module global.
+_states_after_import: dict[tuple[str, Path, int], Any] = {}
 
 
 @contextmanager
 def seeded_import(module: str, folder: Path, seed: int) -> Iterator[None]:
-    """Around the import of a module: its draws are the same in every process, and others' stay as they would be.
+    """Seed all generators during the import of a module, and restore them afterwards.
 
-    Python's, NumPy's and TensorFlow's generators and Keras's source of seeds are seeded; afterwards they are as they
-    were before. Other threads that draw from Python's or NumPy's generator meanwhile change what the module draws.
+    This covers the generators of Python, NumPy and TensorFlow, and the source of Keras's seeds. If another thread draws
+    from Python's or NumPy's generator during the import, the module gets other numbers.
 
     Args:
         module: as the run file names it, `model.py` or `package.module`.
@@ -31,51 +32,51 @@ def seeded_import(module: str, folder: Path, seed: int) -> Iterator[None]:
         seed: `train.seed`.
     """
     before = _states()
-    number = _derived(module, seed)
+    number = _derive_seed(module, seed)
     _seed(number)
     try:
-        with own_seeds(random.Random(number)):  # noqa: S311 - to be drawn again
+        with keras_seeds_from(random.Random(number)):  # noqa: S311 - must be reproducible
             yield
-        _left[module, folder, seed] = _states()
+        _states_after_import[module, folder, seed] = _states()
     finally:
-        _put_back(before)
+        _restore(before)
 
 
-def seed_for_reading(module: str, folder: Path, seed: int) -> None:
-    """Have the generators where the module's import left them: also where the module has seeded them itself."""
-    left = _left.get((module, folder, seed))
-    number = _derived(module, seed)
-    if left is None:  # imported by somebody else, or for another seed
+def seed_as_after_import(module: str, folder: Path, seed: int) -> None:
+    """Set the generators to their state after the module's import, which includes seeds that the module set itself."""
+    states = _states_after_import.get((module, folder, seed))
+    number = _derive_seed(module, seed)
+    if states is None:  # something else imported the module, or another seed was used
         _seed(number)
     else:
-        _put_back(left)
+        _restore(states)
     if find_spec("keras") is not None:
         from keras.src.random import seed_generator
 
-        seed_generator.python_random = random.Random(number)  # noqa: S311 - to be drawn again
+        seed_generator.python_random = random.Random(number)  # noqa: S311 - must be reproducible
 
 
 @contextmanager
-def own_seeds(source: random.Random) -> Iterator[None]:
-    """Have Keras draw the seeds that nobody gave from `source`, also after the block, until somebody else sets it.
+def keras_seeds_from(source: random.Random) -> Iterator[None]:
+    """Make Keras draw its automatic seeds from `source`, within the block and after it, until it is set again.
 
-    Keras takes them from Python's one generator of the process, and so do other threads (Prefect's client draws its
-    pauses there): one draw during a build and every layer from there on begins with other weights. Seeded alike, this
-    source gives the numbers that the process's would give. User code may seed that one, as
-    `keras.utils.set_random_seed` does; within the block that seeds this source too.
+    Keras takes these seeds from Python's global generator, which other threads use too (Prefect's client draws its
+    retry delays from it). A single draw during a build would change the initial weights of all later layers. A source
+    with the same seed yields the same numbers as the global generator. User code may seed the global generator, as
+    `keras.utils.set_random_seed` does; within the block this also seeds `source`.
     """
     if find_spec("keras") is None:
         yield
         return
-    from keras.src.random import seed_generator  # nothing public says where seeds come from
+    from keras.src.random import seed_generator  # no public function sets the source of seeds
 
     seed_generator.python_random = source
     seed, builder = random.seed, threading.get_ident()
 
-    def seed_both(*given: Any, **named: Any) -> None:
-        seed(*given, **named)
+    def seed_both(*args: Any, **kwargs: Any) -> None:
+        seed(*args, **kwargs)
         if threading.get_ident() == builder:
-            source.seed(*given, **named)
+            source.seed(*args, **kwargs)
 
     random.seed = seed_both
     try:
@@ -84,7 +85,7 @@ def own_seeds(source: random.Random) -> Iterator[None]:
         random.seed = seed
 
 
-def _derived(module: str, seed: int) -> int:
+def _derive_seed(module: str, seed: int) -> int:
     digest = hashlib.sha256(f"{seed} {module}".encode()).digest()
     return int.from_bytes(digest[:8], "little") % _SEEDS
 
@@ -94,15 +95,15 @@ def _seed(number: int) -> None:
     if find_spec("numpy") is not None:
         import numpy as np
 
-        np.random.seed(number)  # noqa: NPY002 - the generator that users' code draws from
+        np.random.seed(number)  # noqa: NPY002 - user code draws from the global generator
     if find_spec("tensorflow") is not None:
-        import tensorflow as tf  # images that only move files have neither
+        import tensorflow as tf  # missing in images that only move files
 
         tf.random.set_seed(number)
 
 
 def _states() -> tuple[Any, ...]:
-    """Of Python's, NumPy's and TensorFlow's generators, and where Keras takes seeds from; None for what is missing."""
+    """Return the states of all generators and Keras's source of seeds; None for packages that are missing."""
     numpy = seed = source = None
     if find_spec("numpy") is not None:
         import numpy as np
@@ -110,13 +111,13 @@ def _states() -> tuple[Any, ...]:
         numpy = np.random.get_state()  # noqa: NPY002
     if find_spec("tensorflow") is not None:
         from keras.src.random import seed_generator
-        from tensorflow.python.eager import context  # nothing public tells the seed
+        from tensorflow.python.eager import context  # no public function returns the seed
 
         seed, source = context.global_seed(), seed_generator.python_random
     return random.getstate(), numpy, seed, source
 
 
-def _put_back(states: tuple[Any, ...]) -> None:
+def _restore(states: tuple[Any, ...]) -> None:
     python, numpy, seed, source = states
     random.setstate(python)
     if numpy is not None:

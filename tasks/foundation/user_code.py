@@ -1,7 +1,7 @@
-"""The user's own functions, `model.py:build_model` or `package.module:build`.
+"""Load the user's functions, such as `model.py:build_model` or `package.module:build`.
 
-A file's folder is loaded as a package under a private name, so that sibling modules import each other
-relatively (`from .layers import Block`) and a user's own `tasks.py` cannot shadow Baton's packages.
+A file's folder is loaded as a package with a private name. Sibling modules can then import each other relatively
+(`from .layers import Block`), and a user's `tasks.py` cannot shadow Baton's packages.
 """
 
 import ast
@@ -15,32 +15,31 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.seeding import seeded_import
 
 USER_PACKAGE_PREFIX = "_baton_user_"
 _NAMES_SHOWN = 10
-# What TensorFlow says of such operations, and of random ones without a seed.
+# TensorFlow's messages about non-deterministic operations, and about random operations without a seed.
 _DETERMINISM = re.compile(r"determinism is (enabled|not)|deterministic (\w+ )?implementation", re.IGNORECASE)
 _DETERMINISM_REMEDY = (
-    "; give what draws a seed (a keras.random.SeedGenerator, tf.random.Generator.from_seed), use another operation, or "
-    "set train.deterministic: false"
+    "; pass a seed to random operations (a keras.random.SeedGenerator, tf.random.Generator.from_seed), use another "
+    "operation, or set train.deterministic: false"
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def load_function(reference: str, folder: Path, *, seed: int = 0) -> Callable[..., Any]:
-    """The function that a run file names.
+def load_function(reference: str, folder: Path, *, seed: int = 0) -> Callable[..., object]:
+    """Load the function that a run file names.
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
         folder: the run file's folder.
-        seed: `train.seed`, from which what the module draws when it is imported follows.
+        seed: `train.seed`, which seeds the random generators during the import.
 
     Raises:
-        ModelError: the file or the name is not there, or importing it raises.
+        ModelError: the file or the function is missing, or the import raises.
     """
     module_name, _, name = reference.partition(":")
     try:
@@ -51,24 +50,24 @@ def load_function(reference: str, folder: Path, *, seed: int = 0) -> Callable[..
         )
     except ModelError:
         raise
-    except (Exception, SystemExit) as fault:
-        raise ModelError(f"{reference}: importing it raised {describe(fault)}") from fault
-    function = getattr(module, name, None)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{reference}: importing it raised {describe(error)}") from error
+    function: object = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")][
             :_NAMES_SHOWN
         ]
         raise ModelError(f"{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def require_function(reference: str, folder: Path) -> None:
-    """Look, without importing, whether a file is there, is Python and may define the name.
+    """Check, without importing, that a file exists, is valid Python and may define the name.
 
-    Importing a model imports TensorFlow; a typing error should not have to wait for that.
+    Importing a model imports TensorFlow, which is slow; a typo should be reported before.
 
     Raises:
-        ModelError: it is plain that `load_function` would fail.
+        ModelError: `load_function` would certainly fail.
     """
     module_name, _, name = reference.partition(":")
     if not module_name.endswith(".py"):
@@ -78,14 +77,14 @@ def require_function(reference: str, folder: Path) -> None:
         raise ModelError(f"{reference}: {_missing_file(file)}")
     try:
         body = ast.parse(file.read_bytes(), filename=str(file)).body
-    except (SyntaxError, ValueError) as fault:
-        raise ModelError(f"{reference}: {describe(fault)}") from fault
+    except (SyntaxError, ValueError) as error:
+        raise ModelError(f"{reference}: {describe(error)}") from error
     known = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    # Only if nothing else in the file could bind the name is its absence certain.
+    # The name is certainly missing only if nothing else in the file can bind it.
     bound = {node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)}
     imported = any(isinstance(node, ast.Import | ast.ImportFrom) and _binds(node, name) for node in body)
-    elsewhere = any(isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) for node in body)
-    if name not in known and name not in bound and not imported and not elsewhere:
+    in_block = any(isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) for node in body)
+    if name not in known and name not in bound and not imported and not in_block:
         raise ModelError(f"{reference}: {module_name} defines no function {name}; it has: {', '.join(known) or 'none'}")
 
 
@@ -93,27 +92,27 @@ def _binds(node: ast.Import | ast.ImportFrom, name: str) -> bool:
     return any((alias.asname or alias.name) in {name, "*"} for alias in node.names)
 
 
-def describe(fault: BaseException) -> str:
-    """An exception of user code in one line: type, text, and where in the user's files, if it went through them."""
-    frames = list(traceback.walk_tb(fault.__traceback__))
-    # A library that raised was called from a line of the user's, and that is the line to look at.
+def describe(error: BaseException) -> str:
+    """Return an exception of user code as one line: type, message, and the last line of user code that it passed."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    # If a library raised, the useful line is the user's line that called it.
     own = [(frame, line) for frame, line in frames if _is_own(frame)] or frames
-    if isinstance(fault, SyntaxError):
-        place = f"{Path(fault.filename or '?').name}, line {fault.lineno}"
+    if isinstance(error, SyntaxError):
+        place = f"{Path(error.filename or '?').name}, line {error.lineno}"
     elif own:
         frame, line = own[-1]
         place = f"{Path(frame.f_code.co_filename).name}, line {line}"
     else:
-        place = "unknown place"
-    # Keras's messages have many lines, and colours; a KeyError would show both escaped.
-    many = isinstance(fault, KeyError) and any("\n" in str(each) for each in fault.args)
-    said = fault.args[0] if many else fault
-    text = " ".join(_COLOURS.sub("", str(said)).split())
-    return f"{type(fault).__name__}: {text} ({place}){determinism_remedy(text)}"
+        place = "unknown line"
+    # Keras's messages have several lines and colours, which str() of a KeyError would escape.
+    is_multiline = isinstance(error, KeyError) and any("\n" in str(each) for each in error.args)
+    raw = error.args[0] if is_multiline else error
+    text = " ".join(_COLOURS.sub("", str(raw)).split())
+    return f"{type(error).__name__}: {text} ({place}){determinism_remedy(text)}"
 
 
 def determinism_remedy(text: str) -> str:
-    """What to do where TensorFlow refuses an operation that is not deterministic; empty for any other message."""
+    """Return the remedy if TensorFlow refuses a non-deterministic operation; "" for any other message."""
     return _DETERMINISM_REMEDY if _DETERMINISM.search(text) else ""
 
 
@@ -122,12 +121,12 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _missing_file(file: Path) -> str:
-    here = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
-    return f"{file} is not there; beside it: {', '.join(here) or 'no Python files'}"
+    files = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+    return f"{file} does not exist; its folder contains {', '.join(files) or 'no Python files'}"
 
 
 def _load(name: str, folder: Path, seed: int, *, module: str) -> ModuleType:
-    """Import a module, named in the run file as `module` in `folder`; what is imported already draws nothing."""
+    """Import a module that the run file names as `module` in `folder`; an imported module draws nothing again."""
     if name in sys.modules:
         return importlib.import_module(name)
     with seeded_import(module, folder, seed):

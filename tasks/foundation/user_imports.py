@@ -1,4 +1,4 @@
-"""What the user's files import, looked at without importing them: a missing package need not wait for TensorFlow."""
+"""Find missing packages in the imports of the user's files, without importing these: that would import TensorFlow."""
 
 import ast
 import importlib.util
@@ -8,28 +8,28 @@ from pathlib import Path
 
 from tasks.foundation.errors import ModelError
 
-# A file that changes where modules are looked for knows better than this.
+# A file that changes the import path may find modules that are not found here, so it is not checked.
 _CHANGES_THE_PATH = ("sys.path", "sys.meta_path", "addsitedir", "import_module")
-_OR = "or correct the name"
+_REMEDY = "or correct the import"
 
 
 def require_imports(reference: str, folder: Path) -> None:
-    """Refuse a function whose file, or a sibling that it imports, imports a module that is not installed.
+    """Refuse a function if its file, or a sibling that it imports, imports a package that is not installed.
 
-    Only imports that cannot be left out count: those that are statements of the module itself, and not of a `try`.
+    Only unconditional imports count: statements at the top level of a module, not inside a `try`.
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
         folder: the run file's folder.
 
     Raises:
-        ModelError: importing it would fail.
+        ModelError: importing the function would fail.
     """
     module = reference.partition(":")[0]
     if not module.endswith(".py"):
         top = module.partition(".")[0]
         if not _is_installed(top):
-            raise ModelError(f"{reference}: no package {top} is installed where baton runs; install it there, {_OR}")
+            raise ModelError(f"{reference}: package {top} is not installed here; install it, {_REMEDY}")
         return
     waiting, seen = [folder / module], set()
     while waiting:
@@ -42,18 +42,18 @@ def require_imports(reference: str, folder: Path) -> None:
                 waiting.append(sibling)
             elif not _is_installed(name):
                 raise ModelError(
-                    f"{reference}: {file.name}, line {line}, imports {name}, and no such package is installed where "
-                    f"baton runs; install it there, {_OR}"
+                    f"{reference}: {file.name}, line {line}, imports {name}, which is not installed here; install it, "
+                    f"{_REMEDY}"
                 )
 
 
 def _imports(file: Path) -> Iterator[tuple[str, int, Path | None]]:
-    """Top-level package and line of each import of a module's own statements; and the file, if it is a sibling."""
+    """Yield name, line and sibling file (if it is one) of each top-level import in a file."""
     try:
         text = file.read_bytes()
         body = ast.parse(text, filename=str(file)).body
     except (OSError, SyntaxError, ValueError):
-        return  # told by whoever imports it
+        return  # importing the file reports the error
     if any(word.encode() in text for word in _CHANGES_THE_PATH):
         return
     for node in body:
@@ -73,4 +73,4 @@ def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
-        return True  # it is there, in a way of its own
+        return True  # it exists, but has no ordinary import spec

@@ -1,1 +1,1 @@
-"""Stage: nothing, or the tip of the log -> the committed checkpoint to start from."""
+"""The stage init-or-restore: starts a run, or restores its newest committed checkpoint."""

@@ -1,4 +1,4 @@
-"""What this run file makes, in the terms that the origin entry records."""
+"""The identity of a run file, as the origin entry records it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from tasks.foundation.state.layout import of_model
 from tasks.foundation.state.train_state import TrainState
 
 
-def identity_of(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity keys of `contracts/identity.py`; data.source and data.folder come along for people and tools.
+def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity keys of `contracts/identity.py`, and data.source and data.folder for information.
 
     Args:
         spec: the run file.
-        dataset: what it prepared.
-        model: see `identity_of_model`.
+        dataset: the dataset that it prepared.
+        model: the keys of `user_code_identity`.
     """
     return {
         "data.source": spec.data.source,
@@ -31,8 +31,8 @@ def identity_of(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) ->
     }
 
 
-def identity_of_model(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
-    """Those that the user's code decides."""
+def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
+    """Return the identity keys that the user's code determines."""
     signature = "\n".join(record.model_dump_json() for record in of_model(state.signature))
     return {
         "model.signature": hashlib.sha256(signature.encode()).hexdigest(),

@@ -1,32 +1,33 @@
-"""The stage init-or-restore: nothing, or the tip of the log -> the committed checkpoint to start from."""
+"""The stage init-or-restore: begins a run at step 0, or finds the committed checkpoint that it continues from."""
 
 import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.accelerator.strategy import Accelerator, acquire, threads_of_others
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.accelerator.strategy import Accelerator, acquire, thread_override_warning
+from tasks.foundation.checkpoint.fork_status import refuse_unfinished_fork
+from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.contracts.weights_report import WeightsReport
-from tasks.foundation.dataset.class_weight import weighed
-from tasks.foundation.dataset.order import repeats_words
+from tasks.foundation.dataset.class_weight import apply_class_weight
+from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.dataset.reader import load_manifest, zero_batch
-from tasks.foundation.runlog.commits import commit, sound_tip
-from tasks.foundation.runlog.fork_status import refuse_unfinished_fork
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.runlog.multi_host import head_of_chief, require_head_of_chief
+from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
+from tasks.foundation.stage import Place
 from tasks.foundation.state.train_state import TrainState, build_train_state
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Note, Sink
-from tasks.init_or_restore.changes import note_changes
-from tasks.init_or_restore.identity import identity_of, identity_of_model
+from tasks.foundation.telemetry.events import Note, Sink
+from tasks.init_or_restore.changes import record_changes
+from tasks.init_or_restore.identity import run_identity, user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
-from tasks.init_or_restore.new_run import begin
+from tasks.init_or_restore.new_run import build_new_run
 
 _NOT_DETERMINISTIC = (
     "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "
@@ -34,72 +35,63 @@ _NOT_DETERMINISTIC = (
 )
 
 
-def init_or_restore(
-    spec: RunSpec,
-    dataset: DatasetRef,
-    *,
-    code_folder: Path,
-    storage: Storage,
-    telemetry: Sink,
-    accept: Sequence[str] = (),
-    suspicious: bool = False,
-) -> Head:
-    """Begin the run, or find the checkpoint it goes on from.
+def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
+    """Begin the run, or find the checkpoint that it continues from.
 
-    A fresh run commits step 0, so that training only ever restores; initial weights are loaded then, and only then. A
-    tip that proves damaged is quarantined and the one before becomes the tip.
+    A new run commits step 0, so that training always starts with a restore. Initial weights are loaded only then. A
+    damaged tip is quarantined, and the checkpoint before it becomes the tip.
 
     Args:
-        spec: the run file.
-        dataset: what it prepared.
-        code_folder: the run file's folder.
-        storage: the root that the run's home is below.
-        telemetry: is told what was committed, and what differs from before.
-        accept: identity keys that may differ from the run on disk; a difference is logged, and holds from here on.
-        suspicious: restoring the tip found fault with its bytes, so all of them are read before it is used again.
+        call: the run file, its dataset, and the accepted identity keys. An accepted difference is logged, and becomes
+            part of the identity.
+        place: where the run's home and the user's code are.
 
     Returns:
-        The head; its tip is whole and is what to train from.
+        The head; training starts from its tip, which is whole.
 
     Raises:
-        IdentityChanged: the run on disk is another one, in more than was accepted.
-        StateMismatch: what was accepted changes the variables, so that the tip could not be restored.
+        IdentityChanged: the run file differs from the run in more keys than were accepted.
+        StateMismatch: an accepted change changes the variables, so the tip cannot be restored.
         InvalidInput: the run is a fork that was not finished.
-        NothingToRestore: all that was retained is damaged.
+        NothingToRestore: every retained checkpoint is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
-        SourceError: a run would begin on batches that are taken for examples.
+        SourceError: the source of a new run yields batches instead of examples.
         ModelError: the user's model or callbacks cannot be used, or lack the metric of `checkpoint.keep_best`.
-        WeightsError: the initial weights are not there, cannot be read, or do not fit; nothing is written.
+        WeightsError: the initial weights are missing, unreadable, or do not fit; nothing is written.
     """
+    spec, dataset, accept, log = call.spec, call.dataset, call.accept, place.log
+    code_folder, telemetry = place.code_folder, place.telemetry
     attempt = uuid.uuid4().hex
-    log = RunLog(storage.at(spec.run))
     head = log.head()
     if head is None:
         refuse_unfinished_fork(log)
     if is_chief(spec.accelerator, os.environ):
-        head = _sound(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
+        log.require_whole()
+        head = quarantine_damaged_tips(log, attempt=attempt, telemetry=telemetry, verify_bytes=call.verify_bytes)
     accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
-    head = head_of_chief(log, head, accelerator)
-    manifest = load_manifest(storage, dataset)
-    loaded = None
+    head = broadcast_head(log, head, accelerator)
+    manifest = load_manifest(place.root, dataset)
+    weights = None
     if head is None or head.tip is None:
-        begun = begin(spec, manifest.features, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry)
-        state, of_model, loaded = begun.state, begun.identity, begun.loaded
+        new = build_new_run(
+            spec, manifest.features, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry
+        )
+        state, of_model, weights = new.state, new.identity, new.loaded
         require_evaluation(spec, state, manifest.features, manifest.validation_examples)
-        if repeats := repeats_words(dataset.train_examples, spec.train.global_batch_size):
+        if repeats := oversized_batch_warning(dataset.train_examples, spec.train.global_batch_size):
             telemetry.emit(Note(text=repeats, warning=True))
     else:
-        state, of_model = _built(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
+        state, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _note_environment(accelerator, telemetry)
-    identity = identity_of(spec, dataset, of_model)
+    identity = run_identity(spec, dataset, of_model)
     if head is None and accelerator.is_chief:
-        head = _begin(log, identity, accelerator.environment, attempt=attempt)
-    head = require_head_of_chief(log, head, accelerator)
-    # Also right after beginning: of two that begin at once, one finds the other's origin.
+        head = _append_origin(log, identity, accelerator.environment, attempt=attempt)
+    head = require_broadcast_head(log, head, accelerator)
+    # Check again after the origin entry: another process may have begun or forked this run meanwhile.
     if head.tip is None:
         refuse_unfinished_fork(log)
     if accelerator.is_chief:
-        head = note_changes(
+        head = record_changes(
             log,
             head,
             identity=identity,
@@ -109,22 +101,23 @@ def init_or_restore(
             attempt=attempt,
             telemetry=telemetry,
         )
-    head = require_head_of_chief(log, head, accelerator)
+    head = require_broadcast_head(log, head, accelerator)
     if head.tip is not None:
         return head
-    return _commit_step_0(log, state, head, loaded, attempt=attempt, telemetry=telemetry)
+    saver = Saver(home=log.home, spec=spec, telemetry=telemetry)
+    return _commit_step_0(saver, state, head, weights, attempt=attempt)
 
 
-def _built(
+def _build_state(
     spec: RunSpec, manifest: DatasetManifest, *, code_folder: Path, accelerator: Accelerator, accept: Sequence[str]
-) -> tuple[TrainState, dict[str, Any]]:
-    """The state of a run that has begun, at its initial values, and the model's identity."""
+) -> tuple[TrainState, dict[str, object]]:
+    """The state of an existing run, with its initial values, and the model's identity."""
     size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
     unweighed = zero_batch(manifest, size)
-    batch = weighed(unweighed, spec.train.class_weight)
+    batch = apply_class_weight(unweighed, spec.train.class_weight)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
-    # Before tracing: Python code of the model's may leave its marks then, and a resume traces nothing here.
-    identity = identity_of_model(spec, state, code_folder)
+    # Before tracing, which may run Python code with side effects on the model. A resume traces nothing here.
+    identity = user_code_identity(spec, state, code_folder)
     require_best(spec, state, unweighed)
     if spec.train.callbacks is not None and accept:
         require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
@@ -132,30 +125,22 @@ def _built(
 
 
 def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
-    """Say what can make bits differ; after the user's code was imported, which may set threads."""
+    """Report what can change the bits of training. Called after the user's code is imported, which may set threads."""
     if not accelerator.environment.deterministic:
         telemetry.emit(Note(text=_NOT_DETERMINISTIC))
-    if words := threads_of_others(accelerator):
+    if words := thread_override_warning(accelerator):
         telemetry.emit(Note(text=words, warning=True))
 
 
-def _commit_step_0(
-    log: RunLog, state: TrainState, head: Head, loaded: WeightsReport | None, *, attempt: str, telemetry: Sink
-) -> Head:
-    staged = state.stage(log.home, base=head.base, attempt=attempt)
+def _commit_step_0(saver: Saver, state: TrainState, head: Head, weights: WeightsReport | None, *, attempt: str) -> Head:
+    staged = saver.stage(state, base=head.base, attempt=attempt)
+    body = None
     if staged is not None:
-        body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=loaded)
-        head = commit(log, body).head
-        telemetry.emit(Committed(step=0, path=staged.path, size=staged.size, metrics={}))
-    return require_head_of_chief(log, head, state.accelerator)
+        body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=weights)
+    return saver.commit(body, state.accelerator)
 
 
-def _sound(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool) -> Head | None:
-    log.require_whole()
-    return sound_tip(log, attempt=attempt, telemetry=telemetry, suspicious=suspicious)
-
-
-def _begin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:
+def _append_origin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:
     def decide(newest: Head | None) -> Body | None:
         return Origin(identity=identity, environment=environment) if newest is None else None
 

@@ -1,1 +1,1 @@
-"""Stage: source -> TFRecord shards and a dataset manifest."""
+"""The stage prepare-data: reads a source, and writes shards and a dataset manifest."""

@@ -1,4 +1,4 @@
-"""Is there room? Asked before writing, where the answer can be had."""
+"""Checks free disk space before writing, and reports full disks as errors."""
 
 import shutil
 import tempfile
@@ -12,32 +12,32 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 
 
-def require_space(storage: Storage, size: int, *, shards_there_count: bool = False) -> None:
-    """Refuse to begin what will not fit.
+def require_space(storage: Storage, size: int, *, includes_written_shards: bool = False) -> None:
+    """Refuse to write more than fits.
 
     Args:
-        storage: where it will be written; only a local folder tells how much room it has.
-        size: bytes.
-        shards_there_count: of the bytes, those are there already that an earlier try left in shards.
+        storage: where the data is written; only a local folder reports its free space.
+        size: bytes to write.
+        includes_written_shards: `size` includes shards that an earlier attempt has already written.
 
     Raises:
-        StorageError: too little is free.
+        StorageError: there is too little free space.
     """
     if isinstance(storage, LocalStorage):
-        if shards_there_count:
+        if includes_written_shards:
             with disk_errors(storage.root):
                 size -= sum(file.stat().st_size for file in storage.root.glob("*.tfrecord"))
         _require(storage.root, size, "the dataset needs", "set storage to a larger disk")
 
 
 def require_scratch_space(size: int) -> None:
-    """The same for this machine's temporary folder.
+    """Refuse to write more than fits into the temporary folder.
 
     Args:
-        size: bytes.
+        size: bytes to write.
 
     Raises:
-        StorageError: too little is free, or there is no temporary folder.
+        StorageError: there is too little free space, or no temporary folder.
     """
     _require(
         scratch_folder(), size, "preparing the dataset needs", "set the environment variable TMPDIR to a larger disk"
@@ -45,20 +45,22 @@ def require_scratch_space(size: int) -> None:
 
 
 def scratch_folder() -> Path:
-    """This machine's temporary folder.
+    """Return the temporary folder of this machine.
 
     Raises:
-        StorageError: there is none that can be written to.
+        StorageError: there is no writable temporary folder.
     """
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as fault:
-        raise StorageError(f"{fault.strerror}; set the environment variable TMPDIR to a folder with room") from fault
+        raise StorageError(
+            f"{fault.strerror}; set the environment variable TMPDIR to a folder with free space"
+        ) from fault
 
 
 @contextmanager
 def scratch_file() -> Iterator[IO[bytes]]:
-    """An empty file of this machine, unbuffered. It has no name, so that even a kill leaves nothing of it."""
+    """Open an empty, unbuffered temporary file. It has no name, so nothing remains of it, even after a kill."""
     with ExitStack() as stack:
         with disk_errors(scratch_folder()):
             file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
@@ -67,21 +69,23 @@ def scratch_file() -> Iterator[IO[bytes]]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Around the use of files in a local folder, by TensorFlow too: a full disk becomes a StorageError."""
+    """Use around file operations in a local folder, TensorFlow's included: raises StorageError if the disk is full."""
     import tensorflow as tf
 
     try:
         yield
     except (tf.errors.OpError, OSError) as fault:
-        told = fault.strerror if isinstance(fault, OSError) else fault.message
-        raise StorageError(f"{folder}: its disk failed: {told}; free some space and run again") from fault
+        reason = fault.strerror if isinstance(fault, OSError) else fault.message
+        raise StorageError(f"{folder}: writing to its disk failed: {reason}; free some space and run again") from fault
 
 
 def _require(folder: Path, size: int, needs: str, remedy: str) -> None:
     existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free
     if free < size:
-        raise StorageError(f"{folder}: {needs} {_mib(size)} of disk and {_mib(free)} are free; free some, or {remedy}")
+        raise StorageError(
+            f"{folder}: {needs} {_mib(size)} of disk space, but {_mib(free)} are free; free some space, or {remedy}"
+        )
 
 
 def _mib(size: int) -> str:

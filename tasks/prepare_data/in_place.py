@@ -1,35 +1,35 @@
-"""Records that stay in the files that they came in: counted, indexed and checked, not copied."""
+"""Records that stay in their original files: counted, indexed and checked, but not copied."""
 
 from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.held_out import Part, positions_of_part
 from tasks.foundation.dataset.manifest import content_digest
-from tasks.foundation.dataset.validation_split import Part, positions_of
 from tasks.foundation.telemetry.events import Preparing, Sink
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.sources.base import InPlace, Source
-from tasks.prepare_data.split import rule
+from tasks.prepare_data.train_validation_split import held_out_rule
 
-_TOLD_EVERY_EXAMPLES = 10_000
+_REPORT_EVERY_EXAMPLES = 10_000
 
 
-def indexed(
+def index_in_place(
     spec: RunSpec, source: Source, in_place: InPlace, *, digest: str, checker: Checker, telemetry: Sink
 ) -> DatasetManifest:
-    """The manifest of a dataset whose shards are ranges of the source's files; reads all of them.
+    """Return the manifest of a dataset whose shards are ranges of the source's files; reads all of them.
 
-    A range may hold training and validation examples. It is listed with each part that it holds examples of; which
-    these are follows from the manifest by arithmetic.
+    A range may hold training and validation examples. It is listed for each part that it has examples of; the
+    manifest's held-out rule decides which these are.
 
     Args:
         spec: the run file.
-        source: whose records stay in place.
-        in_place: how they do.
+        source: the source, whose records stay in place.
+        in_place: its features and ranges.
         digest: the dataset's name.
-        checker: looks at every example.
-        telemetry: is told of the progress.
+        checker: checks every example.
+        telemetry: receives progress events.
 
     Raises:
-        SourceError: the source holds no example, an unusable one, or a single one that is to be divided.
+        SourceError: the source has no example, an invalid one, or a single one that cannot be split.
     """
     count = 0
 
@@ -37,7 +37,7 @@ def indexed(
         nonlocal count
         checker.check(where, example)
         count += 1
-        if count % _TOLD_EVERY_EXAMPLES == 0:
+        if count % _REPORT_EVERY_EXAMPLES == 0:
             telemetry.emit(Preparing(examples=count))
 
     shards: list[ShardRecord] = []
@@ -56,7 +56,7 @@ def indexed(
         )
         first += found.records
     telemetry.emit(Preparing(examples=count))
-    held_out = rule(first, fraction=spec.data.validation_fraction, seed=spec.train.seed)
+    held_out = held_out_rule(first, fraction=spec.data.validation_fraction, seed=spec.train.seed)
     train = _of_part("train", held_out, shards)
     validation = _of_part("validation", held_out, shards)
     return DatasetManifest(
@@ -74,5 +74,5 @@ def indexed(
 def _of_part(part: Part, held_out: HeldOut | None, shards: list[ShardRecord]) -> tuple[ShardRecord, ...]:
     if held_out is None:
         return tuple(shards) if part == "train" else ()
-    counted = ((shard, len(positions_of(part, held_out, [shard]))) for shard in shards)
+    counted = ((shard, len(positions_of_part(part, held_out, [shard]))) for shard in shards)
     return tuple(shard.model_copy(update={"examples": count}) for shard, count in counted if count)

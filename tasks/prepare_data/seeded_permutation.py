@@ -1,4 +1,4 @@
-"""A seeded permutation that is plain arithmetic: the same on every machine and in every version of NumPy."""
+"""A seeded permutation. It uses integer arithmetic only, so machines and NumPy versions agree."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ _CHUNK = 4096
 _ROUNDS = 8
 
 
-def positions(purpose: str, seed: int, size: int) -> Iterator[int]:
-    """A permutation of range(size) that is never held: where index 0, 1, 2, … goes.
+def permuted_positions(purpose: str, seed: int, size: int) -> Iterator[int]:
+    """Yield the new position of index 0, 1, 2, …: a permutation of range(size) that is never held in memory.
 
-    A Feistel network permutes the smallest range of 4^k numbers that holds `size`; what falls outside goes through it
-    again until it falls inside (cycle walking: Black and Rogaway 2002).
+    A Feistel network permutes the smallest range of 4^k numbers that contains `size`; a number outside of `size` is
+    permuted again until it is inside (cycle walking: Black and Rogaway 2002).
 
     Args:
-        purpose: permutations for different purposes have nothing to do with each other.
-        seed: of the run.
-        size: at most 2^62 items.
+        purpose: permutations for different purposes are independent.
+        seed: the run's seed.
+        size: at most 2^62.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = hashes(f"{purpose}/rounds", seed, 0, _ROUNDS)
@@ -33,7 +33,7 @@ def positions(purpose: str, seed: int, size: int) -> Iterator[int]:
 
 
 def _feistel(values: Words, keys: Words, half_bits: int) -> Words:
-    """A bijection of range(4^half_bits), whatever the rounds do: each can be undone."""
+    """Permute range(4^half_bits). Each round is invertible, so the result is a bijection."""
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
     for key in keys:

@@ -1,4 +1,4 @@
-"""Shards are written on this machine, one after the other, and uploaded side by side."""
+"""Writes shards to local files, one at a time, and uploads them in parallel."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -8,26 +8,26 @@ from typing import Self
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import FileMissing, StorageError
-from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.temporary_files import temporary_folder
 from tasks.prepare_data.disk_space import disk_errors, require_scratch_space, require_space, scratch_folder
 
 
 class ShardUploads:
-    """While one shard is written here, as many as the store bears are on their way to it.
+    """Uploads shards while the next one is written, as many in parallel as the store allows.
 
-    A shard that an earlier try left in the store is kept if it has the very bytes that were written here.
+    A shard that an earlier attempt left in the store is kept if its bytes are the same.
 
     Attributes:
-        storage: rooted at the dataset's folder.
+        storage: store rooted at the dataset's folder.
     """
 
     def __init__(self, storage: Storage) -> None:
-        """Nothing is written yet.
+        """Create an uploader; nothing is written yet.
 
         Args:
-            storage: rooted at the dataset's folder.
+            storage: store rooted at the dataset's folder.
         """
         self.storage = storage
         self._stack = ExitStack()
@@ -39,31 +39,31 @@ class ShardUploads:
 
     @property
     def kept(self) -> int:
-        """How many shards need not be uploaded, since the store had them."""
+        """Number of shards that the store already had."""
         return len(self._kept)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Uploads that have begun come to their end, whatever happened: they need not be done again."""
+        """Wait for running uploads, also after an error, so that a retry need not repeat them."""
         self._stack.close()
 
     def write(self, name: str, records: Sequence[bytes]) -> "Future[ShardRecord]":
-        """Write one TFRecord file here, and begin to upload it; waits while too many are under way.
+        """Write one local TFRecord file, and start its upload; waits while too many uploads are running.
 
         Args:
-            name: of the file.
-            records: its examples, in order.
+            name: the file's name.
+            records: its records, in order.
 
         Returns:
-            Its record, once the store has it.
+            The shard's record, once the store has the file.
 
         Raises:
-            StorageError: there is too little room; or one of the shards before could not be uploaded.
+            StorageError: there is too little space, or an earlier upload failed.
         """
         self.check()
-        size = sum(map(len, records)) + 16 * len(records)  # each record is framed by 16 bytes
+        size = sum(map(len, records)) + 16 * len(records)  # TFRecord framing adds 16 bytes per record
         file = self._file(name, records, size)
         if self.storage.transfers == 1:
             future: Future[ShardRecord] = Future()
@@ -80,10 +80,10 @@ class ShardUploads:
         return future
 
     def check(self) -> None:
-        """Raise what an upload has raised meanwhile.
+        """Raise the error of a failed upload.
 
         Raises:
-            StorageError: there is too little room, or the store has other bytes than were written.
+            StorageError: there is too little space, or the store has other bytes than were written.
         """
         if self._faults:
             raise self._faults[0]
@@ -102,7 +102,7 @@ class ShardUploads:
         return file
 
     def _upload(self, file: Path, examples: int, size: int) -> ShardRecord:
-        """Whatever comes of it, the file here is gone."""
+        """Upload a local file; delete it in any case."""
         try:
             stored = self._stored(file, size)
             return ShardRecord(path=file.name, examples=examples, size=stored.size, crc32c=stored.crc32c)
@@ -112,19 +112,19 @@ class ShardUploads:
         finally:
             file.unlink(missing_ok=True)
 
-    def _stored(self, file: Path, size: int) -> Stored:
+    def _stored(self, file: Path, size: int) -> FileStat:
         name = file.name
         with suppress(FileMissing):
-            there = self.storage.stat(name)
-            if there.size == size and there == checksum_file(file):
+            found = self.storage.stat(name)
+            if found.size == size and found == checksum_file(file):
                 self._kept.append(name)
-                return there
+                return found
         require_space(self.storage, size)
         written = self.storage.upload(file, name)
         stored = self.storage.stat(name)
         if stored != written or written.size != size:
             raise StorageError(
-                f"{self.storage.uri}/{name}: {size} bytes were written, the store has {stored.size} with crc32c "
-                f"{stored.crc32c} instead of {written.crc32c}; run again"
+                f"{self.storage.uri}/{name}: {size} bytes were written, but the store has {stored.size} bytes with "
+                f"crc32c {stored.crc32c} instead of {written.crc32c}; run again"
             )
         return stored

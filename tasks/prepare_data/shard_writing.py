@@ -1,37 +1,37 @@
-"""From checked examples to shards of equal counts, in an order that the seed decides."""
+"""Writes checked examples to shards of equal counts, in a seeded order."""
 
 from concurrent.futures import Future
 from typing import Protocol
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.prepare_data.seeded_permutation import positions
+from tasks.prepare_data.seeded_permutation import permuted_positions
 from tasks.prepare_data.shard_upload import ShardUploads
 
-# A block is permuted in memory and becomes so many shards.
+# Shards per block; a block is permuted in memory.
 _BLOCK_SHARDS = 4
 
 
 class PartWriter(Protocol):
-    """Writes one part of a dataset, `train` or `validation`, as shards of equal counts (the last may be smaller)."""
+    """Writes one part of a dataset, `train` or `validation`, as shards of equal counts; the last may be smaller."""
 
     def add(self, record: bytes) -> None:
-        """Take one example."""
+        """Add one record."""
 
     def finish(self) -> tuple[ShardRecord, ...]:
-        """Write what is left, and wait for all uploads; the records of all shards."""
+        """Write the remaining records, wait for all uploads, and return the records of all shards."""
 
 
 class BlockWriter:
-    """For a part of unknown length: each block of four shards is permuted, and written when it is full."""
+    """Writes a part of unknown length: permutes each block of four shards, and writes it when it is full."""
 
     def __init__(self, uploads: ShardUploads, *, part: str, seed: int, shard_examples: int) -> None:
-        """Nothing is written yet.
+        """Create a writer; nothing is written yet.
 
         Args:
-            uploads: take the shards.
+            uploads: receives the shards.
             part: `train` or `validation`.
-            seed: of the permutations.
-            shard_examples: examples in a shard.
+            seed: seed of the permutations.
+            shard_examples: examples per shard.
         """
         self._uploads = uploads
         self._part = part
@@ -42,12 +42,12 @@ class BlockWriter:
         self._shards: list[Future[ShardRecord]] = []
 
     def add(self, record: bytes) -> None:
-        """See `PartWriter`; writes a block of shards now and then.
+        """See `PartWriter`; writes a block of shards when it is full.
 
         Raises:
             StorageError: a shard could not be written.
         """
-        self._uploads.check()  # until the next block is full, hours may pass
+        self._uploads.check()  # report a failed upload now; the next block may be full only hours later
         self._block.append(record)
         if len(self._block) == _BLOCK_SHARDS * self._shard_examples:
             self._flush()
@@ -59,7 +59,7 @@ class BlockWriter:
 
     def _flush(self) -> None:
         block, self._block = self._block, []
-        order = positions(f"{self._part}/{self._blocks}", self._seed, len(block))
+        order = permuted_positions(f"{self._part}/{self._blocks}", self._seed, len(block))
         permuted = [record for _, record in sorted(zip(order, block, strict=True))]
         self._blocks += 1
         for begin in range(0, len(permuted), self._shard_examples):

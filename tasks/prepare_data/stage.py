@@ -1,14 +1,14 @@
-"""Prepare a dataset: source -> shards -> manifest, under a name made from content and settings."""
+"""Prepares a dataset: source -> shards -> manifest, in a folder named by content and settings."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
-from pathlib import Path
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.dataset.manifest import (
     content_digest,
     dataset_folder,
@@ -24,101 +24,103 @@ from tasks.foundation.errors import (
     SourceError,
     StorageError,
 )
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
-from tasks.foundation.storage.deadline import LEAVING
-from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.disk_space import require_scratch_space, require_space, scratch_file
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.in_place import indexed
+from tasks.prepare_data.in_place import index_in_place
 from tasks.prepare_data.scatter import ScatterWriter, scratch_bytes
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.split import part_sizes, split
+from tasks.prepare_data.train_validation_split import part_sizes, split
 
-# Goes up when the same source and settings come to be written as other bytes.
+# Increase this when the same source and settings are written as other bytes.
 _FORMAT = 2
 _PARTS = ("train", "validation")
 _SHARD_BYTES = 32 << 20
-_TOLD_EVERY_EXAMPLES = 10_000
+_REPORT_EVERY_EXAMPLES = 10_000
 
 
-# What may refuse the run once it is known what its examples hold.
-Look = Callable[[tuple[Feature, ...]], None]
+# Receives the features of the examples, and may refuse the run.
+FeatureCheck = Callable[[tuple[Feature, ...]], None]
 
 
-class _RefusedByLook(Exception):
-    """Not the data's fault: what was prepared before stays for the corrected model."""
+class _FeaturesRefused(Exception):
+    """`check_features` raised an error. The data is valid, so prepared shards stay for the corrected model."""
 
     def __init__(self, fault: BatonError) -> None:
         super().__init__(str(fault))
         self.fault = fault
 
 
-def prepare_data(
-    spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink, look: Look | None = None
-) -> DatasetRef:
-    """Make the dataset that a run file asks for, unless it is there.
+def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
+    """Prepare the dataset of a run file, unless it exists.
 
-    Shards are written first and the manifest last, create-only: its existence means completeness. Two processes may
-    prepare the same dataset at once; they write the same bytes. After a kill or a failure of the store, finished shards
-    stay, and the next try uploads the others only; after an error in the input, nothing is left.
+    Shards are written first and the manifest last, create-only: if it exists, the dataset is complete. Two processes
+    may prepare the same dataset at once; they write the same bytes. After a kill or a storage error, finished shards
+    stay, and the next attempt uploads the others only; after an input error, nothing is left.
 
     Args:
-        spec: the run file.
-        code_folder: its folder, which relative paths start from.
-        storage: the root that datasets and runs are kept below.
-        telemetry: is told of the progress.
-        look: called with what the first example holds, unless the dataset is there; before any is written. What it
-            raises is raised.
+        call: the run file.
+        place: the storage root and the run file's folder. Its `check_features` is called with the features of the
+            first example before anything is written, unless the dataset exists; its errors are raised unchanged.
 
     Raises:
-        RunFileError: `data.source` or one of `data.options` cannot be used.
-        SourceError: the source is missing or empty, or holds an unusable record; or its bytes were damaged on their way
-            here, twice.
-        StorageError: the store failed, or has too little room.
-        DamagedDataset: the manifest that is there cannot be read.
+        RunFileError: `data.source` or an option of `data.options` cannot be used.
+        SourceError: the source is missing or empty, or has an invalid record; or its bytes were damaged in transit
+            twice.
+        StorageError: the store failed, or has too little space.
+        DamagedDataset: the existing manifest cannot be read.
     """
     try:
-        return _prepare_once(spec, code_folder=code_folder, storage=storage, telemetry=telemetry, look=look)
-    except _RefusedByLook as refused:
+        return _prepare_once(call.spec, place, check_features=place.check_features)
+    except _FeaturesRefused as refused:
         raise refused.fault from refused.fault.__cause__
     except DamagedInTransit as fault:
-        # It may happen once. The bad examples are scattered over the shards by now, so all of them are made again.
-        telemetry.emit(Note(text=f"{fault}. Reading the source once more", warning=True))
-    return _prepare_once(spec, code_folder=code_folder, storage=storage, telemetry=telemetry)
+        # Damage in transit can happen once. The bad examples are spread over all shards, so all are written again.
+        place.telemetry.emit(Note(text=f"{fault}. Reading the source again", warning=True))
+    return _prepare_once(call.spec, place)
 
 
-def _prepare_once(
-    spec: RunSpec, *, code_folder: Path, storage: Storage, telemetry: Sink, look: Look | None = None
-) -> DatasetRef:
+def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck | None = None) -> DatasetRef:
+    storage, code_folder, telemetry = place.root, place.code_folder, place.telemetry
     source = open_source(spec.data, code_folder, spec.train.seed)
     digest = dataset_digest(spec, source)
     folder = dataset_folder(digest)
-    if (prepared := _prepared(storage, folder)) is not None:
+    if (prepared := _existing(storage, folder)) is not None:
         return prepared
-    if ":" in spec.data.source and RunLog(storage.at(spec.run)).head() is not None:
-        # What was taken for single examples when the run began is so now.
+    if ":" in spec.data.source and place.log.head() is not None:
+        # The examples were accepted when the run started; do not check again whether they are batches.
         source = open_source(spec.data.model_copy(update={"batched": False}), code_folder, spec.train.seed)
     try:
-        written = _confirmed(spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, look=look)
+        written = _write_confirmed(
+            spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, check_features=check_features
+        )
         return _commit(written, storage=storage, folder=folder)
     except InvalidInput:
-        # Another input gets another folder, so nobody would ever come back to this one.
-        _clear(storage, folder)
+        # The corrected input has another digest, so nothing would use or delete this folder.
+        _delete_unfinished(storage, folder)
         raise
 
 
-def _confirmed(
-    spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink, look: Look | None
+def _write_confirmed(
+    spec: RunSpec,
+    source: Source,
+    *,
+    digest: str,
+    storage: Storage,
+    telemetry: Sink,
+    check_features: FeatureCheck | None,
 ) -> DatasetManifest:
-    """As `_write`, but input is refused only if its bytes were not damaged on the way."""
+    """Call `_write`. If it refuses the input, first check that the bytes were not damaged in transit."""
     try:
-        return _write(spec, source, digest=digest, storage=storage, telemetry=telemetry, look=look)
+        return _write(spec, source, digest=digest, storage=storage, telemetry=telemetry, check_features=check_features)
     except (DamagedInTransit, SourceChanged):
         raise
     except InvalidInput:
@@ -127,7 +129,7 @@ def _confirmed(
 
 
 def dataset_digest(spec: RunSpec, source: Source) -> str:
-    """The dataset's name: sha256 over source content and all that decides its bytes or was checked, 24 hex digits."""
+    """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits."""
     decides = {
         "format": _FORMAT,
         "source": spec.data.source,
@@ -135,13 +137,13 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         "settings": dict(source.settings),
         "version": spec.data.version,
         "validation_fraction": spec.data.validation_fraction,
-        # These change no byte, but what a run demands of the examples must have been looked for.
+        # These settings change no byte, but the run's checks must have passed.
         "classes": spec.data.classes,
         "allow_nan": spec.data.allow_nan,
         "shard_examples": spec.data.shard_examples,
         "seed": spec.train.seed,
     }
-    # YAML's dates are no JSON, but their text tells them apart.
+    # YAML dates are not JSON, but their text distinguishes them.
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
@@ -156,34 +158,38 @@ def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> D
 
 
 def _write(
-    spec: RunSpec, source: Source, *, digest: str, storage: Storage, telemetry: Sink, look: Look | None
+    spec: RunSpec,
+    source: Source,
+    *,
+    digest: str,
+    storage: Storage,
+    telemetry: Sink,
+    check_features: FeatureCheck | None,
 ) -> DatasetManifest:
-    """All shards; returns the manifest, which is not written yet."""
+    """Write all shards; return the manifest, which is not written yet."""
     checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
     if source.in_place is not None:
-        _looked(look, source.in_place.features)
-        return indexed(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
+        _check_features(check_features, source.in_place.features)
+        return index_in_place(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
     writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
     first = list(islice(records, 1))
     if first:
-        _looked(look, checker.features)
+        _check_features(check_features, checker.features)
     records = chain(first, records)
     with ExitStack() as scratch:
         uploads = scratch.enter_context(ShardUploads(storage))
-        scratch.enter_context(LEAVING.bound_by_interruption(spec.stop.grace_seconds))  # uploads are waited for
+        scratch.enter_context(PROCESS_DEADLINE.start_on_interrupt(spec.stop.grace_seconds))  # closing waits for uploads
         for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
             if not writers:
                 writers = _writers(spec, source.length, len(record), uploads, scratch)
             writers[held_out].add(record)
         if not writers:
-            raise SourceError(f"data.source: {spec.data.source}: it holds no example; see that data.options are right")
+            raise SourceError(f"data.source: {spec.data.source}: it has no examples; check data.options")
         train, validation = (writer.finish() for writer in writers)
         if uploads.kept:
-            told = (
-                f"{uploads.kept} of {len(train) + len(validation)} shards were there from an earlier try, and are kept"
-            )
-            telemetry.emit(Note(text=told))
+            text = f"kept {uploads.kept} of {len(train) + len(validation)} shards from an earlier attempt"
+            telemetry.emit(Note(text=text))
     return DatasetManifest(
         digest=digest,
         content_digest=content_digest(checker.features, train, validation),
@@ -195,13 +201,13 @@ def _write(
     )
 
 
-def _looked(look: Look | None, features: tuple[Feature, ...]) -> None:
-    if look is None:
+def _check_features(check_features: FeatureCheck | None, features: tuple[Feature, ...]) -> None:
+    if check_features is None:
         return
     try:
-        look(features)
+        check_features(features)
     except BatonError as fault:
-        raise _RefusedByLook(fault) from fault
+        raise _FeaturesRefused(fault) from fault
 
 
 def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[bytes]:
@@ -210,31 +216,31 @@ def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[byte
     count = 0
     for count, (where, example) in enumerate(source.read(), start=1):
         if source.length is not None and count > source.length:
-            raise _miscounted(source, "more")
+            raise _count_error(source, "more")
         yield encode(checker.check(where, example))
-        if count % _TOLD_EVERY_EXAMPLES == 0:
+        if count % _REPORT_EVERY_EXAMPLES == 0:
             telemetry.emit(Preparing(examples=count))
     if source.length not in {None, count}:
-        raise _miscounted(source, f"{count}")
+        raise _count_error(source, f"{count}")
     telemetry.emit(Preparing(examples=count))
 
 
-def _miscounted(source: Source, found: str) -> SourceError:
+def _count_error(source: Source, found: str) -> SourceError:
     return SourceError(
-        f"the source held {source.length} examples and gave {found}: it changed while being read; run again"
+        f"the source has {source.length} examples but gave {found}: it changed while it was being read; run again"
     )
 
 
 def _writers(
     spec: RunSpec, length: int | None, record_bytes: int, uploads: ShardUploads, scratch: ExitStack
 ) -> list[PartWriter]:
-    """One for each part; `scratch` closes what they need while they write."""
+    """Return a writer for each part; `scratch` closes their files."""
     seed = spec.train.seed
     shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
     if length is None:
         return [BlockWriter(uploads, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
     sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=seed)
-    require_space(uploads.storage, length * (record_bytes + 16), shards_there_count=True)
+    require_space(uploads.storage, length * (record_bytes + 16), includes_written_shards=True)
     require_scratch_space(sum(scratch_bytes(size, record_bytes) for size in sizes))
     return [
         ScatterWriter(
@@ -252,36 +258,36 @@ def _writers(
 
 def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> DatasetRef:
     at = storage.at(folder)
-    # Another process that failed on this dataset may have cleared the folder meanwhile.
-    paths = [shard.path for shard in (*manifest.train, *manifest.validation) if not shard.is_elsewhere]
-    for path, there in zip(paths, side_by_side(at.exists, paths, workers=at.transfers), strict=True):
-        if not there:
-            raise StorageError(f"{at.uri}/{path} is gone: it was deleted while it was prepared; run again")
+    # Another process may have failed on this dataset and deleted its shards meanwhile.
+    paths = [shard.path for shard in (*manifest.train, *manifest.validation) if not shard.is_external]
+    for path, existing in zip(paths, parallel_map(at.exists, paths, workers=at.transfers), strict=True):
+        if not existing:
+            raise StorageError(f"{at.uri}/{path} was deleted during preparation; run again")
     try:
         storage.create(manifest_path(folder), manifest.to_json())
     except FileAlreadyThere:
         first = read_manifest(storage, folder)
         if first.content_digest != manifest.content_digest:
             raise SourceError(
-                f"{at.uri}: another process prepared the same source and got other examples: {manifest.source} does "
-                "not give the same examples each time; make it so (seed what is random), delete the folder, run again"
+                f"{at.uri}: another process prepared the same source with other examples: {manifest.source} does not "
+                "give the same examples each time; seed its random numbers, delete the folder, and run again"
             ) from None
     return _ref(folder, manifest, already_prepared=False)
 
 
-def _prepared(storage: Storage, folder: str) -> DatasetRef | None:
-    """The dataset if it is there; one whose shards were lost is written again under its manifest."""
+def _existing(storage: Storage, folder: str) -> DatasetRef | None:
+    """Return the dataset if it is complete; if shards are missing, they are written again under its manifest."""
     if not storage.exists(manifest_path(folder)):
         return None
     manifest = read_manifest(storage, folder)
-    there = set(storage.files(folder))
-    shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_elsewhere)
-    if any(f"{folder}/{shard.path}" not in there for shard in shards):
+    existing = set(storage.files(folder))
+    shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_external)
+    if any(f"{folder}/{shard.path}" not in existing for shard in shards):
         return None
     return _ref(folder, manifest, already_prepared=True)
 
 
-def _clear(storage: Storage, folder: str) -> None:
-    """Drop unfinished shards; those that a manifest names stay, whoever wrote it."""
+def _delete_unfinished(storage: Storage, folder: str) -> None:
+    """Delete unfinished shards, unless a manifest names them."""
     if not storage.exists(manifest_path(folder)):
         discard(storage, folder)

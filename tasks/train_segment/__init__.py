@@ -1,1 +1,1 @@
-"""Stage: committed checkpoint -> staged checkpoint, by training one segment."""
+"""The stage train-segment: trains one segment."""

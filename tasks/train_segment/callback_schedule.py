@@ -1,8 +1,8 @@
-"""When callbacks act: at absolute steps, and as a function of the state and the log, wherever a run is cut.
+"""Call Keras callbacks at absolute steps. The calls depend on the state and the log, not on how a run is cut.
 
-What they are told as an epoch ends with an evaluation, or with a logged row if the run has no evaluations between its
-ends. At an evaluation they act when training begins from the checkpoint that was evaluated; at a row, right after it is
-read. What they remember is in the state from then on. At the run's last evaluation they act in a segment of no steps.
+An epoch ends with an evaluation, or with a logged row in a run without evaluations before its end. After an
+evaluation, callbacks are called when training starts from the evaluated checkpoint; after a row, as soon as it is read.
+From then on, the state includes theirs. After the run's last evaluation they are called in a segment without steps.
 """
 
 from pathlib import Path
@@ -10,55 +10,58 @@ from typing import Any
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import act_at_evaluations, steps_of_an_epoch
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, steps_per_epoch
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
-from tasks.foundation.model.callback_memory import give_back, remembered
-from tasks.foundation.model.callbacks import begin_callbacks, call, callbacks_identity
+from tasks.foundation.model.callback_state import callback_state, restore_callback_state
+from tasks.foundation.model.callbacks import call_hook, callbacks_identity, start_callbacks
 from tasks.foundation.runlog.history import evaluation_of, recent_rows
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 
 
 class Callbacks:
-    """The callbacks of one trainer, and what they remember, which lies in its state.
+    """The callbacks of one trainer. Their own state is part of the trainer's state.
 
     Attributes:
-        ended: why they have ended the run; None while they have not.
+        ended: why they ended the run; None if they did not.
     """
 
     def __init__(self, spec: RunSpec, state: TrainState, *, code_folder: Path) -> None:
         self.ended: str | None = None
         self._state = state
-        if state.memory is None:
-            raise AssertionError("a run with callbacks has a state that holds what they remember")
-        self._memory = state.memory
+        if state.host_state is None:
+            raise AssertionError("the state of a run with callbacks has no host state")
+        self._host_state = state.host_state
         self._reference = spec.train.callbacks or ""
-        self._at_evaluations = act_at_evaluations(spec)
-        self._every = steps_of_an_epoch(spec)
-        # What others remember is of no use to these.
+        self._at_evaluations = callbacks_act_at_evaluations(spec)
+        self._every = steps_per_epoch(spec)
+        # These callbacks cannot use the state of others.
         self._identity = callbacks_identity(spec, code_folder)
         strategy = state.accelerator.strategy
-        self._callbacks = begin_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
-        self._fresh = [remembered(callback) for callback in self._callbacks]
-        # The last one, where an epoch ends with an evaluation; None where the state does not say.
+        self._callbacks = start_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+        self._fresh = [callback_state(callback) for callback in self._callbacks]
+        # Metrics of the newest row, in a run whose epochs end with an evaluation; None if the state has none.
         self._row: dict[str, float] | None = None
 
     def recall(self) -> None:
-        """Remember what the state in memory holds, which has just been restored; begin anew if that is nothing."""
-        held = self._memory.read()
-        if held.get("of") != self._identity:
-            held = {"memories": self._fresh, "row": held.get("row"), "ended": None}
-        self._row, self.ended = held["row"], held["ended"]
+        """Restore the callbacks' state from the train state; keep the initial one if there is none."""
+        value = self._host_state.read()
+        if value.get("of") != self._identity:
+            value = {"memories": self._fresh, "row": value.get("row"), "ended": None}
+        self._row, self.ended = value["row"], value["ended"]
         self._state.model.stop_training = False
-        for callback, memory, fresh in zip(self._callbacks, held["memories"], self._fresh, strict=True):
-            give_back(callback, memory, fresh=fresh)
+        for callback, memory, fresh in zip(self._callbacks, value["memories"], self._fresh, strict=True):
+            restore_callback_state(callback, memory, initial=fresh)
 
     def begin(self, log: RunLog, start: CheckpointRef) -> bool:
-        """What is due where training begins from `start`, which the state in memory is; whether anything was.
+        """Call the callbacks if they are due at `start`, where training begins; the state in memory is that of `start`.
+
+        Returns:
+            Whether they were due.
 
         Raises:
-            RunLogError: `start` was to be evaluated, and the log does not say so.
+            RunLogError: callbacks need the evaluation of `start`, and the log has none.
             ModelError: a callback raised.
         """
         if start.step == 0:
@@ -67,9 +70,9 @@ class Callbacks:
             head = log.require_head()
             evaluation = evaluation_of(log, head, start.path)
             if evaluation is None:
-                raise RunLogError(f"{log.home.uri}/{start.path} has not been evaluated, and callbacks act on that")
+                raise RunLogError(f"{log.home.uri}/{start.path} has not been evaluated, and callbacks need its metrics")
             validation = {f"val_{name}": value for name, value in evaluation.metrics.items()}
-            if self._row is None:  # begun without callbacks
+            if self._row is None:  # the run had no callbacks before
                 self._row = next((row.metrics for row in recent_rows(log, head, 1)), {})
             self._end_epoch(start.step, {**self._row, **validation})
         else:
@@ -78,7 +81,7 @@ class Callbacks:
         return True
 
     def take_row(self, row: MetricRow) -> None:
-        """A row has just been read, at an absolute step.
+        """Call the callbacks if they are due at a row that has just been read.
 
         Raises:
             ModelError: a callback raised.
@@ -99,11 +102,11 @@ class Callbacks:
         model = self._state.model
         with self._state.accelerator.strategy.scope():
             for callback in self._callbacks:
-                call(callback, hook, epoch, logs, reference=self._reference)
+                call_hook(callback, hook, epoch, logs, reference=self._reference)
                 if model.stop_training and self.ended is None:
                     self.ended = f"{type(callback).__name__} set model.stop_training in {hook} of epoch {epoch}"
 
     def _keep(self) -> None:
-        memories: list[Any] = [remembered(callback) for callback in self._callbacks]
-        held = {"of": self._identity, "memories": memories, "row": self._row, "ended": self.ended}
-        self._memory.write(held)
+        memories: list[Any] = [callback_state(callback) for callback in self._callbacks]
+        value = {"of": self._identity, "memories": memories, "row": self._row, "ended": self.ended}
+        self._host_state.write(value)

@@ -1,7 +1,7 @@
-"""A fingerprint of the traced step, so that a process that traced another one is noticed.
+"""A fingerprint of the traced step; it shows that another process traced another step.
 
-Python code in a model runs while its step is traced. What it reads then, such as the time, a counter or a file, becomes
-part of the step: a process that goes on with the run can trace another one, and nothing fails.
+Python code in a model runs while its step is traced. Values that it reads, such as the time, a counter or a file,
+become part of the step. So a process that resumes the run may trace another step without an error.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from tasks.foundation.contracts.segment import TracedStep
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Note, Sink
 
-# Names and counters of a process, and what only placement and debugging read.
+# Attributes with names and counters of a process, and those that only placement and debugging use.
 _NOT_COMPUTED = frozenset(
     {
         "_class",
@@ -33,19 +33,19 @@ _NOT_COMPUTED = frozenset(
 )
 _NUMBER = re.compile(rb"\d+")
 _DIGITS = 32
-# How far back the log is read for a commit of another process.
-_ENTRIES = 16
+# Number of log entries to read back for a commit of another process.
+_MAX_ENTRIES = 16
 
 
 def traced_step(function: Any, *, environment: Environment, identity: dict[str, Any]) -> TracedStep:
-    """The fingerprint of a concrete function, and the digest of what it was traced for.
+    """Compute the fingerprint of a concrete function, and a digest of the environment and identity it was traced for.
 
     Args:
         function: the traced loop.
-        environment: of this process.
-        identity: of the run, as its log records it.
+        environment: this process's.
+        identity: the run's, as in its log.
     """
-    # Thread counts are of no account to tracing.
+    # Thread counts do not influence tracing.
     kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads"})
     circumstances = json.dumps([kept, identity], sort_keys=True, default=str).encode()
     return TracedStep(
@@ -55,25 +55,25 @@ def traced_step(function: Any, *, environment: Environment, identity: dict[str, 
 
 
 def fingerprint(graph: Any) -> str:
-    """Sha256 of what a `GraphDef` computes: two processes that trace the same code get the same one.
+    """The sha256 of what a `GraphDef` computes; equal in two processes that trace the same code.
 
-    Functions and nodes count by what they do and by their places, not by their names, since these hold counters of the
-    process.
+    Functions and nodes are identified by operation and position. Their names are ignored, because these contain
+    counters of the process.
     """
     library = {each.signature.name: each for each in graph.library.function}
     return _Digests(library).of_nodes(graph.node, arguments=(), results=())[:_DIGITS]
 
 
-def note_another_step(log: RunLog, number: int, traced: TracedStep, *, telemetry: Sink) -> None:
-    """Say so if the newest commit with a fingerprint for the same circumstances has another one.
+def warn_if_step_differs(log: RunLog, number: int, traced: TracedStep, *, telemetry: Sink) -> None:
+    """Warn if the newest commit with the same environment and identity was trained with another step.
 
     Args:
         log: the run's.
-        number: the entry to begin with, which is read back from.
-        traced: by this process.
-        telemetry: is told.
+        number: the log entry to start with, reading backwards.
+        traced: the step that this process traced.
+        telemetry: receives the warning.
     """
-    for earlier in range(number, max(number - _ENTRIES, -1), -1):
+    for earlier in range(number, max(number - _MAX_ENTRIES, -1), -1):
         body = log.entry(earlier).body
         if not isinstance(body, Commit) or body.traced is None:
             continue
@@ -93,28 +93,28 @@ def note_another_step(log: RunLog, number: int, traced: TracedStep, *, telemetry
 
 
 class _Digests:
-    """Of functions, each worked out once."""
+    """Digests of the functions of a graph; each is computed once."""
 
     def __init__(self, library: dict[str, Any]) -> None:
         self._library = library
         self._known: dict[str, str] = {}
 
     def of_nodes(self, nodes: Sequence[Any], *, arguments: Iterable[str], results: Iterable[str]) -> str:
-        """Of a body: its nodes in their order, with their inputs by place, then what it returns."""
-        places = {name: f"a{index}" for index, name in enumerate(arguments)}
-        places |= {node.name: f"n{index}" for index, node in enumerate(nodes)}
+        """Digest of a body: its nodes in order, with their inputs by position, then its results."""
+        positions = {name: f"a{index}" for index, name in enumerate(arguments)}
+        positions |= {node.name: f"n{index}" for index, node in enumerate(nodes)}
         digest = hashlib.sha256()
         for node in nodes:
             op = self._function(node.op) if node.op in self._library else node.op
             digest.update(f"\n{op} {_device(node.device)}".encode())
-            # What a node waits for has no order.
-            reads = [_placed(read, places) for read in node.input]
+            # Control inputs have no order.
+            reads = [_by_position(read, positions) for read in node.input]
             waits = sorted(read for read in reads if read.startswith("^"))
             digest.update(" ".join([*(read for read in reads if not read.startswith("^")), *waits]).encode())
             for key in sorted(node.attr):
                 if key not in _NOT_COMPUTED:
                     digest.update(f"\n{key}=".encode() + self._value(node.attr[key]))
-        digest.update("\n".join(_placed(each, places) for each in results).encode())
+        digest.update("\n".join(_by_position(each, positions) for each in results).encode())
         return digest.hexdigest()
 
     def _function(self, name: str) -> str:
@@ -136,18 +136,18 @@ class _Digests:
         if value.HasField("list") and value.list.func:
             return " ".join(self._function(each.name) for each in value.list.func).encode()
         if value.HasField("tensor") and value.tensor.dtype == tf.string.as_datatype_enum:
-            # Texts of assertions name nodes.
+            # Assertion messages contain node names.
             return b" ".join(_NUMBER.sub(b"#", text) for text in value.tensor.string_val)
         return bytes(value.SerializeToString(deterministic=True))
 
 
-def _placed(read: str, places: dict[str, str]) -> str:
-    """An input, such as `a/b:1`, `^a/b`, or `a/b:output:0` within a function, by its place."""
+def _by_position(read: str, positions: dict[str, str]) -> str:
+    """An input, such as `a/b:1`, `^a/b`, or `a/b:output:0` in a function, by the position of its node."""
     mark = "^" if read.startswith("^") else ""
     name, colon, output = read.removeprefix("^").partition(":")
-    return f"{mark}{places.get(name, '?')}{colon}{output}"
+    return f"{mark}{positions.get(name, '?')}{colon}{output}"
 
 
 def _device(name: str) -> str:
-    """Without the part that tells processes of a cluster apart."""
+    """A device name without the part that identifies the process."""
     return name[name.find("/device:") :] if "/device:" in name else ""

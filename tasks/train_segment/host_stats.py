@@ -1,4 +1,4 @@
-"""What each host did between two commits, so that one that lags behind is seen."""
+"""Statistics of each host between two commits; they show a slow host."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from tasks.foundation.telemetry.measurements import measured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerLoop:
-    """How one inner loop went on this host.
+    """What one inner loop did on this host.
 
     Attributes:
-        steps: that it took.
-        input_wait_seconds: in which it waited for the next batch.
-        losses: of each replica of this host, since metrics were last reset; empty if the step tells none.
+        steps: number of steps.
+        input_wait_seconds: seconds that it waited for batches.
+        losses: of each replica of this host, since metrics were last reset; empty if the step returns none.
     """
 
     steps: int
@@ -24,7 +24,7 @@ class InnerLoop:
 
 
 class HostStats:
-    """Adds up this host's inner loops."""
+    """Sums over this host's inner loops."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -33,25 +33,25 @@ class HostStats:
         self._losses: tuple[float, ...] = ()
 
     def add(self, loop: InnerLoop, seconds: float) -> None:
-        """Count an inner loop that took so many seconds, waiting for input included."""
+        """Add an inner loop that took `seconds`, including the wait for input."""
         self._steps += loop.steps
         self._train_seconds += seconds
         self._input_wait_seconds += min(loop.input_wait_seconds, seconds)
         self._losses = loop.losses
 
-    def of_all_hosts(
+    def gather_from_hosts(
         self, accelerator: Accelerator, global_batch_size: int, *, telemetry: Sink
     ) -> tuple[WorkerStats, ...]:
-        """What all hosts did, in their order; empty where a value of any host is not valid.
+        """The statistics of all hosts, in their order; empty if a value of any host is invalid.
 
-        Each host calls it, at the same step.
+        This is a collective: all hosts call it at the same step.
         """
         if not self._steps:
             return ()
         numbers = [self._steps, self._train_seconds, self._input_wait_seconds, *self._losses]
         local_replicas = accelerator.replicas // accelerator.hosts
         examples_per_step = global_batch_size // accelerator.hosts
-        told = accelerator.of_all_hosts(numbers).tolist()
+        of_hosts = accelerator.gather_from_hosts(numbers).tolist()
 
         def build() -> tuple[WorkerStats, ...]:
             return tuple(
@@ -64,7 +64,7 @@ class HostStats:
                     input_wait_seconds=wait,
                     losses=tuple(losses),
                 )
-                for host, (steps, train, wait, *losses) in enumerate(told)
+                for host, (steps, train, wait, *losses) in enumerate(of_hosts)
             )
 
         return measured(build, (), what="statistics of the hosts", telemetry=telemetry)

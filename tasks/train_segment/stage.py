@@ -1,155 +1,134 @@
-"""The stage train-segment: committed checkpoint -> staged checkpoint."""
+"""The stage train-segment: trains from a committed checkpoint and stages the next one."""
 
 import math
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
-from tasks.foundation.accelerator.strategy import Accelerator, acquire
-from tasks.foundation.checkpoint.commit_staged import commit_staged
-from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.checkpoint.save import Saver
 from tasks.foundation.contracts.schedule import next_multiple
 from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.model.train_step import once_training_has_begun
+from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place
 from tasks.foundation.stops.agreement import agreed_stop
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.deadline import LEAVING
-from tasks.foundation.telemetry.events import Sink, Training
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.telemetry.events import Training
 from tasks.foundation.telemetry.measurements import seconds_between
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
-from tasks.train_segment.commit_interval import CommitInterval, CommitStaged
+from tasks.train_segment.commit_interval import CommitInterval
 from tasks.train_segment.loop import steps_within
 from tasks.train_segment.loop_decision import LoopDecision
 from tasks.train_segment.trainer import Recipe, Trainer
+from tasks.train_segment.warm_trainer import WARM_TRAINER
 
-# The longest that an inner loop may last, in seconds: the progress bar moves.
+# An inner loop is not longer than this, so that the progress bar moves.
 _INNER_LOOP_SECONDS = 1.0
 
-# The warm trainer of this process; empty after any exception.
-_warm: list[Trainer] = []
 
+def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
+    """Train from `request.start` to the absolute step `request.until_step`, and stage the state there.
 
-def train_segment(
-    request: SegmentRequest,
-    *,
-    code_folder: Path,
-    storage: Storage,
-    recorded: Environment,
-    telemetry: Sink,
-    clock: Callable[[], float] = time.monotonic,
-    land: CommitStaged = commit_staged,
-) -> SegmentResult:
-    """Train from `request.start` to the absolute step `request.until_step`, and stage what was reached.
-
-    Asked to stop (by a signal, the metadata server or the time budget), it ends the inner loop, commits what was
-    trained if that fits into the grace period, and returns with the reason; what a signal's handler raised meanwhile is
-    raised then. Model, loop and data live in the thread that `run_uninterrupted` keeps for such work. Where the start
-    is the end, callbacks act on its evaluation, and nothing is trained or staged.
+    After a request to stop (a signal, a notice of the metadata server, the time budget), it ends the inner loop,
+    commits the trained steps if the grace period is long enough, and returns with the reason. An exception of a signal
+    handler is raised after that. Model, loop and data belong to the work thread of `run_uninterrupted`. If start and
+    end are the same step, callbacks are called with its evaluation, and nothing is trained or staged.
 
     Args:
-        request: where to start and where to stop.
-        code_folder: the run file's folder.
-        storage: the storage root.
-        recorded: the run's environment, for its thread counts.
-        telemetry: is told of progress.
-        clock: seconds, never going back.
-        land: makes a staged checkpoint the tip, for commits inside a long segment and on a stop.
+        call: the request, which says where to start and where to end, and the run's environment.
+        place: where the run's home and the user's code are.
+
+    Returns:
+        The work since the last commit; nothing is staged after a stop, a rewind or a finish.
 
     Raises:
-        DamagedCheckpoint: the checkpoint to start from is not what the log says.
+        DamagedCheckpoint: the checkpoint to start from differs from the log.
         ModelError: the user's model cannot be trained, or its callbacks fail before the first step.
         StepFailed: a step or a callback failed.
-        BlowUp: the loss ran away, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
-        StaleWriter: another writer moved the tip, before a commit inside the segment.
+        BlowUp: the loss blew up, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
+        StaleWriter: another writer moved the tip before a commit in the segment's middle.
     """
-
-    def work(stops: Stops) -> SegmentResult:
-        interval = CommitInterval(request, storage.at(request.spec.run), telemetry=telemetry, clock=clock, land=land)
-        stops.at_stake = False
-        interval.spends("build")
-        accelerator = acquire(request.spec.accelerator, recorded, deterministic=request.spec.train.deterministic)
-        recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=code_folder)
-        trainer = _take_trainer(recipe, storage, accelerator)
-        for prepare in (_restore, _compile):
-            stop = agreed_stop(stops, accelerator)
-            if stop is not None:
-                return interval.result(None, stop)
-            prepare(trainer, request, interval, telemetry)
-        stops.at_stake = True
-        interval.spends("train")
-        try:
-            # Before the first step, what callbacks do is a matter of the run file.
-            with nullcontext() if interval.start.step == 0 else once_training_has_begun():
-                ended = trainer.begin(interval.home, interval.start)
-            if ended is not None:
-                result = interval.finish(ended, accelerator)
-            elif request.until_step == interval.start.step:
-                result = interval.result(None, "finished")
-            else:
-                with once_training_has_begun():
-                    result = _train(trainer, request, interval, stops, telemetry=telemetry, clock=clock)
-        except BlowUp as fault:
-            if request.spec.train.on_blowup == "stop":
-                raise
-            result = interval.rewind(fault, accelerator)
-        _warm.append(trainer)
-        return result
-
-    return run_uninterrupted(work, request.spec.stop, within_seconds=request.stop_within_seconds, telemetry=telemetry)
+    request = call.request
+    return run_uninterrupted(
+        lambda stops: _run(call, place, stops),
+        request.spec.stop,
+        within_seconds=request.stop_within_seconds,
+        telemetry=place.telemetry,
+    )
 
 
 def forget_trainer() -> None:
     """Drop the warm trainer, so that the next segment restores from storage."""
-    _warm.clear()
+    WARM_TRAINER.forget()
 
 
-def _restore(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, _telemetry: Sink) -> None:
-    interval.spends("restore")
-    trainer.restore(interval.home, request.start)
+def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
+    request = call.request
+    saver = Saver(home=place.home, spec=request.spec, telemetry=place.telemetry)
+    interval = CommitInterval(request, saver, telemetry=place.telemetry, clock=place.clock)
+    stops.unsaved_work = False
+    interval.begin_cause("build")
+    accelerator = acquire(request.spec.accelerator, call.recorded, deterministic=request.spec.train.deterministic)
+    recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=place.code_folder)
+    trainer = WARM_TRAINER.take(recipe, storage=place.root, accelerator=accelerator)
+    for prepare in (_restore, _compile):
+        stop = agreed_stop(stops, accelerator)
+        if stop is not None:
+            return interval.result(None, stop)
+        prepare(trainer, request, interval, place)
+    stops.unsaved_work = True
+    interval.begin_cause("train")
+    try:
+        # An error of a callback before the first step is an error in the run file, not in a step.
+        with nullcontext() if interval.start.step == 0 else invalid_input_as_step_failed():
+            ended = trainer.begin(place.home, interval.start)
+        if ended is not None:
+            result = interval.finish(ended, accelerator)
+        elif request.until_step == interval.start.step:
+            result = interval.result(None, "finished")
+        else:
+            with invalid_input_as_step_failed():
+                result = _train(trainer, request, interval, stops, place)
+    except BlowUp as fault:
+        if request.spec.train.on_blowup == "stop":
+            raise
+        result = interval.rewind(fault, accelerator)
+    WARM_TRAINER.keep(trainer)
+    return result
+
+
+def _restore(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, place: Place) -> None:
+    interval.begin_cause("restore")
+    trainer.restore(place.home, request.start)
     trainer.seek(request.start.step + request.skipped_batches)
 
 
-def _compile(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, telemetry: Sink) -> None:
-    interval.spends("compile")
-    trainer.compile(RunLog(interval.home), request.base, telemetry)
-
-
-def _take_trainer(recipe: Recipe, storage: Storage, accelerator: Accelerator) -> Trainer:
-    """The warm trainer if it fits, else a new one. Taken out: only a segment that ends well puts it back."""
-    kept = _warm.pop() if _warm else None
-    if kept is not None and kept.recipe == recipe and kept.accelerator is accelerator:
-        return kept
-    return Trainer(recipe, storage=storage, accelerator=accelerator)
+def _compile(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, place: Place) -> None:
+    interval.begin_cause("compile")
+    trainer.compile(RunLog(place.home), request.base, place.telemetry)
 
 
 def _train(
-    trainer: Trainer,
-    request: SegmentRequest,
-    interval: CommitInterval,
-    stops: Stops,
-    *,
-    telemetry: Sink,
-    clock: Callable[[], float],
+    trainer: Trainer, request: SegmentRequest, interval: CommitInterval, stops: Stops, place: Place
 ) -> SegmentResult:
-    """Inner loops up to the segment's end; each ends at every absolute step that matters."""
-    train = request.spec.train
+    """Run inner loops up to the segment's end. Each ends at every absolute step where something is due."""
+    train, clock = request.spec.train, place.clock
     began = clock()
-    # Half of the promise, since the speed of the last inner loop is no promise for the next.
+    # Half of the promised response time, because the next inner loop may be slower than the last.
     longest = min(_INNER_LOOP_SECONDS, request.spec.stop.answer_seconds / 2)
     steps_per_second = 0.0
-    watch = _loss_watch(request, interval.home)
+    watch = _loss_watch(request, place)
     reason: BorderReason = "segment_end"
     while trainer.state.step < request.until_step:
         step = trainer.state.step
         end = min(request.until_step, next_multiple(train.log_every_steps, step))
-        turn = LoopDecision(
-            stop=None if stops.asked is None else stops.asked.reason,
+        stop = stops.requested
+        decision = LoopDecision(
+            stop=None if stop is None else stop.reason,
             grace_left=stops.grace_left(),
             segment_is_over=train.segment_seconds is not None
             and clock() - began >= train.segment_seconds
@@ -157,30 +136,30 @@ def _train(
             commit_is_due=interval.commit_is_due(step),
             steps=min(end - step, steps_within(longest, steps_per_second)),
         ).agreed(trainer.accelerator)
-        if turn.stop is not None:
-            if math.isfinite(turn.grace_left):
-                LEAVING.bind(turn.grace_left)  # the notice may be another host's
+        if decision.stop is not None:
+            if math.isfinite(decision.grace_left):
+                PROCESS_DEADLINE.start(decision.grace_left)  # the notice may be for another host
             if step > interval.start.step:
-                interval.commit_if_it_fits(trainer, turn.stop, grace_left=turn.grace_left)
-            return interval.result(None, turn.stop)
-        if turn.segment_is_over:
+                interval.commit_if_it_fits(trainer, decision.stop, grace_left=decision.grace_left)
+            return interval.result(None, decision.stop)
+        if decision.segment_is_over:
             reason = "segment_seconds"
             break
-        if turn.commit_is_due:
+        if decision.commit_is_due:
             interval.commit(trainer, "interval")
-            interval.spends("train")
+            interval.begin_cause("train")
         inner_began = clock()
-        inner = trainer.run(turn.steps, segment=request.number)
+        inner = trainer.run(decision.steps, segment=request.number)
         inner_seconds = seconds_between(inner_began, clock())
-        interval.ran(inner, inner_seconds)
-        steps_per_second = turn.steps / max(inner_seconds, 1e-9)
+        interval.add_inner_loop(inner, inner_seconds)
+        steps_per_second = decision.steps / max(inner_seconds, 1e-9)
         if trainer.state.step % train.log_every_steps == 0:
             row = trainer.read_metrics()
-            watch.look_at(row)
+            watch.check(row)
             interval.log(row)
             if trainer.take_row(row):
-                break  # what comes next begins from here, and says so in the log
-        telemetry.emit(
+                break  # the next segment starts here, and logs that the run is finished
+        place.telemetry.emit(
             Training(
                 step=trainer.state.step,
                 target=train.steps,
@@ -192,9 +171,9 @@ def _train(
     return interval.result(interval.stage(trainer), reason)
 
 
-def _loss_watch(request: SegmentRequest, home: Storage) -> LossWatch:
+def _loss_watch(request: SegmentRequest, place: Place) -> LossWatch:
     factor = request.spec.train.blowup_factor
     if factor is None:
         return LossWatch(None)
-    log = RunLog(home)
+    log = RunLog(place.home)
     return LossWatch(factor, recent_rows(log, log.entry(request.base).head, MEDIAN_ROWS))

@@ -1,4 +1,4 @@
-"""The warm trainer: model, compiled loop, data and state of one process, kept between its segments."""
+"""The trainer: model, compiled loop, data and state of one process."""
 
 import math
 from dataclasses import dataclass
@@ -11,34 +11,35 @@ import tensorflow as tf
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.accelerator.tpu_padding import padding, padding_words
+from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow, TracedStep
-from tasks.foundation.dataset.class_weight import weighed, weighed_dataset
+from tasks.foundation.dataset.class_weight import apply_class_weight, map_class_weight
 from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
-from tasks.foundation.dataset.reading_errors import reading_failures
+from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.messages import listed
-from tasks.foundation.model.build import unused_settings
-from tasks.foundation.model.gradient_accumulation import tells_a_mask
-from tasks.foundation.model.keras_steps import hints_about
+from tasks.foundation.model.build import ignored_compile_settings
+from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
+from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.train_step import step_failures, step_of, trace_step
-from tasks.foundation.model.variable_placement import kernel_shapes, placement_words
+from tasks.foundation.model.train_step import build_train_step, op_errors_as_model_error, trace_train_step
+from tasks.foundation.model.variable_placement import describe_placement, kernel_shapes
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.events import Note, Sink, StatefulOperations
 from tasks.train_segment.callback_schedule import Callbacks
-from tasks.train_segment.fingerprint import note_another_step, traced_step
+from tasks.train_segment.fingerprint import traced_step, warn_if_step_differs
 from tasks.train_segment.host_stats import InnerLoop
-from tasks.train_segment.loop import NOT_FOUND, make_loop, may_differ_words
+from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings, stateful_operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a trainer is made from; equal recipes may share one."""
+    """What a trainer is built from. Equal recipes give equal trainers."""
 
     spec: RunSpec
     dataset: DatasetRef
@@ -46,7 +47,16 @@ class Recipe:
 
 
 class Trainer:
-    """Trains from one state to the next. Dropped after any exception: its state is then in doubt."""
+    """Trains from one state to the next. After an exception its state is unknown, and it must not be used again.
+
+    Attributes:
+        recipe: what it was built from.
+        accelerator: the process's.
+        state: the train state.
+        callbacks: of the user; None if the run file names none.
+        staging_seconds: duration of the last staging; decides whether a commit fits into a grace period.
+        traced: the step as it was traced; None until `compile`.
+    """
 
     def __init__(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> None:
         spec = recipe.spec
@@ -56,13 +66,15 @@ class Trainer:
         self._per_replica = per_replica_batch_size(
             spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate
         )
-        batch = weighed(zero_batch(load_manifest(storage, recipe.dataset), self._per_replica), spec.train.class_weight)
+        batch = apply_class_weight(
+            zero_batch(load_manifest(storage, recipe.dataset), self._per_replica), spec.train.class_weight
+        )
         self.state: TrainState = build_train_state(
             spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch, training=True
         )
-        # Before anything is restored: Keras's callbacks forget in on_train_begin what they remember.
+        # Before any restore, because Keras's callbacks reset their state in on_train_begin.
         self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
-        step = step_of(
+        step = build_train_step(
             self.state.model,
             batch,
             spec.train.accumulate,
@@ -70,48 +82,49 @@ class Trainer:
             accelerator=accelerator,
             returned=self.state.returned,
         )
-        self._hints = partial(hints_about, self.state.model, batch)
-        self._masked = spec.train.accumulate > 1 and tells_a_mask(self.state.model, batch)
+        self._hints = partial(tracing_hints, self.state.model, batch)
+        self._masked = spec.train.accumulate > 1 and outputs_keras_mask(self.state.model, batch)
         self._loop = make_loop(step, accelerator)
-        # How long the last staging took; known costs decide whether a commit fits into a grace period.
         self.staging_seconds: float | None = None
         self._restored: str | None = None
         self._iterator: Any = None
         self._next_batch: int | None = None
-        # The step as it was traced, once it is.
         self.traced: TracedStep | None = None
 
     def restore(self, home: Storage, ref: CheckpointRef) -> bool:
-        """Have the state of `ref` in memory, on every host; False if it was there already."""
-        mine = self._restored in {ref.path, ref.state_digest} and self.state.step == ref.step
-        if self.accelerator.all_agree(mine):
+        """Restore a checkpoint on every host. Returns False, and reads nothing, if its state is in memory already."""
+        in_memory = self._restored in {ref.path, ref.state_digest} and self.state.step == ref.step
+        if self.accelerator.all_agree(in_memory):
             return False
-        self.state.restore(home, ref)
+        restore_checkpoint(self.state, home, ref)
         if self.callbacks is not None:
             self.callbacks.recall()
         self._restored = ref.path
         return True
 
     def begin(self, home: Storage, start: CheckpointRef) -> str | None:
-        """Let callbacks act where they are due at the checkpoint that is in memory; why they end the run, if they do.
+        """Call the callbacks that are due at the checkpoint in memory.
+
+        Returns:
+            Why they end the run; None if they do not.
 
         Raises:
             ModelError: a callback raised.
         """
         if self.callbacks is None:
             return None
-        # The state is then no longer the checkpoint's: begun from there again, it has to be restored.
+        # Callbacks change the state, so another start from this checkpoint must restore it.
         self._restored = None
         if not self.callbacks.begin(RunLog(home), start):
             self._restored = start.path
         return self._agreed_end(self.callbacks)
 
     def holds(self, ref: CheckpointRef | None) -> None:
-        """The state in memory has just been staged as `ref`; None on a host whose chief has staged it."""
+        """Note that the state in memory was staged as `ref`; None on hosts other than the chief."""
         self._restored = self.state.digest() if ref is None else ref.path
 
     def seek(self, batch: int) -> None:
-        """Have the data stream at a batch index; costs nothing if it is there already."""
+        """Move the data stream to a batch index. Does nothing if it is there already."""
         if self._next_batch == batch:
             return
         spec = self.recipe.spec
@@ -128,7 +141,7 @@ class Trainer:
                 hosts=context.num_input_pipelines,
                 local_replicas=self.accelerator.replicas // context.num_input_pipelines,
             )
-            return weighed_dataset(dataset, spec.train.class_weight)
+            return map_class_weight(dataset, spec.train.class_weight)
 
         self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
         self._next_batch = batch
@@ -137,9 +150,9 @@ class Trainer:
         """Trace the loop, and refuse a model with state that would not be saved.
 
         Args:
-            log: the run's, which may hold what another process has traced.
-            base: the entry that training starts from.
-            telemetry: is told of what a resumed run may lose.
+            log: the run's; it may have the fingerprint of a step that another process traced.
+            base: number of the log entry that training starts from.
+            telemetry: receives warnings about what can make a resumed run differ.
 
         Raises:
             ModelError: the step cannot be traced, or uses a variable that is not in the tree.
@@ -148,10 +161,15 @@ class Trainer:
             return
         reference = self.recipe.spec.model.build
         arguments = (self._iterator, tf.constant(1, tf.int64))
-        function = trace_step(self._loop, arguments, leaves=self.state.leaves, reference=reference, hints=self._hints)
-        for words in may_differ_words(function, intra_op_threads=self.accelerator.environment.intra_op_threads):
+        function = trace_train_step(
+            self._loop, arguments, leaves=self.state.leaves, reference=reference, hints=self._hints
+        )
+        for words in nondeterminism_warnings(function, intra_op_threads=self.accelerator.environment.intra_op_threads):
             telemetry.emit(Note(text=f"{reference}: {words}", warning=True))
-        unused = unused_settings(self.state.model)
+        operations = stateful_operations(function)
+        if operations:
+            telemetry.emit(StatefulOperations(reference=reference, operations=operations))
+        unused = ignored_compile_settings(self.state.model)
         if unused:
             text = f"{reference}: compiled with {unused}, which is not used: steps run inside one compiled loop"
             telemetry.emit(Note(text=text))
@@ -173,27 +191,37 @@ class Trainer:
                 )
             )
         if self.accelerator.kind != "cpu":
-            telemetry.emit(Note(text=placement_words(leaf.variable for leaf in self.state.leaves)))
+            telemetry.emit(Note(text=describe_placement(leaf.variable for leaf in self.state.leaves)))
         filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
         if words := padding_words(filled_up, kind=self.accelerator.kind):
             telemetry.emit(Note(text=words, warning=True))
         head = log.entry(base).head
         self.traced = traced_step(function, environment=self.accelerator.environment, identity=head.identity)
         if self.accelerator.is_chief:
-            note_another_step(log, base, self.traced, telemetry=telemetry)
+            warn_if_step_differs(log, base, self.traced, telemetry=telemetry)
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:
-        """Train `steps` steps, and tell how it went on this host.
+        """Train `steps` steps.
+
+        Args:
+            steps: number of steps.
+            segment: number of the segment, for messages.
+
+        Returns:
+            What the loop did on this host.
 
         Raises:
-            ModelError: an operation of the step failed; names the steps that it was one of.
-            NonFinite: the loss stopped being finite; names the step.
+            ModelError: an operation of the step failed; names the range of steps.
+            NonFinite: the loss is NaN or infinite; names the step.
         """
         before = self.state.step
-        # In doubt until the steps are done.
+        # Unknown until the steps are done.
         self._restored, batch, self._next_batch = None, self._next_batch, None
         where = f"between step {before} and step {before + steps}, in segment {segment}"
-        with step_failures(f"{self.recipe.spec.model.build}: train_step failed {where}"), reading_failures():
+        with (
+            op_errors_as_model_error(f"{self.recipe.spec.model.build}: train_step failed {where}"),
+            original_read_errors(),
+        ):
             bad, waited, of_replicas = self._loop(self._iterator, tf.constant(steps, tf.int64))
             first_bad, waited, losses = int(bad.numpy()), float(waited.numpy()), of_replicas.numpy().tolist()
         if first_bad != NOT_FOUND:
@@ -204,16 +232,19 @@ class Trainer:
             )
         self.state.step = before + steps
         self._next_batch = None if batch is None else batch + steps
-        told = tuple(losses) if all(map(math.isfinite, losses)) else ()
-        return InnerLoop(steps=steps, input_wait_seconds=waited, losses=told)
+        finite = tuple(losses) if all(map(math.isfinite, losses)) else ()
+        return InnerLoop(steps=steps, input_wait_seconds=waited, losses=finite)
 
     def read_metrics(self) -> MetricRow:
-        """Metrics since the row before, which are reset: call at absolute steps only."""
+        """Read the metrics since the last row, and reset them. Call it at absolute steps only."""
         metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
         return MetricRow(step=self.state.step, metrics=metrics)
 
     def take_row(self, row: MetricRow) -> bool:
-        """Let callbacks act on a row that has just been read; whether they end the run here.
+        """Call the callbacks that are due at a row that has just been read.
+
+        Returns:
+            Whether they end the run here.
 
         Raises:
             ModelError: a callback raised.
@@ -224,7 +255,7 @@ class Trainer:
         return self._agreed_end(self.callbacks) is not None
 
     def _agreed_end(self, callbacks: Callbacks) -> str | None:
-        """Why the chief's callbacks end the run; those of other hosts may look at clocks or files of their own."""
-        if not self.accelerator.of_chief(callbacks.ended is not None):
+        """Why the chief's callbacks end the run. Callbacks of other hosts may depend on local clocks or files."""
+        if not self.accelerator.broadcast_from_chief(callbacks.ended is not None):
             return None
         return callbacks.ended or "the chief's callbacks set model.stop_training"

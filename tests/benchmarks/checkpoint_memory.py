@@ -1,9 +1,9 @@
-"""Peak memory of a process while a checkpoint of 1 GB goes up to gs:// and comes back.
+"""Peak memory of a process that uploads a checkpoint of 1 GB to gs:// and downloads it.
 
 `python -m tests.benchmarks.checkpoint_memory [--megabytes 1024]`
 
-The server is a process of its own. What is told is how far the resident memory rose above what the process had when it
-began to stage, or to restore; the state itself is in memory before.
+The server is another process. The figures are the rise of resident memory above its value when staging, or restoring,
+began; the state itself is already in memory then.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from pathlib import Path
 os.environ.setdefault("NO_GCE_CHECK", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests.fakes.gcs.fake_gcs import fake_gcs_process
+from tests.fakes.gcs.server import fake_gcs_process
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident(key: str) -> int:
-    """Bytes: VmRSS now, VmHWM at most since `forget`."""
+    """Resident memory in bytes: VmRSS now, VmHWM the peak since `forget`."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(key))
     return int(line.split()[1]) << 10
 
@@ -39,6 +39,8 @@ def main() -> None:
     import keras
 
     from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.checkpoint.restore import restore_checkpoint
+    from tasks.foundation.checkpoint.save import stage_checkpoint
     from tasks.foundation.contracts.log_entry import Origin
     from tasks.foundation.contracts.placement import AcceleratorSpec
     from tasks.foundation.runlog.log import RunLog
@@ -56,10 +58,10 @@ def main() -> None:
         home = open_storage("gs://bucket/run", relative_to=Path.cwd())
         RunLog(home).append(lambda _: Origin(identity={}, environment=accelerator.environment), attempt="a")
         before = forget()
-        ref = state.stage(home, base=0, attempt="a")
+        ref = stage_checkpoint(state, home, base=0, attempt="a")
         up = resident("VmHWM") - before
         before = forget()
-        state.restore(home, ref)
+        restore_checkpoint(state, home, ref)
         down = resident("VmHWM") - before
     sys.stdout.write(f"checkpoint {ref.size >> 20} MiB: staging rose {up >> 20} MiB, restoring {down >> 20} MiB\n")
 

@@ -1,10 +1,10 @@
-"""Upload and download of 8 files of 64 MB side by side: Baton's gs:// against google-cloud-storage's transfer_manager.
+"""Parallel upload and download of 8 files of 64 MB: Baton against google-cloud-storage's transfer_manager.
 
 `python -m tests.benchmarks.cloud_transfers [--rounds 5] [--files 8] [--megabytes 64]`
 
-Both against the same fake server in a process of its own, in turns within one run; the ratios are theirs to ours, so
-above 1 Baton is the faster one. transfer_manager is measured with its processes and with threads, and the better of
-the two counts. The server computes no md5: that would be most of the time, and is the same for all.
+Both use the same fake server in another process, in turns. The ratios are its time over Baton's, so above 1 Baton is
+faster. transfer_manager runs with processes and with threads, and the better counts. The server computes no md5, which
+would take most of the time for both.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 os.environ.setdefault("NO_GCE_CHECK", "true")
 warnings.simplefilter("ignore")
 
-from tests.fakes.gcs.fake_gcs import fake_gcs_process  # noqa: E402 - its folder is on the path now
+from tests.fakes.gcs.server import fake_gcs_process  # noqa: E402
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -47,25 +47,25 @@ def main() -> None:
         for round_ in range(options.rounds + 1):
             ours, theirs = _ours(folder, out, names), _theirs(server.url, folder, out, names)
             if round_ == 0:
-                continue  # connections, imports
-            for way, pair in zip(ratios, zip(ours, theirs, strict=True), strict=True):
-                ratios[way].append(pair[1] / pair[0])
-            told = (f"{a:.2f} s against {b:.2f} s" for a, b in zip(ours, theirs, strict=True))
-            sys.stdout.write("upload {}, download {}\n".format(*told))
-        for way, found in ratios.items():
+                continue  # the first round also connects and imports
+            for direction, pair in zip(ratios, zip(ours, theirs, strict=True), strict=True):
+                ratios[direction].append(pair[1] / pair[0])
+            seconds_of_both = (f"{a:.2f} s against {b:.2f} s" for a, b in zip(ours, theirs, strict=True))
+            sys.stdout.write("upload {}, download {}\n".format(*seconds_of_both))
+        for direction, found in ratios.items():
             low, middle, high = min(found), statistics.median(found), max(found)
             sys.stdout.write(
-                f"{way}: transfer_manager / Baton = {low:.2f} / {middle:.2f} / {high:.2f} (min/median/max)\n"
+                f"{direction}: transfer_manager / Baton = {low:.2f} / {middle:.2f} / {high:.2f} (min/median/max)\n"
             )
 
 
 def _ours(folder: Path, out: Path, names: list[str]) -> tuple[float, float]:
-    from tasks.foundation.storage.download import side_by_side
     from tasks.foundation.storage.opening import open_storage
+    from tasks.foundation.storage.parallel import parallel_map
 
     store = open_storage("gs://bucket/ours", relative_to=folder)
-    up = seconds(lambda: side_by_side(lambda file: store.upload(folder / file, file), names, workers=store.transfers))
-    down = seconds(lambda: side_by_side(lambda file: store.download(file, out / file), names, workers=store.transfers))
+    up = seconds(lambda: parallel_map(lambda file: store.upload(folder / file, file), names, workers=store.transfers))
+    down = seconds(lambda: parallel_map(lambda file: store.download(file, out / file), names, workers=store.transfers))
     return up, down
 
 

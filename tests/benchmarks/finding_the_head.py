@@ -15,7 +15,7 @@ os.environ.setdefault("NO_GCE_CHECK", "true")
 
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.opening import open_storage
-from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.small_logs import begin, train
 
 SIZES = (10, 10_000)
@@ -23,7 +23,7 @@ HINTS = {"right": lambda entries: entries - 1, "behind by 3": lambda entries: en
 
 
 def fill(server: FakeGcs, entries: int) -> Any:
-    """A log of so many entries; only the newest is read, so the others are its bytes."""
+    """Write a log of `entries` entries. Only the newest is read, so all others are copies of it."""
     home = open_storage(f"gs://bucket/{entries}", relative_to=Path.cwd())
     log = begin(home)
     train(log, 10)
@@ -60,8 +60,8 @@ def main() -> None:
                     if head is None or head.number != entries - 1:
                         raise AssertionError(head)
             ratio = statistics.median(b / a for a, b in zip(*took.values(), strict=True))
-            told = ", ".join(f"{count} requests at {entries:,} entries" for entries, count in requests.items())
-            sys.stdout.write(f"HINT {name}: {told}; time 10,000 / 10 = {ratio:.2f} (median of pairs)\n")
+            counts = ", ".join(f"{count} requests at {entries:,} entries" for entries, count in requests.items())
+            sys.stdout.write(f"HINT {name}: {counts}; time 10,000 / 10 = {ratio:.2f} (median of pairs)\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `python -m tests.benchmarks.loop_against_fit`
 
-Both run the same model on the same prepared data in one process, in turn; what is printed are ratios of each pair.
+Both run the same model on the same data in one process, in turns. It prints the ratio of each pair.
 """
 
 import statistics
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.contracts.stage_calls import PrepareDataCall
+from tasks.foundation.stage import Place
 
 quiet_tensorflow()
 
@@ -38,7 +40,10 @@ def main() -> None:
     spec = run.spec
     with tempfile.TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))
-        dataset = prepare_data(spec, code_folder=run.folder, storage=storage, telemetry=Silent())
+        dataset = prepare_data(
+            PrepareDataCall(spec=spec),
+            Place.of(storage, spec.run, code_folder=run.folder, telemetry=Silent()),
+        )
         accelerator = acquire(spec.accelerator, None)
         batch = zero_batch(load_manifest(storage, dataset), spec.train.global_batch_size)
         state = build_train_state(spec, code_folder=run.folder, accelerator=accelerator, batch=batch)

@@ -1,4 +1,4 @@
-"""Verify, commit, clear away."""
+"""The stage checkpoint-to-GCS: verify, commit, apply retention."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
 from tasks.foundation.contracts.log_entry import Commit, Entry, Retire
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter
 from tasks.foundation.telemetry.events import Committed
 from tests.support.lab import Lab, spec_of
@@ -25,15 +26,14 @@ def staged(lab: Lab, spec: Any, until: int) -> tuple[SegmentRequest, SegmentResu
 
 
 def commit(lab: Lab, pair: tuple[SegmentRequest, SegmentResult]) -> Entry:
-    entry: Entry = checkpoint_to_gcs(*pair, storage=lab.storage, telemetry=lab.heard)
-    return entry
+    return checkpoint_to_gcs(CheckpointToGcsCall.of(*pair), lab.place(pair[0].spec))
 
 
 def folders(lab: Lab, spec: Any) -> set[str]:
     return {f"checkpoints/{path.name}" for path in (lab.root / "storage" / spec.run / "checkpoints").iterdir()}
 
 
-def test_a_staged_checkpoint_is_no_tip_until_it_is_committed(lab: Lab) -> None:
+def test_commit_makes_a_staged_checkpoint_the_tip(lab: Lab) -> None:
     spec = spec_of("plain")
     before = lab.begin(spec)
     request, result = staged(lab, spec, 5)
@@ -48,13 +48,13 @@ def test_a_staged_checkpoint_is_no_tip_until_it_is_committed(lab: Lab) -> None:
     assert entry.body.parent == request.start.path
     assert (entry.body.history, entry.body.examples) == (result.history, 40)
     assert entry.body.seconds == result.seconds
-    told = [event for event in lab.heard.events if isinstance(event, Committed)][-1]
-    assert (told.step, told.path, told.size) == (5, result.staged.path, result.staged.size)
-    assert told.metrics == result.history[-1].metrics
+    event = [event for event in lab.recorder.events if isinstance(event, Committed)][-1]
+    assert (event.step, event.path, event.size) == (5, result.staged.path, result.staged.size)
+    assert event.metrics == result.history[-1].metrics
 
 
 @pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00000-of-00001", "manifest.json"])
-def test_what_is_damaged_is_not_committed(lab: Lab, name: str) -> None:
+def test_damaged_checkpoint_is_not_committed(lab: Lab, name: str) -> None:
     spec = spec_of("plain")
     before = lab.begin(spec)
     pair = staged(lab, spec, 5)
@@ -67,14 +67,14 @@ def test_what_is_damaged_is_not_committed(lab: Lab, name: str) -> None:
     assert lab.log(spec).head() == before
 
 
-def test_committing_twice_is_harmless(lab: Lab) -> None:
+def test_committing_twice_changes_nothing(lab: Lab) -> None:
     spec = spec_of("plain", checkpoint__keep_last=1)
     pair = staged(lab, spec, 3)
     first = commit(lab, pair)
     kept = lab.log(spec).head()
     assert commit(lab, pair) == first
     assert lab.log(spec).head() == kept
-    # And after others have built on it, so that its files are gone.
+    # Also after later commits, when its files are deleted.
     lab.train_and_commit(spec, 4, 5, 6)
     assert not lab.folder(spec, pair[1].staged).exists()
     newest = lab.log(spec).head()
@@ -82,12 +82,12 @@ def test_committing_twice_is_harmless(lab: Lab) -> None:
     assert lab.log(spec).head() == newest
 
 
-def test_the_second_of_two_on_one_base_is_told(lab: Lab) -> None:
+def test_second_writer_on_the_same_base_is_stale(lab: Lab) -> None:
     spec = spec_of("plain")
     lab.begin(spec)
     mine, rival = staged(lab, spec, 3), staged(lab, spec, 5)
     won = commit(lab, rival)
-    # The winner has swept up what can never be committed; that is no damage.
+    # The winner deleted the files of the stale checkpoint. This is not damage.
     assert not lab.folder(spec, mine[1].staged).exists()
     with pytest.raises(StaleWriter) as refused:
         commit(lab, mine)
@@ -99,7 +99,7 @@ def test_the_second_of_two_on_one_base_is_told(lab: Lab) -> None:
     assert head.tip == won.head.tip == rival[1].staged
 
 
-def test_housekeeping_makes_nobody_stale(lab: Lab) -> None:
+def test_retention_and_evaluation_make_no_writer_stale(lab: Lab) -> None:
     spec = spec_of("plain")
     start = lab.train_and_commit(spec, 3)
     pair = staged(lab, spec, 5)
@@ -109,17 +109,17 @@ def test_housekeeping_makes_nobody_stale(lab: Lab) -> None:
     assert entry.head.evaluated == (start.tip.path,)  # type: ignore[union-attr]
 
 
-def test_retention(lab: Lab) -> None:
+def test_retention_follows_the_run_file(lab: Lab) -> None:
     spec = spec_of("plain", checkpoint__keep_last=2, checkpoint__keep_every_steps=4)
     paths = {0: lab.begin(spec).tip.path}  # type: ignore[union-attr]
     for step in range(1, 9):
         head = lab.train_and_commit(spec, step)
         assert head.tip is not None
         paths[step] = head.tip.path
-        # The newest two and multiples of four are there to be restored.
+        # The newest two and multiples of four can be restored.
         expected = {s for s in paths if s % 4 == 0 or s > step - 2}
         assert [ref.step for ref in head.retained] == sorted(expected)
-        # What was retired is deleted two commits later: before that, a reader may still be at it.
+        # Retired checkpoints are deleted two commits later, so that readers can finish.
         assert {paths[s] for s in expected} <= folders(lab, spec)
     left = {step for step in paths if paths[step] in folders(lab, spec)}
     assert left == {0, 4, 5, 6, 7, 8}
@@ -130,10 +130,10 @@ def test_retention(lab: Lab) -> None:
         assert (lab.folder(spec, ref) / "manifest.json").is_file()
 
 
-def test_the_best_is_kept(lab: Lab) -> None:
+def test_best_checkpoint_is_kept(lab: Lab) -> None:
     spec = spec_of("plain", checkpoint__keep_last=1, checkpoint__keep_best={"metric": "loss", "mode": "max"})
     lab.begin(spec)
-    best = lab.train_and_commit(spec, 1).tip  # with the largest loss of all
+    best = lab.train_and_commit(spec, 1).tip  # it has the largest loss
     assert best is not None
     lab.evaluate(spec, best)
     for step in range(2, 6):
@@ -144,7 +144,7 @@ def test_the_best_is_kept(lab: Lab) -> None:
     assert best.path in folders(lab, spec)
 
 
-def test_what_nobody_can_commit_any_more_is_swept_up(lab: Lab) -> None:
+def test_checkpoints_of_stale_writers_are_deleted(lab: Lab) -> None:
     spec = spec_of("plain")
     lab.begin(spec)
     lost = staged(lab, spec, 3)[1].staged
@@ -156,7 +156,7 @@ def test_what_nobody_can_commit_any_more_is_swept_up(lab: Lab) -> None:
     assert lost.path not in folders(lab, spec)
     assert f"checkpoints/{unfinished.name}" not in folders(lab, spec)
     assert winner.path in folders(lab, spec)
-    # What was staged on the newest base may still be committed, by whoever is at it.
+    # A checkpoint staged on the newest base may still be committed by its writer.
     waiting = staged(lab, spec, 7)
     commit(lab, (waiting[0], waiting[1]))
     assert waiting[1].staged.path in folders(lab, spec)

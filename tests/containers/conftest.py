@@ -1,4 +1,4 @@
-"""The engine, found or made once."""
+"""A fixture for the container engine."""
 
 import pytest
 

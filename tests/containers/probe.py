@@ -1,4 +1,4 @@
-"""Runs within an image: tells what it holds. Arguments: modules to import; the last line is the answer, as JSON."""
+"""Print the content of an image as JSON. The arguments are names of modules to import."""
 
 import importlib
 import json
@@ -12,22 +12,22 @@ from pathlib import Path
 
 
 def imported(name: str) -> str:
-    """What came of importing a module: nothing to say, or the error."""
+    """Import a module; returns the traceback, or "" if the import succeeds."""
     try:
         importlib.import_module(name)
-    except BaseException:  # noqa: BLE001 - the test shows it, whatever it is
+    except BaseException:  # noqa: BLE001 - reported to the test
         return traceback.format_exc()[-1500:]
     return ""
 
 
 def normalized(name: str) -> str:
-    """A package's name as locks write it."""
+    """The name of a package as in the locks."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def main() -> None:
     site = Path(sys.prefix) / "lib"
-    answer = {
+    content = {
         "imports": {name: imported(name) for name in sys.argv[1:]},
         "distributions": sorted(normalized(found.metadata["Name"] or "") for found in distributions()),
         "programs": {name: shutil.which(name) for name in ("baton", "prefect", "python", "gcc", "cc", "make", "git")},
@@ -44,10 +44,10 @@ def main() -> None:
         "bytecode": any(site.rglob("prefect/__pycache__/flows.*.pyc")),
     }
     try:
-        answer["libtpu"] = importlib.import_module("libtpu").get_library_path()
+        content["libtpu"] = importlib.import_module("libtpu").get_library_path()
     except ImportError:
-        answer["libtpu"] = None
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+        content["libtpu"] = None
+    sys.stdout.write(f"\n{json.dumps(content)}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Images, built for real: what they hold, what they must not hold, signals, rebuilding, and where user code comes in.
+"""Built images: their content, signals, rebuilding, and ways to add user code.
 
-`checkpoint` and `train-cpu` always; with BATON_TEST_IMAGES=all what all of them hold is looked at, the GPU's too,
-which takes some 10 GB of disk.
+The tests build the images `checkpoint` and `train-cpu`. With BATON_TEST_IMAGES=all they check the content of all
+images, which takes about 10 GB of disk space.
 """
 
 import json
@@ -16,56 +16,57 @@ from typing import Any
 import docker
 import pytest
 
-from tests.support.engine import CHECKOUT, Engine
+from tests.support.checkout import CHECKOUT
+from tests.support.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROBE = Path(__file__).with_name("probe.py")
 ROOMS = [f"tasks.{room}.stage" for room in ("init_or_restore", "train_segment", "evaluate")]
 TENSORFLOW = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly"}
-NOBODY = 10001
+BATON_USER = 10001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holds:
-    """What is expected of an image.
+class Content:
+    """The expected content of an image.
 
     Attributes:
-        imports: work in it.
-        lacks: distributions that it must not carry.
-        tensorflow: the one that it carries.
-        uid: who runs in it.
+        imports: modules that can be imported.
+        lacks: distributions that must not be installed.
+        tensorflow: the installed TensorFlow distribution, if any.
+        uid: the user that runs the image.
     """
 
     imports: tuple[str, ...]
     lacks: tuple[str, ...] = ()
     tensorflow: str | None = None
-    uid: int = NOBODY
+    uid: int = BATON_USER
 
 
 EXPECTED = {
-    "checkpoint": Holds(
-        imports=("tasks.checkpoint_to_gcs.stage", "tasks.checkpoint_to_gcs.task", "gcsfs", "flows.commands.main"),
+    "checkpoint": Content(
+        imports=("tasks.checkpoint_to_gcs.stage", "flows.launching.stage_flows", "gcsfs", "flows.commands.main"),
         lacks=("keras", "matplotlib", "numpy", "h5py", "scikit-learn", "tensorboard"),
     ),
-    "train-cpu": Holds(
+    "train-cpu": Content(
         imports=(*ROOMS, "flows.train_run", "matplotlib"), lacks=("scikit-learn",), tensorflow="tensorflow-cpu"
     ),
-    "train-gpu": Holds(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow"),
-    "train-tpu": Holds(
+    "train-gpu": Content(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow"),
+    "train-tpu": Content(
         imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0
     ),
-    "prepare-data": Holds(
-        imports=("tasks.prepare_data.task", "sklearn.datasets", "tensorflow"),
+    "prepare-data": Content(
+        imports=("tasks.prepare_data.stage", "sklearn.datasets", "tensorflow"),
         lacks=("matplotlib",),
         tensorflow="tensorflow-cpu",
     ),
-    "evaluate": Holds(
-        imports=("tasks.evaluate.task", "tasks.evaluate.report.report", "matplotlib.figure"),
+    "evaluate": Content(
+        imports=("tasks.evaluate.stage", "tasks.evaluate.report.report", "matplotlib.figure"),
         lacks=("scikit-learn",),
         tensorflow="tensorflow-cpu",
     ),
-    "orchestrator": Holds(
+    "orchestrator": Content(
         imports=(
             "tasks.evaluate.report.report",
             "matplotlib.figure",
@@ -80,22 +81,22 @@ OTHERS = pytest.mark.skipif(os.environ.get("BATON_TEST_IMAGES") != "all", reason
 
 
 def probed(engine: Engine, image: str, *imports: str, options: Sequence[str] = ()) -> dict[str, Any]:
-    """What an image holds, and what comes of imports there."""
+    """Return the output of probe.py in an image."""
     mounted = ["--volume", f"{PROBE}:/probe.py:ro", "--network", "none", *options]
     done = engine.run(image, "python", "/probe.py", *imports, options=mounted)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize(
     "image", [name if name in {"checkpoint", "train-cpu"} else pytest.param(name, marks=OTHERS) for name in EXPECTED]
 )
-def test_an_image_holds_what_its_stage_needs_and_no_more(engine: Engine, image: str) -> None:
+def test_image_holds_only_what_its_stage_needs(engine: Engine, image: str) -> None:
     expected = EXPECTED[image]
     built = engine.build(image)
-    # No chip is here, and libtpu would wait for the metadata server of a machine that has one.
-    apart = ["--env", "PJRT_DEVICE=CPU", "--env", "TPU_SKIP_MDS_QUERY=1"] if image == "train-tpu" else []
-    found = probed(engine, built, *expected.imports, options=apart)
+    # Without a TPU, libtpu would wait for the metadata server of a TPU VM.
+    options = ["--env", "PJRT_DEVICE=CPU", "--env", "TPU_SKIP_MDS_QUERY=1"] if image == "train-tpu" else []
+    found = probed(engine, built, *expected.imports, options=options)
 
     assert found["imports"] == dict.fromkeys(expected.imports, "")
     held = set(found["distributions"])
@@ -115,7 +116,7 @@ def test_an_image_holds_what_its_stage_needs_and_no_more(engine: Engine, image: 
 
 
 @OTHERS
-def test_the_tpu_image_names_the_library_that_it_carries(engine: Engine) -> None:
+def test_tpu_image_names_its_libtpu(engine: Engine) -> None:
     built = engine.build("train-tpu")
     found = probed(engine, built)
     assert found["libtpu"] == found["environment"]["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"]
@@ -124,7 +125,7 @@ def test_the_tpu_image_names_the_library_that_it_carries(engine: Engine) -> None
     engine.run(built, "test", "-s", found["libtpu"])
 
 
-def test_a_change_of_the_code_makes_one_layer_and_the_label_names_the_revision(engine: Engine, tmp_path: Path) -> None:
+def test_code_change_rebuilds_one_layer_and_the_label(engine: Engine, tmp_path: Path) -> None:
     before = engine.inspect(engine.build("checkpoint"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".dockerignore"):
         shutil.copy(CHECKOUT / name, tmp_path)
@@ -145,56 +146,56 @@ def test_a_change_of_the_code_makes_one_layer_and_the_label_names_the_revision(e
     assert done.stdout.strip() == "1"
 
 
-def test_the_command_works(engine: Engine) -> None:
+def test_baton_command_works_in_an_image(engine: Engine) -> None:
     image = engine.build("checkpoint")
     options = ["--network", "none"]
-    assert "Commands:" in engine.run(image, options=options).stdout  # what an image does if nothing is said
+    assert "Commands:" in engine.run(image, options=options).stdout  # the default command of the image
     assert engine.run(image, "baton", "--version", options=options).stdout == "baton 0.1.0\n"
     refused = engine.run(image, "baton", "status", "/code/run.yaml", options=options, check=False)
     assert refused.returncode == 2, refused.stderr
 
 
-def test_the_docker_api_runs_an_image(engine: Engine) -> None:
+def test_docker_api_runs_an_image(engine: Engine) -> None:
     image = engine.build("checkpoint")
     with engine.serving() as address:
         client = docker.DockerClient(base_url=address)
         try:
-            said = client.containers.run(image, ["baton", "--version"], network_mode="host", remove=True)
+            output = client.containers.run(image, ["baton", "--version"], network_mode="host", remove=True)
         finally:
             client.close()
-    assert said == b"baton 0.1.0\n"
+    assert output == b"baton 0.1.0\n"
 
 
-HANDLES = """
+WITH_HANDLER = """
 import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), sys.exit(7)))
+signal.signal(signal.SIGTERM, lambda *_: (print("stopping", flush=True), sys.exit(7)))
 print("ready", flush=True)
 time.sleep(3600)
 """
-HANDLES_NOTHING = "import time; print('ready', flush=True); time.sleep(3600)"
+WITHOUT_HANDLER = "import time; print('ready', flush=True); time.sleep(3600)"
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "last_words"),
+    ("program", "code", "last_line"),
     [
-        pytest.param(HANDLES, 7, "told to stop", id="its own handler answers"),
-        # As number 1 it would ignore the signal: so stops whatever is still importing.
-        pytest.param(HANDLES_NOTHING, 128 + 15, "ready", id="no handler yet"),
+        pytest.param(WITH_HANDLER, 7, "stopping", id="handler"),
+        # As process 1 it would ignore the signal. Tini is process 1, so a program that still imports stops too.
+        pytest.param(WITHOUT_HANDLER, 128 + 15, "ready", id="no handler"),
     ],
 )
-def test_a_sigterm_arrives(engine: Engine, program: str, code: int, last_words: str) -> None:
+def test_sigterm_reaches_the_program(engine: Engine, program: str, code: int, last_line: str) -> None:
     image = engine.build("checkpoint")
     with engine.started(image, "python", "-c", program, options=["--network", "none"]) as container:
         wait_for(engine, container, "ready")
         engine.podman("kill", "--signal", "TERM", container)
         assert int(engine.podman("wait", container, timeout=300).stdout) == code
-        assert engine.podman("logs", container).stdout.splitlines()[-1] == last_words
+        assert engine.podman("logs", container).stdout.splitlines()[-1] == last_line
 
 
 def wait_for(engine: Engine, container: str, word: str) -> None:
     deadline = time.monotonic() + 300
     while word not in engine.podman("logs", container).stdout:
-        assert time.monotonic() < deadline, f"{word} was never said"
+        assert time.monotonic() < deadline, f"the container never printed {word}"
         time.sleep(0.2)
 
 
@@ -260,7 +261,7 @@ def built_in(engine: Engine, image: str, folder: Path, *command: str) -> Any:
         engine.podman("rmi", mine)
 
 
-def test_user_code_that_is_mounted_trains(engine: Engine, user_code: Path) -> None:
+def test_mounted_user_code_trains(engine: Engine, user_code: Path) -> None:
     image = engine.build("train-cpu")
     train = ["python", "-m", "flows.without_prefect", "/code/run.yaml", "--set", "train.steps=2"]
     result = json.loads(mounted(engine, image, user_code, *train).stdout.splitlines()[-1])
@@ -269,7 +270,7 @@ def test_user_code_that_is_mounted_trains(engine: Engine, user_code: Path) -> No
     assert len(result["state_digest"]) > 10
 
 
-@pytest.mark.parametrize("brought", [copied, built_in])
-def test_user_code_that_is_copied_is_found(engine: Engine, user_code: Path, brought: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("add_code", [copied, built_in])
+def test_copied_user_code_is_loaded(engine: Engine, user_code: Path, add_code: Callable[..., Any]) -> None:
     image = engine.build("train-cpu")
-    assert brought(engine, image, user_code, "python", "-c", BUILDS).stdout.splitlines()[-1] == "own 15"
+    assert add_code(engine, image, user_code, "python", "-c", BUILDS).stdout.splitlines()[-1] == "own 15"

@@ -1,7 +1,7 @@
-"""The digits through all five stages, each in a container of its own: a real server, a docker worker, a Cloud Storage.
+"""The digits run with each stage in its own container, a Prefect server and a Docker worker.
 
-The containers share nothing but the bucket. One that trains is killed, one is told to go; the bits are those of a run
-in one process.
+The containers share only the bucket. One training container is killed and one is stopped. The result has the bits of a
+run in one process.
 """
 
 import itertools
@@ -22,20 +22,20 @@ from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
+from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.engine import Engine
-from tests.support.prefect_server import ask, environment_with, interrupt, running_server
+from tests.support.prefect_server import environment_with, interrupt, post, running_server
 from tests.support.shipped_runs import DRIVER, SHORT, run_file
 from tests.support.watching import wait_until
 
 if TYPE_CHECKING:
-    from tests.fakes.gcs.fake_gcs import FakeGcs
+    from tests.fakes.gcs.server import FakeGcs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 POOLS = {"baton-process": "process", "baton-docker": "docker", "baton-kubernetes": "kubernetes", "baton-tpu": "tpu"}
-# Which image a stage has here. Evaluating takes that of training, which holds what it needs, to build one less;
-# test_built_images.py looks at its own.
+# The image of each stage. Evaluation uses the training image to save a build; test_built_images.py checks its image.
 IMAGES = {
     "prepare-data": "prepare-data",
     "init-or-restore": "train-cpu",
@@ -50,7 +50,7 @@ SETTINGS = [
 
 
 class Cluster:
-    """A Prefect server with Baton's deployments, and a docker worker on the engine."""
+    """A Prefect server with Baton's deployments, and a Docker worker on the engine."""
 
     def __init__(self, url: str, folder: Path, *, engine: Engine, docker_host: str) -> None:
         self.url, self.folder, self.engine = url, folder, engine
@@ -64,7 +64,7 @@ class Cluster:
         )
 
     def prefect(self, *words: str) -> None:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "prefect", "--no-prompt", *words],
             cwd=CHECKOUT,
             env=self.environment,
@@ -76,14 +76,14 @@ class Cluster:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def deploy(self, images: dict[str, str], env: dict[str, str]) -> None:
-        """As deploy/README.md has it; then with the images, the network and the Cloud Storage of this test."""
+        """Deploy as in deploy/README.md, then set the images, the network and the Cloud Storage of this test."""
         for pool, template in POOLS.items():
             kind = "kubernetes" if template == "tpu" else template
             file = f"deploy/work-pools/{template}.json"
             self.prefect("work-pool", "create", pool, "--type", kind, "--base-job-template", file)
         self.prefect("deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
         for flow, image in images.items():
-            (found,) = ask(
+            (found,) = post(
                 self.url,
                 "deployments/filter",
                 {"flows": {"name": {"any_": [flow]}}, "deployments": {"name": {"any_": ["docker"]}}},
@@ -101,9 +101,7 @@ class Cluster:
     def process(self, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", *words]
-            process = subprocess.Popen(
-                command, cwd=CHECKOUT, env=self.environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            process = forked.Popen(command, cwd=CHECKOUT, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
             try:
                 yield process
             finally:
@@ -112,21 +110,21 @@ class Cluster:
     def flow_runs(self, stage: str) -> list[dict[str, Any]]:
         tags = {"all_": ["baton", "run:digits-cnn", f"stage:{stage}"]}
         wanted = {"flow_runs": {"tags": tags}, "sort": "EXPECTED_START_TIME_ASC"}
-        return list(ask(self.url, "flow_runs/filter", wanted))
+        return list(post(self.url, "flow_runs/filter", wanted))
 
     def containers(self, flow_run: str, *more: str) -> list[str]:
         found = self.engine.podman("ps", "--quiet", *more, "--filter", f"label=io.prefect.flow-run-id={flow_run}")
         return found.stdout.split()
 
     def remove_containers(self) -> None:
-        """All that the worker made, whatever became of the test."""
+        """Remove all containers that the worker created."""
         made = [self.containers(str(run["id"]), "--all") for stage in IMAGES for run in self.flow_runs(stage)]
         for container in itertools.chain.from_iterable(made):
             self.engine.podman("rm", "--force", "--time", "0", container)
 
 
 def _patch(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(  # noqa: S310 - our own server on 127.0.0.1
+    request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
         url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, method="PATCH"
     )
     with urllib.request.urlopen(request, timeout=60):  # noqa: S310
@@ -134,14 +132,14 @@ def _patch(url: str, body: dict[str, Any]) -> None:
 
 
 def segments_of(home: Storage) -> list[AttemptRecord]:
-    """Attempts of stages that train or have trained."""
+    """Attempts of train_segment stages that have trained."""
     return [record for record in read_attempts(home).records if record.within and record.step > record.from_step]
 
 
 def straight_digest(folder: Path) -> str:
-    """Of the same run in one process, on a local folder."""
+    """The state digest of the same run in one process, in a local folder."""
     words = [word for setting in [*SETTINGS, f"storage={folder}"] for word in ("--set", setting)]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, str(DRIVER), str(run_file("digits")), *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
@@ -157,7 +155,7 @@ def images(engine: Engine) -> Callable[[], dict[str, str]]:
     return build
 
 
-def test_five_stages_in_five_containers_make_the_same_bits(
+def test_five_containers_make_the_same_bits(
     engine: Engine, images: Callable[[], dict[str, str]], cloud: "FakeGcs", tmp_path: Path
 ) -> None:
     built = images()
@@ -193,7 +191,7 @@ def test_five_stages_in_five_containers_make_the_same_bits(
     reasons = [entry.body.exit_reason for entry in entries if isinstance(entry.body, Commit)]
     assert "sigterm" in reasons
     assert reasons.count("segment_end") == 2
-    # Every stage ran in containers, and one that trained died there.
+    # Every stage ran in containers, and one training container was killed.
     assert all(found and found[-1] == "COMPLETED" for found in states.values()), states
     assert "CRASHED" in states["train-segment"]
     assert len({record.process for record in read_attempts(home).records}) >= 8

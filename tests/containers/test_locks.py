@@ -1,4 +1,4 @@
-"""What images are built from, without building them: locks, the Dockerfile, the command that builds."""
+"""The locks, the Dockerfile and the build command, without building an image."""
 
 import json
 import re
@@ -30,18 +30,18 @@ BUILD: dict[str, Any] = runpy.run_path(str(CHECKOUT / "containers" / "build.py")
 
 def pins(lock: Path) -> dict[str, str]:
     found = [PIN.fullmatch(line) for line in lock.read_text().splitlines()]
-    # No options, no addresses, no hashes.
+    # Every line is a pin: no options, URLs or hashes.
     assert all(found), lock
     return dict(match.groups() for match in found if match)  # type: ignore[misc]
 
 
-def wanted(image: str) -> list[Requirement]:
-    """The requirements of an image's own file and of those that it names."""
+def requirements_of(image: str) -> list[Requirement]:
+    """The requirements of an image's file and of the files that it includes."""
     result = []
     for line in (LOCKS / f"{image}.in").read_text().splitlines():
         text = line.partition("#")[0].strip()
         if text.startswith("-r "):
-            result += wanted(text.removeprefix("-r ").removesuffix(".in"))
+            result += requirements_of(text.removeprefix("-r ").removesuffix(".in"))
         elif text:
             result.append(Requirement(text))
     return result
@@ -54,12 +54,12 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
 
 
-def test_every_image_has_its_lock_and_every_lock_its_image() -> None:
+def test_images_and_locks_match() -> None:
     assert {file.stem for file in LOCKS.glob("*.lock")} == set(TENSORFLOW) == set(BUILD["TARGETS"])
 
 
 @pytest.mark.parametrize("image", TENSORFLOW)
-def test_an_image_has_the_versions_that_the_tests_ran_with(image: str) -> None:
+def test_image_has_the_tested_versions(image: str) -> None:
     tested = pins(CHECKOUT / "requirements.lock")
     locked = pins(LOCKS / f"{image}.lock")
     assert {
@@ -69,23 +69,23 @@ def test_an_image_has_the_versions_that_the_tests_ran_with(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", TENSORFLOW)
-def test_a_lock_is_what_its_requirements_were_compiled_to(image: str) -> None:
+def test_lock_is_compiled_from_its_requirements(image: str) -> None:
     locked = pins(LOCKS / f"{image}.lock")
-    asked = wanted(image)
-    assert {"prefect", "gcsfs"} <= {requirement.name for requirement in asked}
-    for requirement in asked:
+    requirements = requirements_of(image)
+    assert {"prefect", "gcsfs"} <= {requirement.name for requirement in requirements}
+    for requirement in requirements:
         assert requirement.specifier.contains(locked[requirement.name]), requirement
 
 
 @pytest.mark.parametrize(("image", "distributions"), TENSORFLOW.items())
-def test_never_two_tensorflows(image: str, distributions: set[str]) -> None:
+def test_lock_has_one_tensorflow_distribution(image: str, distributions: set[str]) -> None:
     locked = pins(LOCKS / f"{image}.lock")
     known = {"tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly", "tensorflow-intel"}
     assert locked.keys() & known == distributions
     assert "tf-keras" not in locked
     if not distributions:
         assert not locked.keys() & {"keras", "tensorboard", "h5py"}
-    # What pyproject.toml gives those who install without an image.
+    # The versions that pyproject.toml allows for an installation without an image.
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     kind = image.removeprefix("train-") if image.startswith("train-") else "cpu"
     for requirement in map(Requirement, extras[kind] if distributions else []):
@@ -93,20 +93,20 @@ def test_never_two_tensorflows(image: str, distributions: set[str]) -> None:
 
 
 @pytest.mark.parametrize("lock", ["requirements.lock", *(f"containers/locks/{image}.lock" for image in TENSORFLOW)])
-def test_tensorboard_has_the_package_that_it_imports(lock: str) -> None:
+def test_tensorboard_can_import_setuptools(lock: str) -> None:
     locked = pins(CHECKOUT / lock)
     assert ("tensorboard" in locked) == ("keras" in locked)
     if "tensorboard" in locked:
         assert int(locked["setuptools"].partition(".")[0]) < 82
 
 
-def test_what_only_moves_files_stays_small() -> None:
+def test_images_without_tensorflow_stay_small() -> None:
     assert not pins(LOCKS / "checkpoint.lock").keys() & {"numpy", "matplotlib", "scikit-learn", "scipy", "pillow"}
     with_learning = {image for image in TENSORFLOW if "scikit-learn" in pins(LOCKS / f"{image}.lock")}
     assert with_learning == {"prepare-data"}
 
 
-def test_the_dockerfile_starts_from_any_base_and_ends_without_tools() -> None:
+def test_dockerfile_takes_any_base_and_removes_tools() -> None:
     found = instructions()
     assert found[0] == ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm")
     stages = [rest.partition(" AS ")[::2] for word, rest in found if word == "FROM"]
@@ -115,22 +115,22 @@ def test_the_dockerfile_starts_from_any_base_and_ends_without_tools() -> None:
     assert {base for base, _ in stages} <= {"${BASE_IMAGE}", *names}
     assert set(BUILD["TARGETS"].values()) <= set(names)
     final = found[found.index(("FROM", "${BASE_IMAGE} AS image")) :]
-    # What runs in the stage that is kept makes the user and installs wheels; nothing is compiled there.
-    made, installed = [rest for word, rest in final if word == "RUN"]
-    assert made.startswith("useradd --uid 10001 ")
-    assert {"--no-cache-dir", "--no-deps", "--without-pip", "--only-binary"} <= set(installed.split())
+    # The final stage only creates the user and installs wheels. It compiles nothing.
+    user, install = [rest for word, rest in final if word == "RUN"]
+    assert user.startswith("useradd --uid 10001 ")
+    assert {"--no-cache-dir", "--no-deps", "--without-pip", "--only-binary"} <= set(install.split())
     assert json.loads(next(rest for word, rest in final if word == "ENTRYPOINT"))[0] == "/usr/bin/tini"
     assert [rest for word, rest in final if word == "COPY"][-1] == "--from=code /opt/baton /opt/baton"
     assert [rest for word, rest in final if word == "USER"] == ["10001", "root"]
 
 
-def test_the_tool_that_packs_is_the_one_that_tests_ran_with() -> None:
+def test_build_backend_is_the_tested_one() -> None:
     found = re.search(r"setuptools==(\S+)", (CHECKOUT / "containers/Dockerfile").read_text())
     assert found is not None
     assert found[1] == pins(CHECKOUT / "requirements.lock")["setuptools"]
 
 
-def test_the_build_command_is_a_list_of_words() -> None:
+def test_build_command_is_a_list_of_arguments() -> None:
     command = BUILD["build_command"](["podman"], "train-tpu", base="a b; c", tag="t", revision="r", options=["--quiet"])
     assert command[:2] == ["podman", "build"]
     assert command[command.index("--target") + 1] == "image-tpu"
@@ -140,14 +140,14 @@ def test_the_build_command_is_a_list_of_words() -> None:
     assert not any(word.startswith("BASE_IMAGE") for word in BUILD["build_command"](["docker"], "checkpoint"))
 
 
-def test_without_an_engine_the_build_says_what_to_install(tmp_path: Path) -> None:
+def test_build_without_engine_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, str(CHECKOUT / "containers/build.py"), "checkpoint"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert "apt-get install podman" in done.stderr
 
 
-def test_an_unknown_image_is_refused() -> None:
+def test_unknown_image_is_refused() -> None:
     command = [sys.executable, str(CHECKOUT / "containers/build.py"), "train-gpus"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What a worker makes of a work pool's template and a deployment's job variables, without a cluster or an engine."""
+"""Render a work pool's template with a deployment's job variables as a worker does, without a cluster or engine."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def container(base: dict[str, Any], variables: dict[str, Any]) -> DockerWorkerJo
 
 
 def _prepared(kind: Any, base: dict[str, Any], variables: dict[str, Any]) -> Any:
-    # The client is for references to blocks and variables of the server's, of which there are none.
+    # The client resolves references to blocks and variables of the server; the templates have none.
     configuration = asyncio.run(kind.from_template_and_values(base, variables, client=object()))
     configuration.prepare_for_flow_run(FlowRun(id=uuid.uuid4(), name="digits-cnn", flow_id=uuid.uuid4()))
     return configuration

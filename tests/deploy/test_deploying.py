@@ -1,4 +1,4 @@
-"""A real Prefect server: pools from the templates, every deployment, and the automation that finds dead flow runs."""
+"""Work pools, deployments and the automation on a real Prefect server."""
 
 import os
 import signal
@@ -15,14 +15,15 @@ import pytest
 import yaml
 
 from tests.deploy.rendering import container, job_manifest
+from tests.support import forked
 from tests.support.checkout import CHECKOUT
-from tests.support.prefect_server import ask, environment_with, running_server
+from tests.support.prefect_server import environment_with, post, running_server
 
 pytestmark = pytest.mark.slow
 
 POOLS = {"process": "process", "docker": "docker", "kubernetes": "kubernetes", "tpu": "kubernetes"}
 
-# One that ends within its bounds, as train-run does, and one that goes on until it is killed.
+# A flow that ends as Stopped, as train-run does, or runs until it is killed.
 FLOWS = """
 import os, time
 from prefect import flow
@@ -42,7 +43,7 @@ def readme() -> str:
 
 
 class Server:
-    """A Prefect server, and what a user types."""
+    """A Prefect server, and the commands that a user types."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -57,11 +58,11 @@ class Server:
 
     def prefect(self, *words: str, cwd: Path = CHECKOUT) -> str:
         command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
-        done = subprocess.run(
+        done = forked.run(
             command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def shell(self, typed: str, *, cwd: Path) -> None:
         command = ["/bin/sh", "-ec", f'prefect() {{ "{sys.executable}" -m prefect "$@"; }}\n{typed}']
@@ -71,7 +72,7 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def state(self, flow_run: str) -> tuple[str, str]:
-        found = ask(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})[0]["state"]
+        found = post(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})[0]["state"]
         return found["type"], found["name"]
 
     def wait(self, flow_run: str, wanted: tuple[str, str]) -> None:
@@ -84,9 +85,8 @@ class Server:
     def worker(self, pool: str) -> Iterator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool]
         with (self.folder / "worker.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            environment = self.environment | forked.forking_python()
+            process = forked.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
             try:
                 yield process
             finally:
@@ -101,17 +101,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(url, folder)
 
 
-def test_everything_is_deployed(server: Server) -> None:
+def test_all_deployments_are_created(server: Server) -> None:
     for name, kind in POOLS.items():
         template = f"deploy/work-pools/{name}.json"
         server.prefect("work-pool", "create", f"baton-{name}", "--type", kind, "--base-job-template", template)
     server.prefect("deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
 
-    flows = {flow["id"]: flow["name"] for flow in ask(server.url, "flows/filter", {})}
-    found = {f"{flows[each['flow_id']]}/{each['name']}": each for each in ask(server.url, "deployments/filter", {})}
+    flows = {flow["id"]: flow["name"] for flow in post(server.url, "flows/filter", {})}
+    found = {f"{flows[each['flow_id']]}/{each['name']}": each for each in post(server.url, "deployments/filter", {})}
     written = yaml.safe_load((CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
     assert len(found) == len(written)
-    pools = {pool["name"]: pool["base_job_template"] for pool in ask(server.url, "work_pools/filter", {})}
+    pools = {pool["name"]: pool["base_job_template"] for pool in post(server.url, "work_pools/filter", {})}
 
     for name, deployment in found.items():
         assert_form(name, deployment)
@@ -135,12 +135,12 @@ def test_everything_is_deployed(server: Server) -> None:
     assert scheduled["train-run/nightly"][0]["schedule"]["cron"] == "*/15 0-5 * * *"
     assert "storage=gs://bucket/runs" in found["train-run/kubernetes"]["parameters"]["overrides"]
 
-    # One by one, with a schedule beside the one in the file, which stays off.
+    # Deploy one by one, with another schedule in addition to the inactive one of the file.
     server.prefect(
         *("deploy", "--prefect-file", "deploy/prefect.yaml", "--name", "train-run/nightly", "--cron", "0 3 * * *"),
         *("--param", "max_segments=2"),
     )
-    again = ask(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})[0]
+    again = post(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["nightly"]}}})[0]
     assert again["id"] == found["train-run/nightly"]["id"]
     crons = {(each["schedule"]["cron"], each["active"]) for each in again["schedules"]}
     assert crons == {("0 3 * * *", True), ("*/15 0-5 * * *", False)}
@@ -148,7 +148,7 @@ def test_everything_is_deployed(server: Server) -> None:
 
 
 def assert_form(name: str, deployment: dict[str, Any]) -> None:
-    """The form of Prefect's UI: every parameter says what it is, and has a default or is required."""
+    """The form in Prefect's UI: every parameter has a description, and is required or has a default."""
     schema = deployment["parameter_openapi_schema"]
     assert schema["properties"], name
     for parameter, shown in schema["properties"].items():
@@ -159,7 +159,7 @@ def assert_form(name: str, deployment: dict[str, Any]) -> None:
 
 
 def assert_renders(deployment: dict[str, Any], template: dict[str, Any]) -> None:
-    """As the worker would, from what the server has."""
+    """Render a job as the worker does, from the server's data."""
     pool, variables = deployment["work_pool_name"], deployment["job_variables"]
     directory = deployment["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]["directory"]
     assert directory == (str(CHECKOUT) if pool == "baton-process" else "/opt/baton")
@@ -174,26 +174,26 @@ def assert_renders(deployment: dict[str, Any], template: dict[str, Any]) -> None
         assert manifest["spec"]["backoffLimit"] == 0
 
 
-def test_a_flow_run_that_vanishes_is_found_and_one_that_stopped_is_left_alone(server: Server) -> None:
-    # The shipped automation, with less patience: two heartbeats at their fastest.
+def test_dead_flow_run_is_marked_crashed_and_stopped_is_not(server: Server) -> None:
+    # The shipped automation, with a shorter time: two heartbeats at the highest frequency.
     automation = yaml.safe_load((CHECKOUT / "deploy" / "automations" / "zombies.yaml").read_text(encoding="utf-8"))
     automation["trigger"]["within"] = 60
     (server.folder / "zombies.yaml").write_text(yaml.safe_dump(automation), encoding="utf-8")
-    # As deploy/README.md has it, which is typed again with every change of a deployment.
+    # The command in deploy/README.md must work when it is repeated.
     typed = next(line for line in readme().splitlines() if line.startswith("prefect automation "))
     for _ in range(2):
         server.shell(typed.replace("deploy/automations/", ""), cwd=server.folder)
-    created = ask(server.url, "automations/filter", {})
+    created = post(server.url, "automations/filter", {})
     assert [each["name"] for each in created] == ["baton-zombies"]
 
     (server.folder / "flows.py").write_text(FLOWS, encoding="utf-8")
     server.prefect("work-pool", "create", "short", "--type", "process")
     server.prefect("deploy", "flows.py:works", "--name", "tests", "--pool", "short", cwd=server.folder)
-    deployment = ask(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["tests"]}}})[0]["id"]
+    deployment = post(server.url, "deployments/filter", {"deployments": {"name": {"any_": ["tests"]}}})[0]["id"]
 
     def start(**parameters: Any) -> str:
         body = {"parameters": parameters, "job_variables": {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}}
-        return str(ask(server.url, f"deployments/{deployment}/create_flow_run", body)["id"])
+        return str(post(server.url, f"deployments/{deployment}/create_flow_run", body)["id"])
 
     with server.worker("short") as worker:
         stopped = start(marker=str(server.folder / "stopped"))
@@ -202,7 +202,7 @@ def test_a_flow_run_that_vanishes_is_found_and_one_that_stopped_is_left_alone(se
         server.wait(vanished, ("RUNNING", "Running"))
         while not heartbeats(server, vanished):
             time.sleep(0.5)
-        # As a machine dies: the worker first, which would tell of the other. The flow run's process outlives it.
+        # Like a dying machine: kill the worker first, as it would report the other. The flow run's process outlives it.
         worker.kill()
         worker.wait()
         os.kill(int((server.folder / "vanished").read_text(encoding="utf-8")), signal.SIGKILL)
@@ -216,4 +216,4 @@ def heartbeats(server: Server, flow_run: str) -> int:
         "event": {"name": ["prefect.flow-run.heartbeat"]},
         "resource": {"id": [f"prefect.flow-run.{flow_run}"]},
     }
-    return int(ask(server.url, "events/filter", {"filter": wanted})["total"])
+    return int(post(server.url, "events/filter", {"filter": wanted})["total"])

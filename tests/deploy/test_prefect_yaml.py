@@ -1,4 +1,4 @@
-"""deploy/prefect.yaml and the automations as they lie there: what they name exists."""
+"""Everything that deploy/prefect.yaml and the automations refer to exists."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_file import load_run_file
 from tests.support.checkout import CHECKOUT
 
 DEPLOY = CHECKOUT / "deploy"
-# Images that containers/ builds, and the flows that they are for.
+# Images that containers/ builds, and their flows.
 IMAGES = {
     "baton/orchestrator": {"train-run", "evaluate-best"},
     "baton/prepare-data": {"prepare-data"},
@@ -31,21 +31,21 @@ def deployments() -> list[dict[str, Any]]:
 
 
 def flow_of(entrypoint: str) -> str:
-    """The name of the flow that an entrypoint leads to, read from its decorator."""
+    """Return the flow name in the decorator of an entrypoint."""
     file, _, function = entrypoint.partition(":")
     for node in ast.parse((CHECKOUT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             called = [each for each in node.decorator_list if isinstance(each, ast.Call)]
             names = [word.value for each in called for word in each.keywords if word.arg == "name"]
             return str(ast.literal_eval(names[0]))
-    raise AssertionError(f"{entrypoint} is not there")
+    raise AssertionError(f"{entrypoint} does not exist")
 
 
 def name_of(deployment: dict[str, Any]) -> str:
     return f"{flow_of(deployment['entrypoint'])}/{deployment['name']}"
 
 
-def test_every_flow_has_a_deployment_of_every_kind() -> None:
+def test_every_flow_has_every_kind_of_deployment() -> None:
     names = [name_of(deployment) for deployment in deployments()]
     assert len(names) == len(set(names))
     kinds = {f"{flow}/{kind}" for flow in FLOWS for kind in ("process", "docker", "kubernetes")}
@@ -57,21 +57,21 @@ def test_every_flow_has_a_deployment_of_every_kind() -> None:
     }
 
 
-def test_pools_are_those_of_the_templates() -> None:
+def test_work_pools_have_templates() -> None:
     pools = {name_of(deployment): deployment["work_pool"]["name"] for deployment in deployments()}
     assert set(pools.values()) == {f"baton-{file.stem}" for file in (DEPLOY / "work-pools").glob("*.json")}
-    # What trains on TPU, and what starts from the same devices.
+    # The stage that trains on TPU, and the stage that uses the same devices.
     on_tpu = {"train-segment/kubernetes", "init-or-restore/kubernetes"}
     assert {name for name, pool in pools.items() if pool == "baton-tpu"} == on_tpu
     for deployment in deployments():
-        given = deployment["work_pool"].get("job_variables", {})
+        values = deployment["work_pool"].get("job_variables", {})
         file = DEPLOY / "work-pools" / f"{deployment['work_pool']['name'].removeprefix('baton-')}.json"
         template = json.loads(file.read_text(encoding="utf-8"))
-        assert set(given) <= set(template["variables"]["properties"])
-        assert set(template["variables"].get("required", [])) <= set(given)
+        assert set(values) <= set(template["variables"]["properties"])
+        assert set(template["variables"].get("required", [])) <= set(values)
 
 
-def test_images_are_those_of_containers_and_carry_the_code() -> None:
+def test_images_match_flows_and_contain_code() -> None:
     found = {}
     for deployment in deployments():
         image = deployment["work_pool"].get("job_variables", {}).get("image")
@@ -85,17 +85,17 @@ def test_images_are_those_of_containers_and_carry_the_code() -> None:
     assert found == IMAGES
 
 
-def test_the_images_named_are_built() -> None:
+def test_named_images_are_built() -> None:
     builder = CHECKOUT / "containers" / "build.py"
     if not builder.is_file():
-        pytest.skip("containers/build.py is not there")
+        pytest.skip("containers/build.py does not exist")
     code = ast.parse(builder.read_text(encoding="utf-8"))
     tables = [node for node in code.body if isinstance(node, ast.Assign) and "TARGETS" in ast.unparse(node.targets[0])]
     built = set(ast.literal_eval(tables[0].value))
     assert {image.removeprefix("baton/") for image in IMAGES} <= built
 
 
-def test_supervisors_never_pile_up_and_wait_to_be_turned_on() -> None:
+def test_supervisors_run_one_at_a_time_and_are_inactive() -> None:
     scheduled = {name_of(each): each for each in deployments() if "schedules" in each}
     assert set(scheduled) == {
         "train-run/nightly",
@@ -111,24 +111,24 @@ def test_supervisors_never_pile_up_and_wait_to_be_turned_on() -> None:
         assert scheduled[name]["parameters"]["max_seconds"] > 0
 
 
-def test_run_files_and_overrides_can_be_used() -> None:
+def test_run_files_and_overrides_are_valid() -> None:
     for deployment in deployments():
-        given = deployment.get("parameters")
-        if given is None:
+        values = deployment.get("parameters")
+        if values is None:
             continue
-        path = Path(re.sub("^/code/", "deploy/runs/", given["run_file"]))
-        overrides = [each.replace("{{ $BATON_STORAGE }}", "gs://bucket/runs") for each in given.get("overrides", [])]
+        path = Path(re.sub("^/code/", "deploy/runs/", values["run_file"]))
+        overrides = [each.replace("{{ $BATON_STORAGE }}", "gs://bucket/runs") for each in values.get("overrides", [])]
         spec = load_run_file(CHECKOUT / path, overrides).spec
         kind = re.sub("^(nightly|weekly)-", "", deployment["name"])
-        elsewhere = {stage.deployment for stage in spec.stages.elsewhere().values()}
+        named = {stage.deployment for stage in spec.stages.remote().values()}
         expected = {f"{flow}/{kind}" for flow in FLOWS - {"train-run"}} if overrides else set()
-        assert elsewhere == expected, name_of(deployment)
-        # On a cluster never `auto`, and a commit within what a spot node leaves.
+        assert named == expected, name_of(deployment)
+        # A cluster never uses `auto`, and a commit must fit into the notice of a spot node.
         on_tpu = (spec.accelerator.kind, spec.stages.evaluate.accelerator is not None, spec.stop.grace_seconds < 15)
         assert on_tpu == (("tpu", True, True) if kind == "kubernetes" else ("auto", False, False)), name_of(deployment)
 
 
-def test_folders_that_are_mounted_are_there() -> None:
+def test_mounted_folders_exist() -> None:
     for deployment in deployments():
         for volume in deployment["work_pool"].get("job_variables", {}).get("volumes", []):
             here, there, mode = volume.split(":")
@@ -136,11 +136,11 @@ def test_folders_that_are_mounted_are_there() -> None:
             assert (there, mode) == ("/code", "ro")
 
 
-def test_a_zombie_is_what_shows_no_sign_of_life_for_several_heartbeats() -> None:
+def test_automation_waits_for_several_heartbeats() -> None:
     automation = yaml.safe_load((DEPLOY / "automations" / "zombies.yaml").read_text(encoding="utf-8"))
     trigger = automation["trigger"]
     assert trigger["posture"] == "Proactive"
-    # States of Baton's own names, such as Stopped or StaleWriter, are ends too.
+    # States with Baton's names, such as Stopped or StaleWriter, are ends too.
     assert trigger["expect"] == ["prefect.flow-run.*"]
     for file in (DEPLOY / "work-pools").glob("*.json"):
         template = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The quick start of deploy/README.md, typed in a clone as it stands there: a schedule that trains a run to its end."""
+"""The quick start of deploy/README.md, run in a clone: a schedule that trains a run to its end."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import CHECKOUT
-from tests.support.prefect_server import ask, environment_with, interrupt
+from tests.support.prefect_server import environment_with, interrupt, post
 
 SECTION = "## A schedule on this machine"
 ENDED = {"COMPLETED", "FAILED", "CRASHED"}
 
 
 def blocks() -> list[tuple[bool, str]]:
-    """Whether it wants a terminal of its own, and what is typed."""
+    """Return the commands of each block, and whether it needs its own terminal."""
     readme = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
     section = readme[readme.index(SECTION) + len(SECTION) :]
     section = section[: section.index("\n## ")]
@@ -30,13 +30,13 @@ def blocks() -> list[tuple[bool, str]]:
     return [(bool(terminal), typed) for terminal, typed in found]
 
 
-def test_there_is_something_to_type() -> None:
+def test_quick_start_has_commands() -> None:
     assert [terminal for terminal, _ in blocks()] == [True, False, True, False, False, False]
 
 
 @contextmanager
 def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """What runs until Ctrl-C: the last line."""
+    """Run a block whose last line runs until Ctrl-C."""
     *before, last = typed.strip().splitlines()
     lines = "\n".join([*before, f"exec {last}"])
     with (clone.parent / "terminal.log").open("ab") as log:
@@ -49,7 +49,7 @@ def terminal(typed: str, clone: Path, environment: dict[str, str]) -> Iterator[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path) -> None:
+def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -63,7 +63,7 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
     )
     if copied.returncode != 0:
         pytest.skip(f"this checkout is no git repository: {copied.stderr}")
-    # What `make install` would make, from what is installed already; flows and tasks come from the clone.
+    # Like `make install`, from the packages installed here; flows and tasks come from the clone.
     (clone / ".venv" / "bin").mkdir(parents=True)
     for name, module in (("prefect", "prefect"), ("baton", "flows.commands.main")):
         script = clone / ".venv" / "bin" / name
@@ -75,7 +75,7 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
     )
     run.write_text(shortened, encoding="utf-8")
     environment = environment_with(home / ".prefect", HOME=str(home), COLUMNS="200") | {
-        # Only the port is another: 4200 may be taken.
+        # Only the port differs, because 4200 may be in use.
         "PREFECT_SERVER_API_PORT": port,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_ENABLED": "false",
@@ -86,13 +86,13 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
     del environment["PREFECT_HOME"]
     url = f"http://127.0.0.1:{port}/api"
 
-    said = []
+    outputs = []
     with ExitStack() as terminals:
         for number, (own_terminal, typed) in enumerate(blocks()):
             if own_terminal:
                 process = terminals.enter_context(terminal(typed, clone, environment))
                 if number == 0:
-                    wait_until(lambda: answers(url), process)
+                    wait_until(lambda: responds(url), process)
                 continue
             if ".venv/bin/prefect flow-run ls" in typed:
                 wait_until(lambda: states(url) & ENDED, process)
@@ -101,36 +101,36 @@ def test_the_quick_start_leads_to_a_scheduled_run_that_is_trained(tmp_path: Path
                 cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{typed}\n{done.stdout}{done.stderr}"
-            said.append(done.stdout)
+            outputs.append(done.stdout)
         assert "COMPLETED" in states(url)
         assert not states(url) & {"FAILED", "CRASHED"}
-        schedules = ask(url, "deployments/filter", {})[0]["schedules"]
+        schedules = post(url, "deployments/filter", {})[0]["schedules"]
     assert [(each["schedule"]["cron"], each["active"]) for each in schedules] == [("*/15 0-5 * * *", False)]
-    assert "digits-cnn" in said[-2]
+    assert "digits-cnn" in outputs[-2]
     status = subprocess.run(
         [str(clone / ".venv" / "bin" / "baton"), "status", str(run), "--json"],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told: dict[str, Any] = json.loads(status.stdout)
-    assert told["step"] == 400
+    output: dict[str, Any] = json.loads(status.stdout)
+    assert output["step"] == 400
 
 
-def answers(url: str) -> bool:
+def responds(url: str) -> bool:
     try:
-        ask(url, "flows/count", {})
+        post(url, "flows/count", {})
     except OSError:
         return False
     return True
 
 
 def states(url: str) -> set[str]:
-    """Of the flow runs that the schedule made and that are not still to come."""
-    return {run["state_type"] for run in ask(url, "flow_runs/filter", {}) if run["auto_scheduled"]}
+    """Return the states of the schedule's flow runs that are not in the future."""
+    return {run["state_type"] for run in post(url, "flow_runs/filter", {}) if run["auto_scheduled"]}
 
 
 def wait_until(condition: Any, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 400
     while not condition():
-        assert process.poll() is None, "what ran in a terminal of its own has ended"
+        assert process.poll() is None, "the command in its own terminal has ended"
         assert time.monotonic() < deadline
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The table of settings in deploy/README.md: complete for Baton's own, and nothing in it is made up."""
+"""The table of settings in deploy/README.md has all of Baton's settings, and only existing ones."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import yaml
 from tests.support.checkout import CHECKOUT
 
 README = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
-# Read by Google's and other libraries that Baton stands on, and by Python.
+# Read by Python and by libraries.
 OF_OTHERS = {"NO_PROXY", "TMPDIR"}
 
 
@@ -30,26 +30,26 @@ def settings_of_prefect() -> set[str]:
     from prefect.settings import Settings
     from prefect.settings.legacy import _get_settings_fields
 
-    # One is read past Prefect's settings, by the command that runs a flow run in a container.
+    # The command that runs a flow run in a container reads one setting directly.
     read_by_command = re.findall(r"PREFECT_FLOW_RUN_EXECUTE_[A-Z_]+", Path(prefect.cli.flow_run.__file__).read_text())
     return set(_get_settings_fields(Settings)) | set(read_by_command)
 
 
-def test_every_setting_of_batons_is_in_the_table() -> None:
+def test_every_baton_setting_is_in_the_table() -> None:
     deployed = (CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8")
     read = re.findall(r"BATON_[A-Z_]*[A-Z]", sources() + deployed)
     assert len(set(read)) > 4
     assert set(read) - table() == set()
 
 
-def test_every_variable_that_the_code_asks_for_by_name_is_in_the_table() -> None:
+def test_every_variable_read_by_the_code_is_in_the_table() -> None:
     read = set(re.findall(r"environ(?:\.get|\.setdefault)?[\[(]\"([A-Z_]+)\"", sources()))
-    # Set by Baton for its own children and libraries, which nobody needs to set.
+    # Baton sets these for its child processes and libraries; users need not.
     assert read - table() == {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "PYTHONPATH", "XLA_FLAGS"}
 
 
 @pytest.mark.parametrize("name", sorted(table()))
-def test_every_variable_in_the_table_is_read_by_somebody(name: str) -> None:
+def test_every_variable_in_the_table_is_read(name: str) -> None:
     if name.startswith("PREFECT_"):
         assert name in settings_of_prefect()
     elif name in {"BATON_REGISTRY", "BATON_STORAGE"}:
@@ -58,13 +58,13 @@ def test_every_variable_in_the_table_is_read_by_somebody(name: str) -> None:
         assert re.search(rf"\b{name}\b", sources())
 
 
-def test_what_the_pools_set_is_in_the_table() -> None:
+def test_variables_of_work_pools_are_in_the_table() -> None:
     for file in (CHECKOUT / "deploy" / "work-pools").glob("*.json"):
         variables = json.loads(file.read_text(encoding="utf-8"))["variables"]["properties"]
         assert set(variables["env"]["default"]) <= table()
 
 
-def test_what_the_readme_names_is_there() -> None:
+def test_files_named_in_readme_exist() -> None:
     for path in re.findall(r"\bdeploy/[\w./-]+\.(?:yaml|json)|containers/[\w.]+\.py", README):
         assert path.startswith("containers/") or (CHECKOUT / path).is_file(), path
     written = yaml.safe_load((CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]

@@ -1,4 +1,4 @@
-"""Work-pool templates: what the workers render from them is what Kubernetes and Docker take."""
+"""Kubernetes and Docker accept what workers render from the work-pool templates."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from docker.models import containers
 from tests.deploy.rendering import container, job_manifest, template
 
 IMAGE = {"image": "registry/baton/train-tpu"}
-# What each makes of a spot TPU node pool; what differs between the two templates, and nothing else does.
+# The only variables that differ between the two Kubernetes templates.
 TPU_VARIABLES = {"tpu_accelerator", "tpu_topology", "tpu_chips", "spot", "privileged"}
 
 
@@ -26,7 +26,7 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["process", "docker", "kubernetes", "tpu"])
-def test_every_variable_is_used_and_shows_what_it_is(name: str) -> None:
+def test_every_variable_is_used_and_described(name: str) -> None:
     read = template(name)
     variables = read["variables"]["properties"]
     used = json.dumps(read["job_configuration"])
@@ -39,7 +39,7 @@ def test_every_variable_is_used_and_shows_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "tpu"])
-def test_jobs_are_what_kubernetes_takes(name: str) -> None:
+def test_jobs_are_valid_for_kubernetes(name: str) -> None:
     manifest = job_manifest(template(name), IMAGE)
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     job = manifest["spec"]
@@ -51,20 +51,20 @@ def test_jobs_are_what_kubernetes_takes(name: str) -> None:
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod(manifest)["containers"][0]["volumeMounts"]  # noqa: S108
     spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
     assert spot in pod(manifest)["tolerations"]
-    # Set by the worker because of backoffLimit 0.
+    # The worker sets it because of backoffLimit 0.
     assert environment(manifest)["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
     assert environment(manifest)["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
     assert environment(manifest)["PREFECT_HOME"].startswith("/tmp/")  # noqa: S108 - not the worker's own home
 
 
-def test_the_validator_can_refuse() -> None:
+def test_validator_refuses_invalid_job() -> None:
     manifest = job_manifest(template("tpu"), IMAGE)
     pod(manifest)["gracePeriod"] = 3
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_tpu_jobs_ask_for_a_tpu_on_a_spot_node() -> None:
+def test_tpu_jobs_request_tpu_on_spot_node() -> None:
     manifest = job_manifest(template("tpu"), IMAGE)
     assert pod(manifest)["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
@@ -76,7 +76,7 @@ def test_tpu_jobs_ask_for_a_tpu_on_a_spot_node() -> None:
     assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in pod(manifest)["tolerations"]
 
 
-def test_another_tpu_and_nodes_on_demand() -> None:
+def test_other_tpu_and_on_demand_nodes() -> None:
     base = template("tpu")
     del base["variables"]["properties"]["spot"]["default"]
     manifest = job_manifest(base, IMAGE | {"tpu_accelerator": "tpu-v6e-slice", "tpu_topology": "1x1", "tpu_chips": "1"})
@@ -88,7 +88,7 @@ def test_another_tpu_and_nodes_on_demand() -> None:
     assert pod(manifest)["containers"][0]["resources"]["limits"]["google.com/tpu"] == "1"
 
 
-def test_run_files_come_as_a_volume() -> None:
+def test_run_files_can_be_a_volume() -> None:
     base = template("kubernetes")
     shm = base["variables"]["properties"]
     variables = IMAGE | {
@@ -102,12 +102,12 @@ def test_run_files_come_as_a_volume() -> None:
     kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     assert [each["mountPath"] for each in pod(manifest)["containers"][0]["volumeMounts"]] == ["/dev/shm", "/code"]  # noqa: S108
     assert pod(manifest)["nodeSelector"] == {"cloud.google.com/gke-spot": "true"}
-    # A deployment's variables come on top of the template's.
+    # A deployment's variables are added to the template's.
     assert environment(manifest)["BATON_CACHE_BYTES"] == "1000000"
     assert environment(manifest)["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
 
 
-def test_the_two_kubernetes_templates_differ_by_the_tpu_only() -> None:
+def test_kubernetes_templates_differ_only_in_tpu() -> None:
     plain, tpu = template("kubernetes"), template("tpu")
     of_plain, of_tpu = plain["variables"]["properties"], tpu["variables"]["properties"]
     assert set(of_tpu) - set(of_plain) == TPU_VARIABLES
@@ -121,25 +121,25 @@ def test_the_two_kubernetes_templates_differ_by_the_tpu_only() -> None:
     assert plain["job_configuration"] == tpu["job_configuration"]
 
 
-def test_containers_are_what_docker_takes() -> None:
-    made = container(template("docker"), {"image": "baton/train-gpu", "volumes": ["./deploy/runs:/code:ro"]})
-    assert made.image == "baton/train-gpu"
-    assert made.image_pull_policy == "Never"  # a name that is missing is not asked of a public registry
-    assert made.env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
-    assert made.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
-    assert made.command == "prefect flow-run execute"
-    assert made.container_create_kwargs == {"shm_size": "1g"}
-    assert re.fullmatch(r"digits-cnn-[0-9a-f-]{36}-0", made.name or "")
-    # Another word, and no container is made.
+def test_containers_are_valid_for_docker() -> None:
+    config = container(template("docker"), {"image": "baton/train-gpu", "volumes": ["./deploy/runs:/code:ro"]})
+    assert config.image == "baton/train-gpu"
+    assert config.image_pull_policy == "Never"  # a missing image is not pulled from a public registry
+    assert config.env["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule"
+    assert config.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "60"
+    assert config.command == "prefect flow-run execute"
+    assert config.container_create_kwargs == {"shm_size": "1g"}
+    assert re.fullmatch(r"digits-cnn-[0-9a-f-]{36}-0", config.name or "")
+    # With any other value no container is created.
     known = {*containers.RUN_CREATE_KWARGS, *containers.RUN_HOST_CONFIG_KWARGS}
     assert set(template("docker")["job_configuration"]["container_create_kwargs"]) <= known
 
 
-def test_gpus_are_asked_for_as_docker_does() -> None:
+def test_gpu_requests_are_valid_for_docker() -> None:
     gpus = template("docker")["variables"]["properties"]["device_requests"]["description"]
-    told = json.loads(gpus[gpus.index("[") : gpus.rindex("]") + 1])
-    made = container(template("docker"), {"image": "baton/train-gpu", "device_requests": told, "user": "0"})
-    settings = made.container_create_kwargs or {}
+    requests = json.loads(gpus[gpus.index("[") : gpus.rindex("]") + 1])
+    config = container(template("docker"), {"image": "baton/train-gpu", "device_requests": requests, "user": "0"})
+    settings = config.container_create_kwargs or {}
     host = docker.types.HostConfig(version="1.44", **{key: settings[key] for key in ("shm_size", "device_requests")})
     assert host["ShmSize"] == 1 << 30
     assert host["DeviceRequests"][0]["Capabilities"] == [["gpu"]]

@@ -1,8 +1,8 @@
-"""Seeded plans of what goes wrong on gs://: workers that die, pause and overtake each other while the store misbehaves.
+"""Chaos on gs://: seeded plans with workers that die, pause and overtake each other, on a store with faults.
 
-A worker goes the real way of a commit without TensorFlow (`run_commits.py`). All workers of a plan are threads of this
-process, each with a store of its own, against a fake Cloud Storage with faults drawn from the same seed. Dying is an
-error that nothing catches, raised before or after a call of the store has taken effect.
+Workers make real commits without TensorFlow (`run_commits.py`). The workers of a plan are threads of this process. Each
+has its own store object, and all use one fake Cloud Storage, whose faults are drawn from the same seed. A worker dies
+by an error that no handler catches. It is raised before or after a call of the store takes effect.
 
 `python -m tests.end_to_end.cloud_chaos [--plans 200] [--first 0]`, or `make chaos`.
 """
@@ -21,17 +21,19 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import clear_away, policies_of
-from tasks.foundation.checkpoint.verify import damage
+from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.retention import apply_retention, retention_policies
+from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
-from tasks.foundation.runlog.commits import evaluation_due, sound_tip
+from tasks.foundation.runlog.commits import evaluation_due
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage import best_effort_delete
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
-from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.run_commits import SPEC, STEPS, begin, evaluate, train
 
 UNTIL_STEP = 6 * STEPS
@@ -39,14 +41,14 @@ _CALLS = {
     *("read", "exists", "create", "write", "upload", "copy", "stat", "checksum", "download", "read_range"),
     *("files", "folders", "delete"),
 }
-_LIVES = 4  # of each worker; then one that nothing happens to ends the run
+_STARTS = 4  # of each worker; then a worker without faults finishes the run
 RATES = {
     "status": 0.03,
     "reset-before-body": 0.01,
     "reset-in-body": 0.01,
     "reset-after-body": 0.01,
-    "answer-lost": 0.03,
-    "reset-in-answer": 0.01,
+    "response-lost": 0.03,
+    "reset-in-response": 0.01,
     "stall": 0.005,
     "truncate": 0.01,
     "truncate-quietly": 0.01,
@@ -61,22 +63,32 @@ RATES = {
 
 
 class Died(BaseException):
-    """The worker is dead; nothing of it happens any more."""
+    """The worker is dead; it makes no more calls."""
 
 
-class Mortal:
-    """A store that its worker dies of, or pauses in, at given calls."""
+class CrashingStore:
+    """Forwards calls to a store. Its worker dies at one call and pauses at another.
+
+    Args:
+        store: receives the calls.
+        chance: draws the length of the pause, and whether the worker dies before or after the call takes effect.
+        counter: the number of calls so far, shared with the folders of the store.
+        dies_at: number of the call that kills the worker, from 0.
+        pauses_at: number of the call that pauses first, from 0.
+    """
 
     def __init__(self, store: Any, chance: random.Random, counter: list[int], dies_at: int, pauses_at: int) -> None:
         self._store, self._chance, self._counter = store, chance, counter
         self._dies_at, self._pauses_at = dies_at, pauses_at
         self._after = chance.random() < 0.5
 
-    def at(self, folder: str) -> "Mortal":
-        return Mortal(self._store.at(folder), self._chance, self._counter, self._dies_at, self._pauses_at)
+    def at(self, folder: str) -> "CrashingStore":
+        return CrashingStore(self._store.at(folder), self._chance, self._counter, self._dies_at, self._pauses_at)
 
-    def with_deadline(self, seconds: float) -> "Mortal":
-        return Mortal(self._store.with_deadline(seconds), self._chance, self._counter, self._dies_at, self._pauses_at)
+    def with_deadline(self, seconds: float) -> "CrashingStore":
+        return CrashingStore(
+            self._store.with_deadline(seconds), self._chance, self._counter, self._dies_at, self._pauses_at
+        )
 
     def __getattr__(self, name: str) -> Any:
         inner = getattr(self._store, name)
@@ -90,33 +102,34 @@ class Mortal:
                 time.sleep(self._chance.uniform(0, 0.2))
             if number > self._dies_at or (number == self._dies_at and not self._after):
                 raise Died
-            answer = inner(*arguments, **options)
-            answer = iter(list(answer)) if name in {"files", "folders"} else answer
+            result = inner(*arguments, **options)
+            result = iter(list(result)) if name in {"files", "folders"} else result
             if number == self._dies_at:
                 raise Died
-            return answer
+            return result
 
         return call
 
 
 @dataclass
 class Outcome:
-    """What one plan came to.
+    """The result of one plan.
 
     Attributes:
-        faults: what the store did, by kind.
-        ends: how the workers ended, by name of what ended them.
-        off: what must not be.
+        seed: the seed of the plan.
+        faults: number of the store's faults by kind.
+        ends: number of workers' ends by name of the exception, or "done".
+        errors: descriptions of what is wrong; empty if the plan passed.
     """
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
-    off: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
 def play(server: FakeGcs, seed: int) -> Outcome:
-    """One plan, from the beginning of a run to its end, and a look at what is there then."""
+    """Play one plan from the beginning of a run to its end, and check the home."""
     chance = random.Random(seed)
     outcome = Outcome(seed)
     prefix = f"plan-{seed}"
@@ -124,7 +137,7 @@ def play(server: FakeGcs, seed: int) -> Outcome:
     server.faults = FaultPlan.random(seed, rates, stall_seconds=0.3, delay_seconds=0.002)
     entries: dict[str, bytes] = {}
     threads = [
-        threading.Thread(target=_live, args=(prefix, random.Random(f"{seed}/{worker}"), outcome))
+        threading.Thread(target=_run_worker, args=(prefix, random.Random(f"{seed}/{worker}"), outcome))
         for worker in range(chance.choice((1, 2, 2, 3)))
     ]
     for thread in threads:
@@ -137,23 +150,25 @@ def play(server: FakeGcs, seed: int) -> Outcome:
     home = CloudStorage("bucket", prefix, RetryPolicy(first_wait_seconds=0.01))
     _work(home)
     _watch(server, prefix, entries, outcome)
-    _examine(home, outcome)
+    _check_home(home, outcome)
     return outcome
 
 
-def _live(prefix: str, chance: random.Random, outcome: Outcome) -> None:
-    """A worker's lives: each ends by dying, by losing, by a store that is too bad, or with the run."""
-    for _ in range(_LIVES):
-        patience = RetryPolicy(total_seconds=chance.choice((0.05, 1, 20)), stall_seconds=0.2, first_wait_seconds=0.005)
-        store = Mortal(
-            CloudStorage("bucket", prefix, patience), chance, [0], chance.randrange(20, 160), chance.randrange(160)
+def _run_worker(prefix: str, chance: random.Random, outcome: Outcome) -> None:
+    """Work until the run ends. A worker that died, lost or met too many faults starts again, up to `_STARTS` times."""
+    for _ in range(_STARTS):
+        retry_policy = RetryPolicy(
+            total_seconds=chance.choice((0.05, 1, 20)), stall_seconds=0.2, first_wait_seconds=0.005
+        )
+        store = CrashingStore(
+            CloudStorage("bucket", prefix, retry_policy), chance, [0], chance.randrange(20, 160), chance.randrange(160)
         )
         try:
             _work(store)
         except (Died, StaleWriter, StorageError, DamagedCheckpoint) as end:
             outcome.ends[type(end).__name__] += 1
-        except BaseException as fault:  # noqa: BLE001 - anything else is off
-            outcome.off.append(f"a worker ended with {type(fault).__name__}: {fault}")
+        except BaseException as fault:  # noqa: BLE001 - any other exception is an error of the plan
+            outcome.errors.append(f"a worker ended with {type(fault).__name__}: {fault}")
             return
         else:
             outcome.ends["done"] += 1
@@ -161,16 +176,16 @@ def _live(prefix: str, chance: random.Random, outcome: Outcome) -> None:
 
 
 def _work(home: Any) -> None:
-    """As the relay does: from wherever the log says that the run stands."""
+    """Continue the run from its head to its end, as the relay does."""
     log = RunLog(home)
     log.require_whole()
-    suspicious = False
+    verify_bytes = False
     while True:
-        head = sound_tip(log, attempt=uuid.uuid4().hex, telemetry=Silent(), suspicious=suspicious)
+        head = quarantine_damaged_tips(log, attempt=uuid.uuid4().hex, telemetry=Silent(), verify_bytes=verify_bytes)
         if head is None or head.tip is None:
             head = begin(log)
         if head.tip is None:
-            raise AssertionError("a run that was begun has a tip")
+            raise AssertionError("a run that has begun has no tip")
         try:
             if evaluation_due(head, SPEC):
                 evaluate(log, head.tip)
@@ -178,15 +193,15 @@ def _work(home: Any) -> None:
                 return
             train(log, head)
         except DamagedCheckpoint:
-            if suspicious:
+            if verify_bytes:
                 raise
-            suspicious = True
+            verify_bytes = True
             continue
-        suspicious = False
+        verify_bytes = False
 
 
 def _watch(server: FakeGcs, prefix: str, entries: dict[str, bytes], outcome: Outcome) -> None:
-    """An entry that could once be read stays as it is."""
+    """Check that no entry changes after it was first seen; adds new entries to `entries`."""
     for name in server.store.names("bucket"):
         if name.startswith(f"{prefix}/log/0") and name not in entries:
             data = _bytes_of(server, name)
@@ -194,60 +209,64 @@ def _watch(server: FakeGcs, prefix: str, entries: dict[str, bytes], outcome: Out
                 entries[name] = data
     for name, data in entries.items():
         if _bytes_of(server, name) != data:
-            outcome.off.append(f"lost: {name} is gone or was changed")
+            outcome.errors.append(f"lost: {name} is missing or was changed")
 
 
 def _bytes_of(server: FakeGcs, name: str) -> bytes | None:
     try:
         return bytes(server.store.bytes("bucket", name))
-    except Exception:  # noqa: BLE001 - taken away between the two looks; the next one tells
+    except Exception:  # noqa: BLE001 - deleted between listing and reading; the next call reports it
         return None
 
 
-def _examine(home: CloudStorage, outcome: Outcome) -> None:
+def _check_home(home: CloudStorage, outcome: Outcome) -> None:
+    """Check the log, the bytes of the retained checkpoints, and that no other files are left."""
     try:
         entries = list(RunLog(home).entries())
-    except Exception as fault:  # noqa: BLE001 - whatever it is, it is off
-        outcome.off.append(f"lost: {fault}")
+    except Exception as fault:  # noqa: BLE001 - any exception is an error of the plan
+        outcome.errors.append(f"lost: {fault}")
         return
-    _lineage(entries, outcome)
-    # What a worker had staged that died after the last commit is swept by the next one.
-    clear_away(RunLog(home), policies_of(SPEC), attempt="keeper")
+    _check_lineage(entries, outcome)
+    # Whoever comes next is another process, which has not failed to delete anything yet.
+    best_effort_delete._FAILURES.clear()
+    # Deletes the checkpoints that a worker staged but did not commit before it died.
+    apply_retention(RunLog(home), retention_policies(SPEC), attempt="keeper")
     head = RunLog(home).require_head()
     for ref in head.retained:
-        fault = damage(home, ref, read=True)
+        fault = find_damage(home, ref, read_bytes=True)
         if fault is not None:
-            outcome.off.append(f"lost: {fault}")
+            outcome.errors.append(f"lost: {fault}")
     named = {ref.path for ref in (*head.retained, *head.quarantined)} | {old.path for old in head.retired}
     for path in home.files(""):
         folder = "/".join(path.split("/")[:2])
-        # On a base that is still current somebody may be at work.
+        # A checkpoint staged on the current base may still be committed by its writer, so it is kept.
         if not path.startswith("log/") and folder not in named and base_in_folder_name(folder) != head.base:
-            outcome.off.append(f"left behind: {path}")
+            outcome.errors.append(f"left behind: {path}")
 
 
-def _lineage(entries: list[Entry], outcome: Outcome) -> None:
+def _check_lineage(entries: list[Entry], outcome: Outcome) -> None:
+    """Check the parent, base and digest of each commit, and that each step is committed once."""
     before: Any = None
     known = _known_digests()
     steps = []
     for entry in entries:
         body = entry.body
         if isinstance(body, Quarantine):
-            outcome.off.append(f"lost: {body.path} was quarantined, though no byte of it was ever wrong in the store")
+            outcome.errors.append(f"lost: {body.path} was quarantined, although its bytes in the store are right")
         if isinstance(body, Commit):
             tip = before.tip.path if before is not None and before.tip is not None else None
             if body.parent != tip or body.checkpoint.base != (before.base if before is not None else 0):
-                outcome.off.append(f"wrong: entry {entry.number} stands on {body.parent}, the tip was {tip}")
+                outcome.errors.append(f"wrong: entry {entry.number} has the parent {body.parent}; the tip was {tip}")
             if known[body.checkpoint.step] != body.checkpoint.state_digest:
-                outcome.off.append(f"wrong: entry {entry.number} holds another state at step {body.checkpoint.step}")
+                outcome.errors.append(f"wrong: entry {entry.number} holds another state at step {body.checkpoint.step}")
             steps.append(body.checkpoint.step)
         before = entry.head
     if steps != list(range(0, UNTIL_STEP + 1, STEPS)):
-        outcome.off.append(f"doubled or lost: the commits are of steps {steps}")
+        outcome.errors.append(f"doubled or lost: the committed steps are {steps}")
 
 
 def _known_digests() -> dict[int, str]:
-    """A checkpoint's content is a function of its parent's."""
+    """Digests by step. A checkpoint's content is a function of its parent's content."""
     import hashlib
 
     content, known = hashlib.sha256(b"0").digest(), {}
@@ -257,17 +276,17 @@ def _known_digests() -> dict[int, str]:
     return known
 
 
-def play_all(seeds: range, say: Callable[[str], None]) -> list[Outcome]:
-    """All plans, one after the other, on one server."""
+def play_all(seeds: range, print_line: Callable[[str], None]) -> list[Outcome]:
+    """Play the plans one after the other on one server; `print_line` receives each error."""
     outcomes = []
     with FakeGcs(md5=False) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        # So that small files go up by resumable uploads, and come down in parts.
+        # Small parts, so that small files use resumable uploads and are downloaded in parts.
         patch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 4096)
         for seed in seeds:
             outcomes.append(play(server, seed))
-            for line in outcomes[-1].off:
-                say(f"OFF  plan {seed}: {line}")
+            for line in outcomes[-1].errors:
+                print_line(f"OFF  plan {seed}: {line}")
     return outcomes
 
 
@@ -276,14 +295,14 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    logging.getLogger("tasks").setLevel(logging.ERROR)  # waits are what this is about
+    logging.getLogger("tasks").setLevel(logging.ERROR)  # each retry logs a warning
     outcomes = play_all(range(options.first, options.first + options.plans), lambda line: print(line, flush=True))  # noqa: T201
     faults = sum((outcome.faults for outcome in outcomes), Counter[str]())
     ends = sum((outcome.ends for outcome in outcomes), Counter[str]())
-    off = sum(bool(outcome.off) for outcome in outcomes)
-    told = [f"{len(outcomes)} plans, {off} of them OFF", f"store faults: {faults.total()}, {dict(faults)}"]
-    sys.stdout.write("\n".join([*told, f"lives of workers ended by: {dict(ends)}"]) + "\n")
-    return 1 if off else 0
+    failed = sum(bool(outcome.errors) for outcome in outcomes)
+    lines = [f"{len(outcomes)} plans, {failed} of them OFF", f"store faults: {faults.total()}, {dict(faults)}"]
+    sys.stdout.write("\n".join([*lines, f"ends of workers: {dict(ends)}"]) + "\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A dozen of the interruptions of `chaos.py`, which does hundreds."""
+"""A dozen of the interruptions of `chaos.py`, which makes hundreds."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from tests.support.interruptions import KINDS
 pytestmark = pytest.mark.slow
 
 
-def test_twelve_interruptions(tmp_path: Path) -> None:
+def test_twelve_interruptions_lose_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
     plan = Plan(seed=7, training=6, moments=6, lanes=1, runs=("digits",), folder=tmp_path)
     tally = chaos(plan, lines.append)
-    said = "\n".join([*lines, *tally.table()])
-    assert tally.hits == 12, said
-    assert not tally.bad, said
+    output = "\n".join([*lines, *tally.table()])
+    assert tally.hits == 12, output
+    assert not tally.bad, output
     assert tally.rows.keys() <= {*KINDS, "SIGKILL at a call"}
 
 
-def test_anything_that_is_off_is_seen_in_the_table() -> None:
+def test_tally_reports_every_fault() -> None:
     tally = Tally(lambda _: None)
     for kind in ("one", "other"):
         with tally.row(kind) as row:

@@ -1,4 +1,4 @@
-"""Chaos on gs://: a hundred seeded plans without TensorFlow. `make chaos` plays more."""
+"""Chaos on gs://: a hundred seeded plans without TensorFlow. `make chaos` runs more."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from tests.end_to_end.cloud_chaos import RATES, play_all
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 100, 25))
-def test_whatever_goes_wrong_nothing_is_lost_doubled_or_wrong(first: int) -> None:
+def test_nothing_is_lost_doubled_or_wrong(first: int) -> None:
     lines: list[str] = []
     outcomes = play_all(range(first, first + 25), lines.append)
     assert len(outcomes) == 25

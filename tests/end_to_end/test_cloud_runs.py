@@ -1,4 +1,4 @@
-"""Real training on gs://: the same run as on a local folder, whatever the store does."""
+"""Training on gs:// gives the same run as on a local folder, whatever faults the store has."""
 
 import os
 import random
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.cloud_runs import CloudChild, copied, left_on
-from tests.support.homes import commits_in, damaged, entries_of, head_of, tip_of, told_by
+from tests.support.homes import commits_in, damaged, entries_of, head_of, read_history, tip_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,8 @@ RATES = {
     "status": 0.03,
     "reset-before-body": 0.01,
     "reset-after-body": 0.01,
-    "answer-lost": 0.03,
-    "reset-in-answer": 0.01,
+    "response-lost": 0.03,
+    "reset-in-response": 0.01,
     "truncate": 0.02,
     "truncate-quietly": 0.02,
     "corrupt-download": 0.03,
@@ -35,17 +35,17 @@ RATES = {
 
 
 @pytest.fixture(scope="module")
-def local(plainly: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The digits on a local folder, uninterrupted; its result."""
-    return plainly("digits", tmp_path_factory.mktemp("local"), extra=SEGMENTS).result
+def local(train_without_prefect: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of the uninterrupted digits run on a local folder."""
+    return train_without_prefect("digits", tmp_path_factory.mktemp("local"), extra=SEGMENTS).result
 
 
-def test_the_digits_in_separate_processes_without_a_shared_disk(
+def test_processes_share_only_the_store(
     cloud: FakeGcs, tmp_path: Path, local: Any, stored_bytes: Callable[[str], Any]
 ) -> None:
     for number, words in enumerate((["--max-segments", "1"], ["--max-segments", "1"], ["--report"])):
         disk = tmp_path / f"machine-{number}"
-        child = CloudChild(cloud, "digits", *words, root="team/runs", disk=disk, extra=SEGMENTS)
+        child = CloudChild(cloud, "digits", *words, root="team/runs", disk=disk, extra=SEGMENTS, own_home=True)
         result = child.finish()
         assert "Warning" not in child.stderr
         assert left_on(disk) == []
@@ -58,12 +58,12 @@ def test_the_digits_in_separate_processes_without_a_shared_disk(
     assert stored_bytes(str(home / "checkpoints" / Path(result["checkpoint"]).name)) == stored_bytes(
         local["checkpoint"]
     )
-    assert told_by(home) == told_by(Path(local["home"]))
-    _nothing_beyond_the_design(here)
-    _the_verbs_answer(cloud, home)
+    assert read_history(home) == read_history(Path(local["home"]))
+    _assert_only_known_files(here)
+    _assert_commands_read_the_home(cloud, home)
 
 
-def _nothing_beyond_the_design(root: Path) -> None:
+def _assert_only_known_files(root: Path) -> None:
     head = head_of(root / "digits-cnn")
     assert head is not None
     names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
@@ -83,8 +83,8 @@ def _nothing_beyond_the_design(root: Path) -> None:
     }
 
 
-def _the_verbs_answer(cloud: FakeGcs, home: Path) -> None:
-    """status, verify and list from the address alone, and status without TensorFlow."""
+def _assert_commands_read_the_home(cloud: FakeGcs, home: Path) -> None:
+    """Assert that status, verify and list need only the address, and that status does not import TensorFlow."""
     address = "gs://bucket/team/runs/digits-cnn"
     ask = (
         "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
@@ -118,27 +118,25 @@ def _the_verbs_answer(cloud: FakeGcs, home: Path) -> None:
     assert name.split("digits-cnn/")[1] in damaged_.stdout
 
 
-def test_a_dataset_larger_than_the_cache_trains_and_what_is_dropped_comes_again(
-    cloud: FakeGcs, plainly: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_dataset_larger_than_the_cache_is_fetched_again(
+    cloud: FakeGcs, train_without_prefect: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """36 shards of 15 kB, and room for 6 of them: two windows in use and one that is read ahead."""
+    """36 shards of 15 kB in a cache for 6: two windows in use and one that is read ahead."""
     small = [*SEGMENTS, "data.shard_examples=50", "data.window_shards=2"]
-    here = plainly("digits", tmp_path / "local", extra=small).result
+    here = train_without_prefect("digits", tmp_path / "local", extra=small).result
     monkeypatch.setenv("BATON_CACHE_BYTES", "96000")
     child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "machine", extra=small)
     result = child.finish(0)
     assert result["state_digest"] == here["state_digest"]
     fetched = {name: count for (_, name), count in cloud.tally.media.items() if "/train-" in name}
     assert len(fetched) == 33
-    # 60 steps of 64 examples are 2.4 epochs: what is dropped behind is fetched again, and nothing more often than that.
+    # 60 steps of 64 examples are 2.4 epochs, so dropped shards are fetched again, once for each epoch.
     assert sum(fetched.values()) > 2 * len(fetched)
     assert max(fetched.values()) <= 3 + 1
 
 
-def test_a_download_that_is_always_corrupted_is_never_restored_and_quarantines_nothing(
-    cloud: FakeGcs, tmp_path: Path, local: Any
-) -> None:
-    """The store has the newest checkpoint as it was written; it is the way here that damages it."""
+def test_corrupt_downloads_are_not_restored_or_quarantined(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
+    """The newest checkpoint is sound in the store; only its download is damaged."""
     CloudChild(cloud, "digits", "--max-segments", "2", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
     before = copied(cloud, "runs", tmp_path / "before") / "digits-cnn"
     tip = tip_of(before)
@@ -146,15 +144,15 @@ def test_a_download_that_is_always_corrupted_is_never_restored_and_quarantines_n
     cloud.faults = FaultPlan.scripted([{"match": match, "fault": "corrupt-download", "times": None}])
     child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "second", extra=SEGMENTS)
     child.finish(1)
-    assert "its bytes are damaged on the way here" in child.stderr
-    assert "The file is sound" in child.stderr
+    assert "damaged in transit" in child.stderr
+    assert "the file is intact" in child.stderr
     assert entries_of(copied(cloud, "runs", tmp_path / "after") / "digits-cnn") == entries_of(before)
     cloud.faults = None
     result = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "third", extra=SEGMENTS).finish(0)
     assert result["state_digest"] == local["state_digest"]
 
 
-def test_a_store_that_garbles_what_is_uploaded_never_gets_a_commit(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
+def test_corrupt_uploads_are_never_committed(cloud: FakeGcs, tmp_path: Path, local: Any) -> None:
     CloudChild(cloud, "digits", "--max-segments", "1", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
     before = copied(cloud, "runs", tmp_path / "before") / "digits-cnn"
     cloud.faults = FaultPlan.scripted(
@@ -163,7 +161,7 @@ def test_a_store_that_garbles_what_is_uploaded_never_gets_a_commit(cloud: FakeGc
     child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "second", extra=SEGMENTS)
     child.finish(1)
     assert "StorageError" in child.stderr
-    assert "the store got other bytes than were sent" in child.stderr
+    assert "the store received other bytes than were sent" in child.stderr
     after = copied(cloud, "runs", tmp_path / "after") / "digits-cnn"
     assert len(commits_in(entries_of(after))) == len(commits_in(entries_of(before)))
     cloud.faults = None
@@ -171,14 +169,14 @@ def test_a_store_that_garbles_what_is_uploaded_never_gets_a_commit(cloud: FakeGc
     assert result["state_digest"] == local["state_digest"]
 
 
-# A dozen with `make chaos`.
+# `make chaos` runs a dozen.
 @pytest.mark.parametrize("seed", range(int(os.environ.get("BATON_TEST_CLOUD_RUNS", "2"))))
 def test_runs_through_faults_and_kills_end_the_same(seed: int, tmp_path: Path, local: Any) -> None:
     assert _plan(seed, tmp_path, local) == []
 
 
 def _plan(seed: int, folder: Path, local: Any) -> list[str]:
-    """One run with store faults, killed or told to go once, and taken to its end."""
+    """Run with store faults, interrupt once, resume to the end; returns what went wrong."""
     chance = random.Random(seed)
     off = []
     with FakeGcs(md5=False) as server:
@@ -192,7 +190,7 @@ def _plan(seed: int, folder: Path, local: Any) -> list[str]:
         if result["state_digest"] != local["state_digest"]:
             off.append(f"another end, {result['state_digest']}")
         home = copied(server, "runs", folder / "copy") / "digits-cnn"
-        if told_by(home) != told_by(Path(local["home"])):
+        if read_history(home) != read_history(Path(local["home"])):
             off.append("another history")
         off += [f"{path} is damaged" for path in damaged(home)]
         steps = [ref.step for ref in commits_in(entries_of(home))]

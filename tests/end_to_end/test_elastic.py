@@ -1,4 +1,4 @@
-"""A run that goes from 4 replicas to 2, to 8 and to 1: the same examples, the same state, and what is said of it."""
+"""A run that moves from 4 replicas to 2, 8 and 1 reads the same examples, keeps its state and reports the changes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +13,10 @@ from tests.support.lab import Lab, in_fresh_process, keep_trainer, restored, spe
 
 pytestmark = pytest.mark.slow
 
-# Up to which step each replica count trains; the straight run's four train all.
-LEGS = {4: 3, 2: 6, 8: 9}
+# The step up to which each replica count trains. The straight run trains all steps on 4 replicas.
+LAST_STEP = {4: 3, 2: 6, 8: 9}
 STEPS = 9
-# Of weights and losses after nine steps, the last six of them on other replica counts.
+# For weights and losses after nine steps, six of them on other replica counts.
 TOLERANCE = 1e-5
 BUILDS = ("synchronized", "dependent")
 
@@ -28,7 +28,7 @@ def spec_for(build: str, replicas: int, run: str) -> RunSpec:
 
 
 def values(lab: Lab, spec: RunSpec, ref: Any) -> dict[str, list[Any]]:
-    """What a checkpoint holds, by path: of what each replica has for itself, all in their order."""
+    """Read a checkpoint: path -> values, one for each replica that has its own."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(lab.folder(spec, ref) / "ckpt"))
@@ -45,7 +45,7 @@ def as_json(parts: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def in_memory(lab: Lab, spec: RunSpec, ref: Any) -> dict[str, Any]:
-    """The state of this process's replicas right after restoring; of seeds each replica's own."""
+    """Return the restored state, with the values and seeds of each replica, and the metrics of all replicas."""
     from tasks.foundation.model.metrics import take_metrics
 
     state = restored(lab, spec, ref)
@@ -53,49 +53,52 @@ def in_memory(lab: Lab, spec: RunSpec, ref: Any) -> dict[str, Any]:
     return {"values": held, "metrics": take_metrics(state.model, state.accelerator.strategy)}
 
 
-def go_on(folder: str, replicas: int, straight: bool = False) -> dict[str, Any]:
-    """The part of the run that so many replicas train, from what is restored to what is committed."""
-    told: dict[str, Any] = {}
+def train_part(folder: str, replicas: int, straight: bool = False) -> dict[str, Any]:
+    """Train the part of the run that belongs to a replica count; returns restored and committed values by model."""
+    results: dict[str, Any] = {}
     for build in BUILDS:
         lab, spec = Lab(Path(folder)), spec_for(build, replicas, "straight" if straight else "moved")
         start = lab.begin(spec).tip
         assert start is not None
-        each: dict[str, Any] = {"warnings": lab.heard.warnings}
+        each: dict[str, Any] = {"warnings": lab.recorder.warnings}
         if not straight:
             each["restored"] = in_memory(lab, spec, start)
         tip = start
-        if replicas in LEGS:
-            tip = lab.train_and_commit(spec, STEPS if straight else LEGS[replicas]).tip
+        if replicas in LAST_STEP:
+            tip = lab.train_and_commit(spec, STEPS if straight else LAST_STEP[replicas]).tip
         assert tip is not None
         keep_trainer()
         each["stored"] = as_json(values(lab, spec, tip))
-        told[build] = each
-    return told
+        results[build] = each
+    return results
 
 
-def four(folder: str) -> dict[str, Any]:
-    """The first part, and what four replicas make of it alone."""
-    return {"straight": go_on(folder, 4, straight=True), "moved": go_on(folder, 4)}
+def train_on_four_replicas(folder: str) -> dict[str, Any]:
+    """Train the straight run, and the first part of the run that moves."""
+    return {"straight": train_part(folder, 4, straight=True), "moved": train_part(folder, 4)}
 
 
-def test_a_run_goes_from_one_replica_count_to_another(tmp_path: Path) -> None:
+def test_run_moves_between_replica_counts(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    told = in_fresh_process(four, folder=folder)
-    legs = {4: told["moved"]}
+    on_four = in_fresh_process(train_on_four_replicas, folder=folder)
+    parts = {4: on_four["moved"]}
     for replicas in (2, 8):
-        legs[replicas] = in_fresh_process(go_on, folder=folder, replicas=replicas)
-    legs[1] = go_on(folder, 1)
+        parts[replicas] = in_fresh_process(train_part, folder=folder, replicas=replicas)
+    parts[1] = train_part(folder, 1)
 
     for build in BUILDS:
-        for before, now in pairwise(legs):
-            assert_handed_over(legs[before][build]["stored"], legs[now][build]["restored"], replicas=now)
-        assert_same_examples(told["straight"][build]["stored"], {at: legs[at][build]["stored"] for at in LEGS})
-        assert_said_and_logged(tmp_path, build, {at: interval[build]["warnings"] for at, interval in legs.items()})
-    apart = {build: furthest(tmp_path, build, told["straight"][build], legs[8][build]) for build in BUILDS}
+        for before, now in pairwise(parts):
+            assert_state_is_kept(parts[before][build]["stored"], parts[now][build]["restored"], replicas=now)
+        assert_same_examples(on_four["straight"][build]["stored"], {at: parts[at][build]["stored"] for at in LAST_STEP})
+        assert_changes_are_reported(tmp_path, build, {at: part[build]["warnings"] for at, part in parts.items()})
+    apart = {
+        build: largest_difference(tmp_path, build, on_four["straight"][build], parts[8][build]) for build in BUILDS
+    }
     assert apart["synchronized"] < TOLERANCE < 1e-3 < apart["dependent"]
 
 
-def assert_handed_over(stored: dict[str, Any], restored: dict[str, Any], *, replicas: int) -> None:
+def assert_state_is_kept(stored: dict[str, Any], restored: dict[str, Any], *, replicas: int) -> None:
+    """Assert that each replica restores the stored values, its own seed, and its share of the metrics."""
     held = restored["values"]
     assert held.keys() == stored.keys()
     differed = 0
@@ -103,14 +106,14 @@ def assert_handed_over(stored: dict[str, Any], restored: dict[str, Any], *, repl
         after = held[path]
         if path.startswith("metrics/"):
             continue
-        if "seed" in path:  # saved once; each replica's is derived from it
+        if "seed" in path:  # one seed is saved, and each replica derives its own
             assert after[0] == before[0]
             assert len({str(part) for part in after}) == replicas
             continue
         differed += len({str(part) for part in before}) > 1
         assert after == [before[0]] * len(after), path
-    assert differed  # replicas did hold different values, or this would show nothing
-    # Of a metric it is what all replicas together say that stays.
+    assert differed  # otherwise the comparison shows nothing
+    # The value of a metric over all replicas is kept, not the value of each replica.
     sums = [path for path in stored if path.startswith("metrics/") and not path.endswith("peak/value")]
     assert sums
     for path in sums:
@@ -121,39 +124,40 @@ def assert_handed_over(stored: dict[str, Any], restored: dict[str, Any], *, repl
         assert np.mean(stored[path]) > 0
 
 
-def assert_same_examples(straight: dict[str, Any], legs: dict[int, dict[str, Any]]) -> None:
-    """Step by step, and in the same order within the global batch."""
+def assert_same_examples(straight: dict[str, Any], parts: dict[int, dict[str, Any]]) -> None:
+    """Assert that each step reads the same examples, in the same order within the global batch."""
     expected = np.sum(straight["model/seen/ids"], axis=0)
     assert expected.shape == (STEPS, 16)
     assert expected.min() >= 1
     first = 0
-    for replicas, stored in legs.items():
+    for replicas, stored in parts.items():
         ids = np.asarray(stored["model/seen/ids"])
         assert len(ids) == replicas
-        mine = ids[:, first : LEGS[replicas]]
-        # Each replica read its own part of each batch, and nobody another's.
+        mine = ids[:, first : LAST_STEP[replicas]]
+        # Each replica reads its own part of each batch only.
         assert np.all(np.sum(mine > 0, axis=-1) == 16 // replicas)
-        assert np.array_equal(np.sum(mine, axis=0), expected[first : LEGS[replicas]])
-        first = LEGS[replicas]
+        assert np.array_equal(np.sum(mine, axis=0), expected[first : LAST_STEP[replicas]])
+        first = LAST_STEP[replicas]
 
 
-def assert_said_and_logged(root: Path, build: str, warnings: dict[int, list[str]]) -> None:
+def assert_changes_are_reported(root: Path, build: str, warnings: dict[int, list[str]]) -> None:
+    """Assert that each change of replicas is a warning and an entry of the log."""
     assert warnings.pop(4) == []
-    for (before, now), said in zip(((4, 2), (2, 8), (8, 1)), warnings.values(), strict=True):
-        words = next(each for each in said if "the environment changed" in each)
+    for (before, now), notes in zip(((4, 2), (2, 8), (8, 1)), warnings.values(), strict=True):
+        words = next(each for each in notes if "the environment changed" in each)
         assert f"{before} replicas became {now}" in words
         if build == "synchronized":
             assert "to float tolerance" in words
         else:
             assert "norm (statistics of one replica's examples" in words
-            assert "drop (random, each replica draws its own)" in words
+            assert "drop (random, each replica draws its own values)" in words
     spec = spec_for(build, 1, "moved")
     entries = [entry.body for entry in Lab(root).log(spec).entries()]
     assert [body.environment.replicas for body in entries if isinstance(body, Change)] == [2, 8, 1]
 
 
-def furthest(root: Path, build: str, straight: dict[str, Any], moved: dict[str, Any]) -> float:
-    """How far apart weights and logged losses are in the end."""
+def largest_difference(root: Path, build: str, straight: dict[str, Any], moved: dict[str, Any]) -> float:
+    """Return the largest difference of weights and logged losses at the end."""
     weights = [path for path in straight["stored"] if path.startswith(("model/dense", "model/norm"))]
     assert weights
     far = [

@@ -1,4 +1,4 @@
-"""Homes that are full, locked, gone or damaged: a clear word, nothing lost, and after the repair the same bytes."""
+"""A full, read-only, deleted or damaged home gives a clear error. Nothing is lost, and a repaired run continues."""
 
 import errno
 import os
@@ -12,24 +12,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import CHECKOUT
-from tests.support.disks import may_mount, small_disk
+from tests.support.disks import can_mount, small_disk
 from tests.support.homes import (
-    commits_of,
+    commit_count,
     committed_bytes,
     damaged,
     entries_of,
     head_of,
     log_bytes,
+    read_history,
     temporary_files,
     tip_of,
-    told_by,
 )
 from tests.support.shipped_runs import Finished
 from tests.support.training_child import Child
 
 pytestmark = pytest.mark.slow
 
-# So long that a run in its middle has still some way to go; as many commits as make a log with all kinds of entries.
+# Long enough to interrupt the second half; enough commits for a log with evaluations and retired checkpoints.
 RUN = [
     "train.steps=600",
     "train.segment_steps=50",
@@ -39,14 +39,14 @@ RUN = [
     "model.options.width=8",
 ]
 HALF = 300
-# More than an entry of the log takes, less than a checkpoint of that width.
+# Larger than a log entry, smaller than a checkpoint of this width.
 BETWEEN_BYTES = 40 << 10
 CLOCK_BACK = CHECKOUT / "tests" / "support" / "run_with_clock_back.py"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run to its end, and the same run half way."""
+    """A complete run, and the same run stopped at step `HALF`."""
 
     straight: Finished
     half: Path
@@ -63,7 +63,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 class Case:
-    """A copy of the half-way run, and what is to be said of it in the end."""
+    """A copy of the stopped run, and the checks after its fault."""
 
     def __init__(self, prepared: Prepared, name: str) -> None:
         self.prepared = prepared
@@ -76,8 +76,8 @@ class Case:
     def start(self, **settings: object) -> Child:
         return Child("digits", self.storage, extra=RUN, notes=self.notes, **settings)  # type: ignore[arg-type]
 
-    def refused(self, child: Child, *texts: str, code: int = 1) -> None:
-        """It ended with one clear message, and not with a traceback."""
+    def assert_refused(self, child: Child, *texts: str, code: int = 1) -> None:
+        """Assert that the process ended with one error message that contains the texts, and without a traceback."""
         done = child.finish(code)
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, done.stderr[-3000:]
@@ -87,8 +87,8 @@ class Case:
         assert "Traceback" not in done.stderr
         assert len(errors[0]) < 800
 
-    def kept(self, before: dict[str, bytes], home: Path | None = None) -> None:
-        """Every byte that was committed before is as it was, unless its checkpoint was retired in order since."""
+    def assert_kept(self, before: dict[str, bytes], home: Path | None = None) -> None:
+        """Assert that no committed byte has changed, except in checkpoints that were retired since."""
         home = home or self.home
         for path, data in before.items():
             if path.startswith("log/"):
@@ -101,12 +101,12 @@ class Case:
         assert damaged(home) == set()
         assert [entry.number for entry in entries_of(home)] == list(range(head.number + 1))
 
-    def ends_well(self, **settings: object) -> Finished:
-        """Go on to the end; it is the end of the straight run."""
+    def assert_finishes(self, **settings: object) -> Finished:
+        """Train to the end, and assert that the result is that of the straight run."""
         done = self.start(**settings).finish(0)
         assert done.result["state_digest"] == self.prepared.straight.result["state_digest"]
         assert done.result["metrics"] == self.prepared.straight.result["metrics"]
-        assert told_by(self.home) == told_by(self.prepared.folder / "straight" / "digits-cnn")
+        assert read_history(self.home) == read_history(self.prepared.folder / "straight" / "digits-cnn")
         assert damaged(self.home) == set()
         assert temporary_files(self.home) == []
         return done
@@ -117,241 +117,253 @@ def case(prepared: Prepared, request: pytest.FixtureRequest) -> Case:
     return Case(prepared, request.node.name)
 
 
-def test_a_disk_that_fills_up_in_the_middle(case: Case) -> None:
-    """A real full disk where one can be mounted; elsewhere a limit to the size of files, which no disk has more of."""
+def test_disk_that_fills_up_during_training_is_reported(case: Case) -> None:
+    """Uses a small disk where one can be mounted, and a file size limit elsewhere."""
     with ExitStack() as stack:
-        if may_mount():
+        if can_mount():
             held = case.home.with_name("held")
             case.home.rename(held)
             disk = stack.enter_context(small_disk(case.home, "16m"))
             shutil.copytree(held, case.home, dirs_exist_ok=True)
         child = case.start()
-        assert child.until_commits(commits_of(case.home) + 1)
+        assert child.until_commits(commit_count(case.home) + 1)
         assert child.stop()
         before = committed_bytes(case.home)
-        if may_mount():
+        if can_mount():
             disk.fill()
-            said = "no space left on the disk; free some and run again"
+            remedy = "no space left on the disk; free some and run again"
         else:
             child.limit_files(8 << 10)
-            said = "run again"
-        child.go_on()
-        case.refused(child, "StorageError", str(case.home) if may_mount() else "", said)
-        case.kept(before)
-        if may_mount():
+            remedy = "run again"
+        child.resume()
+        case.assert_refused(child, "StorageError", str(case.home) if can_mount() else "", remedy)
+        case.assert_kept(before)
+        if can_mount():
             disk.free()
-        case.ends_well()
+        case.assert_finishes()
 
 
-def test_files_that_may_not_grow(case: Case) -> None:
-    """Needs no mount: the kernel refuses to write more, to TensorFlow and to Baton alike."""
+def test_file_size_limit_is_reported(case: Case) -> None:
+    """Needs no mount: the kernel refuses writes of TensorFlow and of Baton."""
     before = committed_bytes(case.home)
-    case.refused(case.start(file_bytes=BETWEEN_BYTES), "StorageError", os.strerror(errno.EFBIG), "run again")
-    case.kept(before)
-    case.ends_well()
+    case.assert_refused(case.start(file_bytes=BETWEEN_BYTES), "StorageError", os.strerror(errno.EFBIG), "run again")
+    case.assert_kept(before)
+    case.assert_finishes()
 
 
-def test_no_room_for_temporary_files(case: Case) -> None:
+def test_full_temporary_disk_at_start_is_reported(case: Case) -> None:
     before = committed_bytes(case.home)
     folder = case.notes / "tmp"
     with ExitStack() as stack:
-        if may_mount():
+        if can_mount():
             stack.enter_context(small_disk(folder, "64k"))
             child = case.start(env={"TMPDIR": str(folder)})
         else:
             folder.mkdir()
             child = case.start(env={"TMPDIR": str(folder)}, file_bytes=BETWEEN_BYTES)
-        case.refused(child, "StorageError", str(folder), "TMPDIR", "run again")
+        case.assert_refused(child, "StorageError", str(folder), "TMPDIR", "run again")
         assert list(folder.glob("baton-*")) == []
-    case.kept(before)
-    case.ends_well()
+    case.assert_kept(before)
+    case.assert_finishes()
 
 
-def test_temporary_files_that_find_no_more_room(case: Case) -> None:
+def test_temporary_disk_that_fills_up_is_reported(case: Case) -> None:
     folder = case.notes / "tmp"
     with ExitStack() as stack:
-        if may_mount():
+        if can_mount():
             disk = stack.enter_context(small_disk(folder, "4m"))
         else:
             folder.mkdir()
         child = case.start(env={"TMPDIR": str(folder)})
-        assert child.until_commits(commits_of(case.home) + 1)
+        assert child.until_commits(commit_count(case.home) + 1)
         assert child.stop()
         before = committed_bytes(case.home)
-        if may_mount():
+        if can_mount():
             disk.fill()
         else:
             child.limit_files(BETWEEN_BYTES)
-        child.go_on()
-        case.refused(child, "StorageError", str(folder), "TMPDIR", "run again")
+        child.resume()
+        case.assert_refused(child, "StorageError", str(folder), "TMPDIR", "run again")
         assert list(folder.glob("baton-*")) == []
-    case.kept(before)
-    case.ends_well()
+    case.assert_kept(before)
+    case.assert_finishes()
 
 
-def test_a_home_that_may_only_be_read(case: Case) -> None:
+def test_home_without_write_permission_is_refused(case: Case) -> None:
     before = committed_bytes(case.home)
     folders = [case.home, *(path for path in case.home.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
-    case.refused(
-        case.start(obedient=True), "StorageError", str(case.home), "permission denied; see who owns the folder", "again"
+    case.assert_refused(
+        case.start(without_root_rights=True),
+        "StorageError",
+        str(case.home),
+        "permission denied; check who owns the folder",
+        "again",
     )
     assert committed_bytes(case.home) == before
     for folder in folders:
         folder.chmod(0o755)
-    case.ends_well()
+    case.assert_finishes()
 
 
-def test_a_disk_that_may_only_be_read(case: Case) -> None:
-    if not may_mount():
-        # The same refusal from the same places, by the folders' modes.
-        pytest.skip("no disk can be mounted here; test_a_home_that_may_only_be_read shows the same by permissions")
+def test_read_only_disk_is_refused(case: Case) -> None:
+    if not can_mount():
+        pytest.skip("no disk can be mounted; test_home_without_write_permission_is_refused does the same")
     held = case.home.with_name("held")
     case.home.rename(held)
     with small_disk(case.home, "16m") as disk:
         shutil.copytree(held, case.home, dirs_exist_ok=True)
         before = committed_bytes(case.home)
         disk.remount("ro")
-        case.refused(case.start(), "StorageError", str(case.home), "mounted read-only; make it writable and run again")
+        case.assert_refused(
+            case.start(), "StorageError", str(case.home), "mounted read-only; make it writable and run again"
+        )
         assert committed_bytes(case.home) == before
         disk.remount("rw")
-        case.ends_well()
+        case.assert_finishes()
 
 
-def test_permission_that_is_lost_in_the_middle(case: Case) -> None:
-    child = case.start(obedient=True)
-    assert child.until_commits(commits_of(case.home) + 1)
+def test_write_permission_lost_during_training_is_reported(case: Case) -> None:
+    child = case.start(without_root_rights=True)
+    assert child.until_commits(commit_count(case.home) + 1)
     assert child.stop()
     before = committed_bytes(case.home)
     folders = [case.home, *(path for path in case.home.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
-    child.go_on()
-    case.refused(child, "StorageError", str(case.home), "permission denied; see who owns the folder", "run again")
+    child.resume()
+    case.assert_refused(
+        child, "StorageError", str(case.home), "permission denied; check who owns the folder", "run again"
+    )
     for folder in folders:
         folder.chmod(0o755)
-    case.kept(before)
-    case.ends_well()
+    case.assert_kept(before)
+    case.assert_finishes()
 
 
-def test_a_home_that_vanishes_in_the_middle_is_not_begun_anew(case: Case) -> None:
+def test_deleted_home_is_not_started_again(case: Case) -> None:
     child = case.start()
-    assert child.until_commits(commits_of(case.home) + 1)
+    assert child.until_commits(commit_count(case.home) + 1)
     assert child.stop()
     away = case.storage / "moved-away"
     before = committed_bytes(case.home)
     case.home.rename(away)
-    child.go_on()
-    case.refused(child, str(case.home), "gone", "see whether it was moved or its disk is no longer mounted")
-    assert not case.home.exists(), "something was begun in its place"
-    case.kept(before, away)
+    child.resume()
+    case.assert_refused(child, str(case.home), "gone", "check whether it was moved or its disk is no longer mounted")
+    assert not case.home.exists(), "a new run was started in its place"
+    case.assert_kept(before, away)
     away.rename(case.home)
-    case.ends_well()
+    case.assert_finishes()
 
 
-def test_a_disk_that_is_unmounted_in_the_middle_is_not_begun_anew(case: Case) -> None:
-    """What is left then is an empty folder, the mount point."""
+def test_unmounted_home_is_not_started_again(case: Case) -> None:
+    """After `umount` the mount point is an empty folder."""
     child = case.start()
-    assert child.until_commits(commits_of(case.home) + 1)
+    assert child.until_commits(commit_count(case.home) + 1)
     assert child.stop()
     away = case.storage / "moved-away"
     before = committed_bytes(case.home)
     case.home.rename(away)
     case.home.mkdir()
-    child.go_on()
+    child.resume()
     done = child.finish()
     assert done.code in {1, 4}
     assert "Traceback" not in done.stderr
     assert "mounted" in done.stderr.splitlines()[-1]
-    assert log_bytes(case.home) == {}, "something was begun in its place"
-    case.kept(before, away)
+    assert log_bytes(case.home) == {}, "a new run was started in its place"
+    case.assert_kept(before, away)
     shutil.rmtree(case.home)
     away.rename(case.home)
-    case.ends_well()
+    case.assert_finishes()
 
 
 @pytest.mark.parametrize("harm", ["torn", "garbage"])
-def test_a_newest_entry_that_cannot_be_read(case: Case, harm: str) -> None:
+def test_unreadable_newest_entry_is_named(case: Case, harm: str) -> None:
     newest = max((case.home / "log").glob("0*.json"))
     whole = newest.read_bytes()
     newest.write_bytes({"torn": whole[: len(whole) // 2], "garbage": bytes(range(256))}[harm])
     others = {path: path.read_bytes() for path in case.home.rglob("*") if path.is_file()}
-    case.refused(case.start(), "RunLogError", str(newest), "restore the file from a backup", code=4)
+    case.assert_refused(case.start(), "RunLogError", str(newest), "restore the file from a backup", code=4)
     assert {path: path.read_bytes() for path in case.home.rglob("*") if path.is_file()} == others
     if harm == "torn":
         newest.write_bytes(whole)
     else:
-        newest.unlink()  # what the message says to do without a backup
-    case.ends_well()
+        newest.unlink()  # the remedy in the message if there is no backup
+    case.assert_finishes()
 
 
-def test_a_log_entry_that_may_not_be_read(case: Case) -> None:
+def test_log_entry_without_read_permission_is_named(case: Case) -> None:
     newest = max((case.home / "log").glob("0*.json"))
     before = committed_bytes(case.home)
     newest.chmod(0)
-    case.refused(case.start(obedient=True), "StorageError", str(newest), "permission denied; see who owns the folder")
+    case.assert_refused(
+        case.start(without_root_rights=True),
+        "StorageError",
+        str(newest),
+        "permission denied; check who owns the folder",
+    )
     newest.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
     assert committed_bytes(case.home) == before
-    case.ends_well()
+    case.assert_finishes()
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_a_log_that_has_lost_an_entry(case: Case, number: int) -> None:
+def test_lost_log_entry_is_named(case: Case, number: int) -> None:
     lost = case.home / "log" / f"{number:08d}.json"
     before = log_bytes(case.home)
     held = lost.rename(case.notes / "held")
     (case.home / "log" / "HINT").unlink()  # without it the search for the newest entry may stop at the gap
-    case.refused(case.start(), "RunLogError", str(lost), "restore it from a backup", code=4)
+    case.assert_refused(case.start(), "RunLogError", str(lost), "restore it from a backup", code=4)
     assert log_bytes(case.home) == {name: data for name, data in before.items() if name != lost.name}
     held.rename(lost)
-    case.ends_well()
+    case.assert_finishes()
 
 
-def test_a_log_that_is_gone_altogether_is_not_begun_anew(case: Case) -> None:
+def test_home_with_a_deleted_log_is_not_started_again(case: Case) -> None:
     held = (case.home / "log").rename(case.notes / "held")
     files = {path for path in case.home.rglob("*") if path.is_file()}
-    case.refused(case.start(), "RunLogError", str(case.home), "no log; restore log/ from a backup", code=4)
+    case.assert_refused(case.start(), "RunLogError", str(case.home), "no log; restore log/ from a backup", code=4)
     assert {path for path in case.home.rglob("*") if path.is_file()} == files
     shutil.rmtree(case.home / "log", ignore_errors=True)
     held.rename(case.home / "log")
-    case.ends_well()
+    case.assert_finishes()
 
 
-def test_a_manifest_that_is_missing(case: Case) -> None:
+def test_checkpoint_without_manifest_is_quarantined(case: Case) -> None:
     tip = tip_of(case.home)
     log, before = log_bytes(case.home), committed_bytes(case.home)
     (case.home / tip.path / "manifest.json").unlink()
-    done = case.ends_well()
+    done = case.assert_finishes()
     assert f"{tip.path}/manifest.json is missing" in done.stderr
     assert "quarantined" in done.stderr
     assert {name: data for name, data in log_bytes(case.home).items() if name in log} == log
-    # What is left of it stays for whoever wants to look.
+    # The other files of the checkpoint are kept for inspection.
     data = next(path for path in before if path.startswith(f"{tip.path}/ckpt.data"))
     assert (case.home / data).read_bytes() == before[data]
 
 
-def test_a_backup_is_all_that_is_needed_when_every_checkpoint_is_damaged(case: Case) -> None:
+def test_backup_repairs_a_run_without_sound_checkpoints(case: Case) -> None:
     head = head_of(case.home)
     assert head is not None
     held = case.notes / "held"
     for ref in head.retained:
         shutil.copytree(case.home / ref.path, held / ref.path)
         (case.home / ref.path / "ckpt.index").write_bytes(b"torn")
-    case.refused(case.start(), "NothingToRestore", "from a backup", head.retained[0].path, code=4)
+    case.assert_refused(case.start(), "NothingToRestore", "from a backup", head.retained[0].path, code=4)
     shutil.copytree(held, case.home, dirs_exist_ok=True)
-    case.ends_well()
+    case.assert_finishes()
 
 
-def test_a_clock_that_goes_back(case: Case) -> None:
-    """Entries become older as their numbers grow, and every file is from another century: nothing reads a time."""
+def test_wall_clock_that_runs_backwards_changes_nothing(case: Case) -> None:
+    """Later entries get earlier times, and files have times in other decades. Nothing depends on a time."""
     before = committed_bytes(case.home)
     for number, path in enumerate(sorted(case.home.rglob("*"))):
         seconds = [0, 4_000_000_000][number % 2]
         os.utime(path, (seconds, seconds))
-    done = case.ends_well(driver=CLOCK_BACK)
+    done = case.assert_finishes(driver=CLOCK_BACK)
     assert "Traceback" not in done.stderr
-    case.kept(before)
+    case.assert_kept(before)
     entries = entries_of(case.home)
     new = [entry.time for entry in entries[len(before) :]]
     assert any(later.time < earlier.time for earlier, later in pairwise(entries))

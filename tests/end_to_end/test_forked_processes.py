@@ -1,4 +1,4 @@
-"""The processes that other tests start by `forked`: each as much on its own as a fresh one."""
+"""Processes that `forked` starts are as separate as fresh ones."""
 
 import importlib
 import json
@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_compat.prefect_startup import quiet
+from flows.prefect_compat.prefect_startup import set_quiet_defaults
 from tests.support import forked
 
-ME = """
+PRINT_STATE = """
 import json, os, random, sys, numpy
-said = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "cwd": os.getcwd(), "argv": sys.argv,
+state = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "cwd": os.getcwd(), "argv": sys.argv,
     "hash": hash("a"), "numpy": numpy.random.randint(1 << 30), "tensorflow": "tensorflow" in sys.modules,
     "early": sorted({"prefect", "gcsfs"} & set(sys.modules)), "threads": len(os.listdir("/proc/self/task")),
-    "asked": os.environ.get("BATON_TEST_ASKED"), "open": sorted(os.listdir("/proc/self/fd"))}
-print(json.dumps(said))
+    "variable": os.environ.get("BATON_TEST_VARIABLE"), "open": sorted(os.listdir("/proc/self/fd"))}
+print(json.dumps(state))
 """
 SLEEPER = """
 import time
@@ -28,38 +28,38 @@ print("here", flush=True)
 try:
     time.sleep(60)
 except KeyboardInterrupt:
-    print("heard")
+    print("interrupted")
 """
 
 
-def say(code: str, *words: str, **named: object) -> "subprocess.CompletedProcess[str]":
+def run_code(code: str, *words: str, **named: object) -> "subprocess.CompletedProcess[str]":
     return forked.run([sys.executable, "-c", code, *words], capture_output=True, text=True, **named)  # type: ignore[no-any-return]
 
 
-def test_a_fork_has_everything_of_its_own(tmp_path: Path) -> None:
-    # They set variables of this process's environment, which must not lead to fresh ones.
+def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
+    # Variables that this process sets itself must not cause fresh processes.
     for name in ("tensorflow", "prefect"):
         importlib.import_module(name)
-    quiet()
-    environment = os.environ | {"BATON_TEST_ASKED": "yes"}
-    told = [
-        json.loads(say(ME, "a", cwd=tmp_path, env=environment, start_new_session=True).stdout),
-        *(json.loads(say(ME).stdout) for _ in range(2)),
+    set_quiet_defaults()
+    environment = os.environ | {"BATON_TEST_VARIABLE": "yes"}
+    processes = [
+        json.loads(run_code(PRINT_STATE, "a", cwd=tmp_path, env=environment, start_new_session=True).stdout),
+        *(json.loads(run_code(PRINT_STATE).stdout) for _ in range(2)),
     ]
-    first, *others = told
+    first, *others = processes
     assert first["tensorflow"], "this was a fresh process"
     assert not first["early"], "their settings are read when they are imported"
-    assert (first["cwd"], first["argv"], first["asked"]) == (str(tmp_path), ["-c", "a"], "yes")
+    assert (first["cwd"], first["argv"], first["variable"]) == (str(tmp_path), ["-c", "a"], "yes")
     assert first["session"] == first["pid"]
-    assert [other["asked"] for other in others] == [None, None]
+    assert [other["variable"] for other in others] == [None, None]
     assert {other["session"] for other in others} == {os.getsid(0)}
-    assert len({each["pid"] for each in told}) == 3
-    assert {each["threads"] for each in told} == {1}, "a fork of a process with threads"
-    assert {tuple(each["open"]) for each in told} == {("0", "1", "2", "3")}, "3 is the folder that is being listed"
-    # What nobody seeds differs, as between fresh processes.
-    assert len({each["numpy"] for each in told}) == 3
-    assert told[0]["parent"] != told[1]["parent"]
-    assert told[0]["hash"] != told[1]["hash"]
+    assert len({each["pid"] for each in processes}) == 3
+    assert {each["threads"] for each in processes} == {1}, "a fork of a process with threads"
+    assert {tuple(each["open"]) for each in processes} == {("0", "1", "2", "3")}, "3 is the folder that is being listed"
+    # Unseeded generators differ, as in fresh processes.
+    assert len({each["numpy"] for each in processes}) == 3
+    assert processes[0]["parent"] != processes[1]["parent"]
+    assert processes[0]["hash"] != processes[1]["hash"]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,17 @@ def test_a_fork_has_everything_of_its_own(tmp_path: Path) -> None:
         ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", 0),
     ],
 )
-def test_it_ends_as_the_interpreter_does(code: str, expected: int) -> None:
-    forks, fresh = say(code), subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def test_fork_exits_as_the_interpreter_does(code: str, expected: int) -> None:
+    forks, fresh = (
+        run_code(code),
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False),
+    )
     assert forks.returncode == fresh.returncode == expected
     assert forks.stdout == fresh.stdout
     assert forks.stderr.splitlines()[-1:] == fresh.stderr.splitlines()[-1:]
 
 
-def test_signals_reach_it_while_it_runs() -> None:
+def test_signals_reach_a_fork() -> None:
     with forked.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
@@ -88,7 +91,7 @@ def test_signals_reach_it_while_it_runs() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60)[0] == "heard\n"
+        assert process.communicate(timeout=60)[0] == "interrupted\n"
         assert process.returncode == 0
     sleeper = forked.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     began = time.monotonic()
@@ -98,12 +101,12 @@ def test_signals_reach_it_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "TF_DETERMINISTIC_OPS", "OMP_NUM_THREADS", "KERAS_BACKEND", "HOME"])
-def test_what_is_read_at_import_asks_for_a_fresh_process(name: str) -> None:
-    done = say("import sys; print('tensorflow' in sys.modules)", env=os.environ | {name: "1"})
+def test_variable_read_at_import_needs_a_fresh_process(name: str) -> None:
+    done = run_code("import sys; print('tensorflow' in sys.modules)", env=os.environ | {name: "1"})
     assert done.stdout == "False\n"
 
 
-def test_other_programs_are_started_as_ever() -> None:
+def test_other_programs_are_not_forked() -> None:
     assert forked.run(["cat"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).returncode == 0
     isolated = forked.run([sys.executable, "-I", "-c", "import sys; print(sys.flags.isolated)"], stdout=subprocess.PIPE)
     assert isolated.stdout == b"1\n"

@@ -1,4 +1,4 @@
-"""Several hosts, here as processes on loopback: one run, one log, the same bits however it is cut."""
+"""Several hosts, as local processes, train one run with one log and the same bits however it is cut."""
 
 import signal
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.log_entry import Commit
-from tests.support.homes import entries_of, head_of
+from tests.support.homes import entries_of, head_of, read_history
 from tests.support.worker_processes import THREADS, Workers
 
 pytestmark = pytest.mark.slow
@@ -24,22 +24,22 @@ def straight(storage: Path, hosts: int, notes: Path, *extra: str) -> Any:
     return chief.result
 
 
-def test_two_workers_cut_killed_and_stopped(
-    plainly: Callable[..., Any], stored_bytes: Read, told: Read, tmp_path: Path
+def test_two_workers_continue_after_kills_and_stops(
+    train_without_prefect: Callable[..., Any], stored_bytes: Read, tmp_path: Path
 ) -> None:
     expected = straight(tmp_path / "straight", 2, tmp_path)
-    rows = told(expected["home"])
+    rows = read_history(expected["home"])
     short = ["train.segment_steps=2"]
 
-    # A worker that is not the chief is killed in the middle: the other ends, resumable, and says why.
+    # The worker is killed during training: the chief exits with work left and reports the reason.
     workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
     chief, other = workers.children
     assert chief.until_commits(3)
     assert other.kill()
     left = chief.finish(3)
     assert "another of the 2 workers is gone (UnavailableError)" in left.stderr
-    assert "run the same command on all of them again" in left.stderr
-    # The chief is killed, and the same again.
+    assert "run the same command again on all of them" in left.stderr
+    # The chief is killed: the worker does the same.
     workers = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path)
     chief, other = workers.children
     done = head_of(workers.home)
@@ -47,30 +47,30 @@ def test_two_workers_cut_killed_and_stopped(
     assert chief.until_commits(done.commits + 2)
     assert chief.kill()
     assert "another of the 2 workers is gone" in other.finish(3).stderr
-    # All start again, and the end is the undisturbed run's.
+    # All start again and reach the result of the straight run.
     resumed = Workers(2, tmp_path / "cut", extra=short, notes=tmp_path).finish()[0].result
     assert resumed["state_digest"] == expected["state_digest"]
     assert stored_bytes(resumed["checkpoint"]) == stored_bytes(expected["checkpoint"])
-    assert told(resumed["home"]) == rows
+    assert read_history(resumed["home"]) == rows
 
-    # One that is not the chief is asked to stop: all stop, at the same step, with a commit.
+    # The worker gets SIGTERM: both stop at the same step, with a commit.
     longer = ["train.steps=100000", "train.segment_steps=50000", "evaluate.every_steps=50000"]
     workers = Workers(2, tmp_path / "cut", extra=longer, notes=tmp_path)
     chief, other = workers.children
-    assert chief.until_said("/100000  loss")
+    assert chief.until_printed("/100000  loss")
     other.process.send_signal(signal.SIGTERM)
     stopped = chief.finish(3).result
     assert other.finish(None).code in {3, -signal.SIGTERM}
     assert stopped["exit_reason"] == "sigterm"
     assert stopped["step"] > 60
-    # One process alone goes on with the same state.
+    # A single process continues with the same state.
     until = str(stopped["step"] + 3)
-    alone = plainly("digits", tmp_path / "cut", "--until-step", until, extra=[*longer, *THREADS])
+    alone = train_without_prefect("digits", tmp_path / "cut", "--until-step", until, extra=[*longer, *THREADS])
     assert alone.result["step"] == stopped["step"] + 3
     assert "replicas: 2 -> 1" in alone.stderr
 
 
-def test_three_workers_share_every_batch(told: Read, tmp_path: Path) -> None:
+def test_three_workers_share_every_batch(tmp_path: Path) -> None:
     extra = ["train.global_batch_size=96", "train.segment_steps=25"]
     chief, *others = Workers(3, tmp_path / "three", extra=extra, notes=tmp_path).finish()
     assert [other.result["state_digest"] for other in others] == [chief.result["state_digest"]] * 2
@@ -87,6 +87,6 @@ def test_three_workers_share_every_batch(told: Read, tmp_path: Path) -> None:
             assert len(worker.losses) == 1
         assert sum(worker.examples for worker in commit.workers) == commit.examples
     assert len({worker.losses for worker in commits[1].workers}) == 3
-    rows, evaluations = told(str(home))
+    rows, evaluations = read_history(str(home))
     assert [step for step, _ in rows] == list(range(7, 61, 7))
     assert [step for step, _ in evaluations] == [25, 50, 60]

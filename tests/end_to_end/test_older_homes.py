@@ -1,38 +1,90 @@
-"""A home that an earlier version made says what is different now, and goes on."""
+"""Homes that earlier versions of Baton made are continued.
 
+The folders in tests/older_homes are named for the commits that made them. Each holds a run file and a run that stopped
+at step 20 of 40. In `33ed8fb-staged` the segment to step 20 is staged and not committed: a remote stage trained it, and
+its flow run's result is in the home.
+"""
+
+import hashlib
 import json
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.foundation.contracts.log_entry import Change, Commit, Entry
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.local import LocalStorage
-from tests.support.shipped_runs import CHECKOUT, DRIVER
+from tests.support import forked
+from tests.support.checkout import CHECKOUT
+from tests.support.homes import commits_in, entries_of, tip_of
+from tests.support.prefect_server import baton, environment_with, post
+from tests.support.shipped_runs import DRIVER
 
 pytestmark = pytest.mark.slow
 
-HOME = CHECKOUT / "tests" / "older_homes" / "0032a4b"
+HOMES = CHECKOUT / "tests" / "older_homes"
+# The machine that trained the homes of 33ed8fb; another one may compute other bits.
+MAKER = "5fa0f61c05afa0ad"
 
 
-def go_on(folder: Path, *settings: str) -> tuple[str, list[Entry]]:
-    """Take a copy of the home to its end; what was said, and the log."""
-    shutil.copytree(HOME, folder)
+def train(folder: Path, *settings: str) -> tuple[dict[str, Any], str]:
+    """Train the run of a folder to its end; the result and what the console showed."""
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, str(DRIVER), str(folder / "run" / "run.yaml"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = forked.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1])["step"] == 40
-    return done.stderr, list(RunLog(LocalStorage(folder / "storage" / "small")).entries())
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["step"] == 40
+    return result, done.stderr
 
 
-def test_it_goes_on_with_deterministic_operations_and_says_so(tmp_path: Path) -> None:
-    said, entries = go_on(tmp_path / "copy")
-    assert "the environment changed" in said
-    assert "TensorFlow uses deterministic operations only from here on, which it did not before" in said
+def copy_of(home: str, folder: Path) -> Path:
+    shutil.copytree(HOMES / home, folder / "copy")
+    return folder / "copy"
+
+
+def continued(folder: Path, *settings: str) -> tuple[str, list[Entry]]:
+    """What the console showed, and the log."""
+    _result, console = train(folder, *settings)
+    return console, entries_of(folder / "storage" / "small")
+
+
+@pytest.fixture(scope="module")
+def straight_digest(tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """The digest of the run that this version trains from its beginning; None on a machine that computes other bits."""
+    folder = tmp_path_factory.mktemp("straight")
+    shutil.copytree(HOMES / "33ed8fb" / "run", folder / "run")
+    result, _console = train(folder)
+    commits = {ref.step: ref for ref in commits_in(entries_of(folder / "storage" / "small"))}
+    same_bits = commits[20].state_digest == tip_of(HOMES / "33ed8fb" / "storage" / "small").state_digest
+    return str(result["state_digest"]) if same_bits or machine() == MAKER else None
+
+
+def machine() -> str:
+    """A digest of what the bits depend on: the processor's model and features, and the number of cores."""
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    first = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    return hashlib.sha256(repr([os.cpu_count(), *map(first.get, wanted)]).encode()).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def continued_digest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the older home, continued to its end."""
+    folder = copy_of("33ed8fb", tmp_path_factory.mktemp("continued"))
+    result, console = train(folder)
+    assert "the environment changed" not in console
+    steps = [ref.step for ref in commits_in(entries_of(folder / "storage" / "small"))]
+    assert steps == [0, 10, 20, 30, 40]
+    return str(result["state_digest"])
+
+
+def test_older_home_continues_with_deterministic_operations(tmp_path: Path) -> None:
+    console, entries = continued(copy_of("0032a4b", tmp_path))
+    assert "the environment changed" in console
+    assert "from here on TensorFlow uses deterministic operations only" in console
     (change,) = [entry.body for entry in entries if isinstance(entry.body, Change)]
     assert change.environment.deterministic
     assert change.identity is None
@@ -41,10 +93,32 @@ def test_it_goes_on_with_deterministic_operations_and_says_so(tmp_path: Path) ->
     assert tip.step == 40
 
 
-def test_it_goes_on_as_before_where_that_is_asked_for(tmp_path: Path) -> None:
-    said, entries = go_on(tmp_path / "copy", "train.deterministic=false")
-    assert "train.deterministic is false: operations that are not deterministic are allowed" in said
-    assert "the environment changed" not in said
+def test_older_home_continues_unchanged_on_request(tmp_path: Path) -> None:
+    console, entries = continued(copy_of("0032a4b", tmp_path), "train.deterministic=false")
+    assert "train.deterministic is false: operations that are not deterministic are allowed" in console
+    assert "the environment changed" not in console
     assert not any(isinstance(entry.body, Change) for entry in entries)
     last = [entry.body for entry in entries if isinstance(entry.body, Commit)][-1]
     assert last.checkpoint.step == 40
+
+
+def test_older_home_continues_to_the_same_bits(straight_digest: str | None, continued_digest: str) -> None:
+    assert straight_digest in {None, continued_digest}
+
+
+def test_staged_segment_of_an_older_version_is_committed(continued_digest: str, server: str, tmp_path: Path) -> None:
+    folder = copy_of("33ed8fb-staged", tmp_path)
+    home = folder / "storage" / "staged"
+    (staged,) = (home / "checkpoints").glob("00000020-*")
+    # No worker serves this deployment, so a segment that is not taken from the home never comes.
+    flow = post(server, "flows/", {"name": "train-segment"})["id"]
+    post(server, "deployments/", {"name": "unserved", "flow_id": flow})
+    remote = ["--set", "stages.train_segment.deployment=train-segment/unserved", "--until-step", "20"]
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
+    done = baton(environment, "run", str(folder / "run" / "run.yaml"), *remote)
+    assert done.returncode == 0, done.stderr
+    assert tip_of(home).path == f"checkpoints/{staged.name}"
+    assert not list((home / "answers").iterdir())
+    result, _console = train(folder)
+    assert result["state_digest"] == continued_digest
+    assert [ref.step for ref in commits_in(entries_of(home))] == [0, 10, 20, 30, 40]

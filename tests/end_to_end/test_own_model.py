@@ -1,4 +1,4 @@
-"""One's own model by following the README only: its files are taken from the README as they stand."""
+"""The files in the README train as they are printed there."""
 
 import json
 import re
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.shipped_runs import CHECKOUT, DRIVER
+from tests.support.checkout import CHECKOUT
+from tests.support.shipped_runs import DRIVER
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,7 @@ def relay(folder: Path, *words: str) -> dict[str, object]:
     return result
 
 
-def test_the_readme_files_train_and_resume_outside_the_checkout(tmp_path: Path) -> None:
+def test_readme_files_train_and_resume(tmp_path: Path) -> None:
     files = dict(BLOCK.findall((CHECKOUT / "README.md").read_text()))
     assert files.keys() == {"model.py", "layers.py", "data.py", "run.yaml"}
     results = {}
@@ -44,9 +45,9 @@ def test_the_readme_files_train_and_resume_outside_the_checkout(tmp_path: Path) 
 
 
 def exported_model_loads(folder: Path) -> None:
-    """By the printed lines, in the folder of the run file, in a process that knows nothing of Baton."""
+    """Load the export with the printed lines, in the run file's folder, in a process without Baton."""
     command = [sys.executable, "-m", "flows.commands.main", "export", "run.yaml", "--format", "keras"]
-    done = subprocess.run([*command, "--to", "iris.keras"], capture_output=True, text=True, check=False, cwd=folder)
+    done = forked.run([*command, "--to", "iris.keras"], capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning" not in done.stderr  # its layer is registered
     lines = [line.strip() for line in done.stdout.partition("load with")[2].splitlines()]
@@ -58,8 +59,8 @@ def exported_model_loads(folder: Path) -> None:
     assert loaded.stdout.splitlines()[-1] == str(4 + 4 * 32 + 32 + 32 * 3 + 3)
 
 
-def test_a_run_whose_output_nobody_reads_any_more_goes_on(tmp_path: Path) -> None:
-    """The user's own code prints, too, and a print into a closed pipe raises."""
+def test_run_continues_when_its_output_is_closed(tmp_path: Path) -> None:
+    """The user's code prints too, and printing to a closed pipe raises."""
     files = dict(BLOCK.findall((CHECKOUT / "README.md").read_text()))
     for name, print_at in (("data.py", "    for x, y in"), ("layers.py", "        return x")):
         assert print_at in files[name]
@@ -78,7 +79,7 @@ def test_a_run_whose_output_nobody_reads_any_more_goes_on(tmp_path: Path) -> Non
     assert max(int(path.name[:8]) for path in (tmp_path / "runs/iris/checkpoints").iterdir()) == 20
 
 
-def test_a_data_function_may_use_tensorflow_before_two_replicas_are_set_up(tmp_path: Path) -> None:
+def test_data_function_may_use_tensorflow_before_two_replicas(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(
         "import tensorflow as tf\n\n\ndef load():\n    for i in range(60):\n"
         "        yield tf.image.resize(tf.ones((4, 4, 1)) * i / 60, (8, 8)).numpy(), i % 3\n"

@@ -1,4 +1,4 @@
-"""`baton run` as a user types it, against a real Prefect server and against the embedded one."""
+"""`baton run` with a real Prefect server and with the embedded one."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.prefect_server import ask, baton, environment_with
+from tests.support.prefect_server import baton, environment_with, post
 from tests.support.shipped_runs import run_file, settings
 
 pytestmark = pytest.mark.slow
@@ -20,8 +20,9 @@ NOISE = re.compile(r"Traceback|warning|deprecat|retracing|oneDNN|cuda|anonymous|
 
 
 def baton_in_a_terminal(environment: dict[str, str], *words: str) -> tuple[int, str]:
-    """Exit code, and everything that a person would have seen scroll by."""
+    """Run `baton` in a terminal; returns the exit code and everything it printed."""
     terminal, end = os.openpty()
+    # A fresh interpreter: what TensorFlow prints when it is imported would be seen.
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.commands.main", *words],
         stdin=subprocess.DEVNULL,
@@ -43,13 +44,20 @@ def baton_in_a_terminal(environment: dict[str, str], *words: str) -> tuple[int, 
     return process.wait(timeout=300), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
 
 
-def test_the_same_bytes_through_prefect_and_the_run_is_visible_there(
-    plainly: Callable[..., Any], stored_bytes: Callable[[str], Any], server: str, tmp_path: Path
+def train_runs(server: str) -> list[dict[str, Any]]:
+    return list(
+        post(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
+    )
+
+
+def test_prefect_run_has_the_same_bytes_and_is_visible(
+    train_without_prefect: Callable[..., Any], stored_bytes: Callable[[str], Any], server: str, tmp_path: Path
 ) -> None:
-    straight = plainly("digits", tmp_path / "straight", extra=["train.segment_steps=1000"]).result
+    straight = train_without_prefect("digits", tmp_path / "straight", extra=["train.segment_steps=1000"]).result
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
     words = ["run", str(run_file("digits")), *settings("digits", tmp_path / "flow", extra=["train.segment_steps=13"])]
 
+    earlier = {run["id"] for run in train_runs(server)}
     first = baton(environment, *words, "--max-segments", "2", "--json")
     assert first.returncode == 3, first.stderr
     assert json.loads(first.stdout.splitlines()[-1])["exit_reason"] == "max_segments"
@@ -61,12 +69,13 @@ def test_the_same_bytes_through_prefect_and_the_run_is_visible_there(
     assert result["state_digest"] == straight["state_digest"]
     assert stored_bytes(result["checkpoint"]) == stored_bytes(straight["checkpoint"])
 
-    runs = ask(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}})
+    runs = [run for run in train_runs(server) if run["id"] not in earlier]
+    ids = {"any_": [run["id"] for run in runs]}
     assert {run["name"] for run in runs} == {"digits-cnn"}
     assert len(runs) == 2
     assert all({"baton", "run:digits-cnn"} <= set(run["tags"]) for run in runs)
     assert {run["state_type"] for run in runs} == {"COMPLETED"}
-    tasks = ask(server, "task_runs/filter", {})
+    tasks = post(server, "task_runs/filter", {"flow_runs": {"id": ids}})
     assert {task["name"].split()[0] for task in tasks} == {
         "prepare-data",
         "init-or-restore",
@@ -74,12 +83,12 @@ def test_the_same_bytes_through_prefect_and_the_run_is_visible_there(
         "checkpoint-to-gcs",
         "evaluate",
     }
-    logs = ask(server, "logs/filter", {"limit": 200})
+    logs = post(server, "logs/filter", {"logs": {"flow_run_id": ids}, "limit": 200})
     assert any("step 60 committed" in log["message"] for log in logs)
     assert any("evaluated on" in log["message"] for log in logs)
 
 
-def test_a_newcomer_sees_no_noise_and_nothing_is_done_twice(tmp_path: Path) -> None:
+def test_first_run_prints_no_noise_and_repeats_nothing(tmp_path: Path) -> None:
     """With a fresh PREFECT_HOME and Prefect's embedded API."""
     environment = environment_with(tmp_path / "prefect")
     words = ["run", str(run_file("digits")), *settings("digits", tmp_path / "runs", extra=["train.segment_steps=20"])]
@@ -100,7 +109,7 @@ def test_a_newcomer_sees_no_noise_and_nothing_is_done_twice(tmp_path: Path) -> N
     assert sorted((tmp_path / "runs" / "digits-cnn" / "log").iterdir()) == entries
 
 
-def test_a_refused_model_ends_with_code_2_and_one_paragraph(server: str, tmp_path: Path) -> None:
+def test_refused_model_exits_2_with_one_paragraph(server: str, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "model.py").write_text("def build_model():\n    raise ValueError('no such width')\n")

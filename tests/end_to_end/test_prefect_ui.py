@@ -1,4 +1,4 @@
-"""What a run looks like in Prefect's UI, and what becomes of it when Prefect goes away under it."""
+"""What Prefect's UI shows of a run, and a run whose Prefect server is killed."""
 
 import base64
 import json
@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.homes import entries_of, head_of
-from tests.support.prefect_server import Server, ask, baton, environment_with, serving
+from tests.support.prefect_server import Server, baton, environment_with, post, serving
 from tests.support.shipped_runs import run_file, settings
 from tests.support.watching import commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
-# As a person runs it who does not want to leave traces, or talk to anybody.
+# Without background traffic.
 CHROMIUM = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -30,8 +31,8 @@ CHROMIUM = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A run of 60 steps in two flow runs, as a server knows it."""
+class RecordedRun:
+    """A run of 60 steps in two flow runs, as the server has it."""
 
     url: str
     home: Path
@@ -40,7 +41,8 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRun]:
+    """Train a run in two flow runs on a new server, and read what the server has recorded."""
     folder = tmp_path_factory.mktemp("prefect-ui")
     with serving(Server(folder, PREFECT_UI_ENABLED="true")) as url:
         environment = environment_with(folder / "prefect", PREFECT_API_URL=url)
@@ -50,11 +52,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         assert first.returncode == 3, first.stderr
         second = baton(environment, *words)
         assert second.returncode == 0, second.stderr
-        flow_runs = ask(url, "flow_runs/filter", {"sort": "START_TIME_ASC"})
+        flow_runs = post(url, "flow_runs/filter", {"sort": "START_TIME_ASC"})
         newest = {"flow_runs": {"id": {"any_": [flow_runs[-1]["id"]]}}}
-        artifacts = ask(url, "artifacts/filter", newest)
+        artifacts = post(url, "artifacts/filter", newest)
         assert len({artifact["key"] for artifact in artifacts}) == len(artifacts)
-        yield Seen(
+        yield RecordedRun(
             url=url,
             home=folder / "runs" / "digits-cnn",
             flow_runs=flow_runs,
@@ -62,17 +64,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         )
 
 
-def test_names_tags_and_states_tell_the_story(seen: Seen) -> None:
-    first, second = seen.flow_runs
-    assert {run["name"] for run in seen.flow_runs} == {"digits-cnn"}
-    assert all(set(run["tags"]) == {"baton", "run:digits-cnn"} for run in seen.flow_runs)
+def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
+    first, second = recorded.flow_runs
+    assert {run["name"] for run in recorded.flow_runs} == {"digits-cnn"}
+    assert all(set(run["tags"]) == {"baton", "run:digits-cnn"} for run in recorded.flow_runs)
     assert (first["state_type"], first["state_name"]) == ("COMPLETED", "Stopped")
-    said = r"max segments: digits-cnn is at step 30 of 60, validation loss \S+, accuracy \S+, with work left to do"
-    assert re.fullmatch(said, first["state"]["message"])
+    message = r"max segments: digits-cnn is at step 30 of 60, validation loss \S+, accuracy \S+, with work left to do"
+    assert re.fullmatch(message, first["state"]["message"])
     assert (second["state_type"], second["state_name"]) == ("COMPLETED", "Completed")
-    said = r"digits-cnn is at step 60 of 60, validation loss \S+, accuracy \S+"
-    assert re.fullmatch(said, second["state"]["message"])
-    tasks = ask(seen.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [second["id"]]}}, "sort": "END_TIME_DESC"})
+    message = r"digits-cnn is at step 60 of 60, validation loss \S+, accuracy \S+"
+    assert re.fullmatch(message, second["state"]["message"])
+    tasks = post(
+        recorded.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [second["id"]]}}, "sort": "END_TIME_DESC"}
+    )
     assert [task["name"] for task in reversed(tasks)] == [
         "prepare-data digits",
         "init-or-restore digits-cnn",
@@ -84,22 +88,22 @@ def test_names_tags_and_states_tell_the_story(seen: Seen) -> None:
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
 
 
-def test_the_artifacts_show_the_run_as_its_log_has_it(seen: Seen) -> None:
-    kinds = {part: artifact["type"] for part, artifact in seen.artifacts.items()}
+def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
+    kinds = {part: artifact["type"] for part, artifact in recorded.artifacts.items()}
     assert kinds == {"progress": "progress", "commits": "table", "curves": "markdown", "report": "markdown"}
-    assert seen.artifacts["progress"]["data"] == 100
-    assert seen.artifacts["progress"]["description"].startswith("step 60 of 60, loss ")
-    rows = json.loads(seen.artifacts["commits"]["data"])
-    # The first flow run's too.
-    assert [(row["step"], row["ended by"].replace(" ", "_")) for row in reversed(rows)] == commits_of(seen.home)
+    assert recorded.artifacts["progress"]["data"] == 100
+    assert recorded.artifacts["progress"]["description"].startswith("step 60 of 60, loss ")
+    rows = json.loads(recorded.artifacts["commits"]["data"])
+    # Includes the commits of the first flow run.
+    assert [(row["step"], row["ended by"].replace(" ", "_")) for row in reversed(rows)] == commits_of(recorded.home)
     assert [bool(row["validation"]) for row in rows] == [True, True, False]
-    pictures = re.findall(r"!\[(.*?)\]\(data:image/png;base64,(.*?)\)", seen.artifacts["curves"]["data"])
+    pictures = re.findall(r"!\[(.*?)\]\(data:image/png;base64,(.*?)\)", recorded.artifacts["curves"]["data"])
     assert [name for name, _ in pictures] == ["loss", "accuracy", "examples per second, by segment"]
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, data in pictures)
-    assert f"`{seen.home}/report/index.html`" in seen.artifacts["report"]["data"]
+    assert f"`{recorded.home}/report/index.html`" in recorded.artifacts["report"]["data"]
 
 
-def test_the_pages_have_their_content_in_a_browser(seen: Seen, tmp_path: Path) -> None:
+def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         why = "no Chromium here (Debian: apt-get install --no-install-recommends chromium)"
@@ -108,7 +112,7 @@ def test_the_pages_have_their_content_in_a_browser(seen: Seen, tmp_path: Path) -
         pytest.skip(why)
 
     def page(address: str) -> str:
-        """What a browser makes of it, scripts and all."""
+        """The page after its scripts ran."""
         profile = tmp_path / "profile"
         shutil.rmtree(profile, ignore_errors=True)
         command = [browser, *CHROMIUM, f"--user-data-dir={profile}", address]
@@ -117,32 +121,32 @@ def test_the_pages_have_their_content_in_a_browser(seen: Seen, tmp_path: Path) -
         assert "Uncaught" not in done.stderr, done.stderr[-2000:]
         return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:picture", done.stdout)
 
-    report = page((seen.home / "report" / "index.html").as_uri())
+    report = page((recorded.home / "report" / "index.html").as_uri())
     assert "<h1>digits-cnn</h1>" in report
     assert report.count('src="data:picture"') == 4
-    root = seen.url.removesuffix("/api")
-    flow_run = page(f"{root}/runs/flow-run/{seen.flow_runs[-1]['id']}")
+    root = recorded.url.removesuffix("/api")
+    flow_run = page(f"{root}/runs/flow-run/{recorded.flow_runs[-1]['id']}")
     assert "digits-cnn" in flow_run
     assert "run:digits-cnn" in flow_run
     assert "Completed" in flow_run
-    curves = page(f"{root}/artifacts/artifact/{seen.artifacts['curves']['id']}")
+    curves = page(f"{root}/artifacts/artifact/{recorded.artifacts['curves']['id']}")
     assert "digits-cnn-curves" in curves
     assert curves.count('src="data:picture"') == 3
     keys = page(f"{root}/artifacts")
-    assert all(f"digits-cnn-{part}" in keys for part in seen.artifacts)
+    assert all(f"digits-cnn-{part}" in keys for part in recorded.artifacts)
 
 
-def test_a_server_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
+def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
     home = tmp_path / "runs" / "digits-cnn"
     extra = ["train.steps=1500", "train.segment_steps=500", "evaluate.every_steps=500"]
     command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file("digits"))]
     command += settings("digits", tmp_path / "runs", extra=extra)
     server = Server(tmp_path)
     with serving(server) as url:
-        # As many tries as a test can wait for; left alone, Prefect's client tries for a minute.
+        # By default Prefect's client retries for a minute.
         environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url, PREFECT_CLIENT_MAX_RETRIES="1")
         with (tmp_path / "out").open("wb") as out:
-            process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            process = forked.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
             try:
                 wait_until(lambda: trains(home, 0), process)
                 server.kill()
@@ -151,15 +155,15 @@ def test_a_server_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
             finally:
                 process.kill()
                 process.wait()
-    said = (tmp_path / "out").read_text()
-    assert code == 0, said[-3000:]
+    output = (tmp_path / "out").read_text()
+    assert code == 0, output[-3000:]
     assert before[-1][0] < 1500
     assert [step for step, _ in commits_of(home)] == [0, 500, 1000, 1500]
     head = head_of(home)
     assert head is not None
     assert [entry.body.kind for entry in entries_of(home)].count("evaluation") == 3
-    assert said.count("Prefect does not answer and is not told of what is done") == 1
-    assert said.count("what Prefect shows of the run is behind") == 1
-    assert "Prefect was not told" in said
-    assert "Done: digits-cnn is at step 1500 of 1500." in said
+    assert output.count("Prefect is not responding and does not record what is done") == 1
+    assert output.count("the run's artifacts in Prefect are outdated") == 1
+    assert "Prefect did not record the result" in output
+    assert "Done: digits-cnn is at step 1500 of 1500." in output
     assert (home / "report" / "index.html").is_file()

@@ -1,4 +1,4 @@
-"""A real Prefect server and a real process worker: cancelled, killed and told to go, the next flow run continues."""
+"""A real Prefect server and process worker: after a cancel, a kill or SIGTERM the next flow run continues."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.homes import entries_of, tip_of
+from tests.support.homes import entries_of, read_history, tip_of
 from tests.support.prefect_deployments import ENDED, Prefect
-from tests.support.shipped_runs import SHORT, run_file
+from tests.support.shipped_runs import NO_PAUSES, SLOW, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
-# Long enough that every flow run but the last is met while it trains.
-LONG = ["train.steps=9000", "train.segment_steps=4000", "evaluate.every_steps=null"]
+# Long enough to interrupt every flow run but the last during training.
+STEPS = [*SLOW, "train.steps=1800"]
 
 
 def assert_nothing_is_lost(home: Path) -> None:
@@ -35,31 +35,34 @@ def is_over(pid: int) -> bool:
 
 
 @pytest.mark.timeout(1500)
-def test_whatever_ends_a_flow_run_the_next_one_continues(
-    plainly: Callable[..., Any],
+def test_next_flow_run_continues_after_any_end(
+    train_without_prefect: Callable[..., Any],
     stored_bytes: Callable[[str], Any],
-    told: Callable[[str], Any],
     server: str,
     tmp_path: Path,
 ) -> None:
-    straight = plainly("digits", tmp_path / "straight", extra=[*LONG, "train.segment_steps=9000"]).result
+    file = slow_digits(tmp_path / "slow")
+    one_segment = [*STEPS, "train.segment_steps=1800"]
+    straight = train_without_prefect(
+        "digits", tmp_path / "straight", extra=one_segment, file=file, environment=NO_PAUSES
+    ).result
     prefect = Prefect(server, tmp_path)
     deployment = prefect.deploy("flows/train_run.py:train_run", "tests")
     home = tmp_path / "worked" / "digits-cnn"
-    overrides = [f"storage={tmp_path / 'worked'}", "accelerator.kind=cpu", *SHORT["digits"], *LONG]
+    overrides = [f"storage={tmp_path / 'worked'}", "accelerator.kind=cpu", *STEPS, "train.segment_steps=800"]
 
     def trained_by(number: int) -> int:
-        """The process of an attempt that trains."""
+        """Wait until an attempt trains; returns its process id."""
         wait_until(lambda: len(attempts_of(home)) == number and trains(home, number - 1))
         return attempts_of(home)[-1].pid
 
     def started(number: int) -> tuple[str, int]:
-        """A flow run that trains: its id, and its process."""
-        flow_run = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
+        """Start a flow run and wait until it trains; returns its id and process id."""
+        flow_run = prefect.start(deployment, run_file=str(file), overrides=overrides)
         return flow_run, trained_by(number)
 
-    # As a container on a spot machine has it: SIGTERM schedules the same flow run again, and a worker takes it up.
-    cancelled = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
+    # As in a container on a spot machine: SIGTERM reschedules the flow run, and a worker picks it up.
+    cancelled = prefect.start(deployment, run_file=str(file), overrides=overrides)
     with prefect.executing(cancelled) as execution:
         pid = trained_by(1)
         execution.terminate()
@@ -90,7 +93,7 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
         assert prefect.state(orphaned) != "COMPLETED"
 
     with prefect.worker():
-        last = prefect.start(deployment, run_file=str(run_file("digits")), overrides=overrides)
+        last = prefect.start(deployment, run_file=str(file), overrides=overrides)
         wait_until(lambda: prefect.state(last) in ENDED)
         assert prefect.state(last) == "COMPLETED"
 
@@ -99,4 +102,4 @@ def test_whatever_ends_a_flow_run_the_next_one_continues(
     tip = tip_of(home)
     assert tip.state_digest == straight["state_digest"]
     assert stored_bytes(f"{home}/{tip.path}") == stored_bytes(straight["checkpoint"])
-    assert told(str(home)) == told(straight["home"])
+    assert read_history(str(home)) == read_history(straight["home"])

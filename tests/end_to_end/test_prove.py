@@ -1,4 +1,4 @@
-"""`baton prove` in real processes: both shipped runs pass; what cannot be resumed exactly is found and named."""
+"""`baton prove` in real processes: both shipped runs pass, and runs that do not resume exactly are found."""
 
 import json
 import os
@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.shipped_runs import CHECKOUT, run_file, settings
+from tests.support import forked
+from tests.support.checkout import CHECKOUT
+from tests.support.shipped_runs import run_file, settings
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +45,7 @@ def load(ordered=True):
     numbers = np.random.default_rng(0)
     examples = [(numbers.normal(size=4).astype("float32"), i % 3) for i in range(120)]
     if not ordered:
-        random.SystemRandom().shuffle(examples)  # no seed reaches it
+        random.SystemRandom().shuffle(examples)  # not seeded
     yield from examples
 """
 RUN = """
@@ -66,10 +68,9 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def prove(file: Path, scratch: Path, *words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error; nothing may be left of the scratch folder."""
-    done = subprocess.run(
-        command(file, *words), capture_output=True, text=True, timeout=600, check=False, env=environment(scratch)
-    )
+    """Run `baton prove`; returns exit code, standard output and standard error. The scratch folder must be empty."""
+    env = environment(scratch) | forked.forking_python()
+    done = forked.run(command(file, *words), capture_output=True, text=True, timeout=600, check=False, env=env)
     assert not list(scratch.glob("baton-prov*"))
     return done.returncode, done.stdout, done.stderr
 
@@ -88,7 +89,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "run", "replicas"), [("digits", "digits-cnn", 2), ("text", "stdlib-transformer", 1)])
-def test_the_shipped_runs_pass(name: str, run: str, replicas: int, tmp_path: Path) -> None:
+def test_shipped_runs_are_proved(name: str, run: str, replicas: int, tmp_path: Path) -> None:
     words = settings(name, tmp_path / "storage", replicas=replicas)
     code, stdout, stderr = prove(run_file(name), tmp_path / "scratch", *words, "--json")
     assert code == 0, stderr
@@ -105,7 +106,7 @@ def test_the_shipped_runs_pass(name: str, run: str, replicas: int, tmp_path: Pat
     assert list((tmp_path / "storage").rglob("*.json")) == [Path(facts["receipt"])]
 
 
-def test_several_hosts_are_tried_as_processes_on_loopback(
+def test_several_hosts_are_proved_as_local_processes(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = {"cluster": {"worker": ["host-0:1", "host-1:1"]}, "task": {"type": "worker", "index": 0}}
@@ -117,7 +118,7 @@ def test_several_hosts_are_tried_as_processes_on_loopback(
     assert receipts(own.parent / "runs", "tiny")[0]["environment"]["hosts"] == 2
 
 
-def test_an_unseeded_random_call_is_found(own: Path, tmp_path: Path) -> None:
+def test_unseeded_random_call_is_found(own: Path, tmp_path: Path) -> None:
     code, stdout, _ = prove(own, tmp_path / "scratch", "--set", "model.options.noisy=true")
     assert code == 1
     assert "NOT the same: tiny" in stdout
@@ -127,11 +128,11 @@ def test_an_unseeded_random_call_is_found(own: Path, tmp_path: Path) -> None:
     assert kept["verdict"] == "different"
     assert kept["first_difference"]["path"] == "model/guess/bias"
     assert kept["straight"]["content_digest"] == kept["cut"]["content_digest"]
-    # Until the kill nothing was lost.
+    # The runs agree until the kill.
     assert kept["first_differing_step"] > kept["killed_at_step"]
 
 
-def test_a_data_function_with_another_order_each_time_is_found(own: Path, tmp_path: Path) -> None:
+def test_unstable_data_order_is_found(own: Path, tmp_path: Path) -> None:
     code, stdout, _ = prove(own, tmp_path / "scratch", "--set", "data.options.ordered=false")
     assert code == 1
     assert "data.py:load gave other examples, or the same ones in another order" in stdout
@@ -141,13 +142,13 @@ def test_a_data_function_with_another_order_each_time_is_found(own: Path, tmp_pa
     assert kept["first_difference"]["path"] == "model/guess/bias"
 
 
-def test_data_that_are_shared_are_asked_for_once(own: Path, tmp_path: Path) -> None:
+def test_shared_data_is_prepared_once(own: Path, tmp_path: Path) -> None:
     code, _, stderr = prove(own, tmp_path / "scratch", "--share-data", "--set", "data.options.ordered=false")
     assert code == 0, stderr
     assert receipts(own.parent / "runs", "tiny")[0]["data_prepared"] == "once"
 
 
-def test_a_model_that_is_refused_says_so(own: Path, tmp_path: Path) -> None:
+def test_refused_model_is_reported(own: Path, tmp_path: Path) -> None:
     code, stdout, stderr = prove(own, tmp_path / "scratch", "--set", "model.options.width=3", "--json")
     assert code == 2
     assert json.loads(stdout.splitlines()[-1])["error"] == "ModelError"
@@ -157,7 +158,7 @@ def test_a_model_that_is_refused_says_so(own: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("later", [0.0, 0.5])
-def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals, later: float) -> None:
+def test_stopped_proof_leaves_nothing_behind(own: Path, tmp_path: Path, number: signal.Signals, later: float) -> None:
     scratch = tmp_path / "scratch"
     process = subprocess.Popen(
         command(own),
@@ -167,7 +168,7 @@ def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: sig
         text=True,
     )
     try:
-        # At the very moment at which the child begins to be there, and some time later.
+        # When the child appears, and half a second later.
         while not (children := children_of(process.pid)):
             assert process.poll() is None
         time.sleep(later)
@@ -176,7 +177,7 @@ def test_stopped_it_leaves_nothing_behind(own: Path, tmp_path: Path, number: sig
             _, stderr = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)
-            pytest.fail(f"it did not go; it was here: {process.communicate()[1]}")
+            pytest.fail(f"it did not exit; stacks: {process.communicate()[1]}")
     finally:
         process.kill()
     assert process.returncode == 130

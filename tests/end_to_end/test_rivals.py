@@ -1,4 +1,4 @@
-"""Promise 3 with real processes: of two that train one run, one commits on each checkpoint, and the loser is told."""
+"""Promise 3 with real processes: when two train one run, one commits on each checkpoint and the other is refused."""
 
 import random
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.homes import commits_in, commits_of, damaged, entries_of, folders_of, head_of, told_by
+from tests.support.homes import commit_count, commits_in, damaged, entries_of, folders_of, head_of, read_history
 from tests.support.shipped_runs import Finished
 from tests.support.training_child import Child
 
@@ -24,7 +24,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def assert_one_history(home: Path) -> None:
-    """No gap, each commit on top of the one before it, nothing damaged, and nothing left that lost."""
+    """Assert that the log has no gap, each commit follows the one before, and no file is damaged or left over."""
     entries = entries_of(home)
     assert [entry.number for entry in entries] == list(range(len(entries)))
     commits = [ref for ref in commits_in(entries) if ref.step > 0]
@@ -36,36 +36,36 @@ def assert_one_history(home: Path) -> None:
     assert folders_of(home) == {ref.path for ref in head.retained} | {old.path for old in head.retired}
 
 
-def test_who_was_stopped_in_the_middle_and_overtaken_is_refused(straight: Finished, tmp_path: Path) -> None:
+def test_stale_writer_is_refused(straight: Finished, tmp_path: Path) -> None:
     slow = Child("digits", tmp_path, extra=RUN, notes=tmp_path)
-    # In the first of two segments; there is no commit in it, and some 800 steps are left.
-    assert slow.until_said("step 200/2000")
+    # In the first of two segments, before its commit, with about 800 steps left.
+    assert slow.until_printed("step 200/2000")
     assert slow.stop()
-    assert commits_of(slow.home) == 1, "it was too late"
+    assert commit_count(slow.home) == 1, "the process stopped too late"
     warned = Child("digits", tmp_path, "--max-segments", "1", extra=RUN, notes=tmp_path).finish(3)
     assert warned.stderr.splitlines()[-3].startswith("error: RunAtWork: digits-cnn is at work: process ")
-    assert commits_of(slow.home) == 1
+    assert commit_count(slow.home) == 1
     Child("digits", tmp_path, "--take-over", "--max-segments", "1", extra=RUN, notes=tmp_path).finish()
     overtaken = entries_of(slow.home)
     assert commits_in(overtaken)[-1].step == 1000
-    slow.go_on()
+    slow.resume()
     done = slow.finish(1)
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith("error: StaleWriter: ")
-    assert "the tip has moved since" in told
-    assert "stop one of them, or run again to continue from the newest commit" in told
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("error: StaleWriter: ")
+    assert "the tip has moved since" in message
+    assert "stop one of them, or run again to continue from the newest commit" in message
     assert "Traceback" not in done.stderr
     assert entries_of(slow.home)[: len(overtaken)] == overtaken
-    assert commits_of(slow.home) == 2
+    assert commit_count(slow.home) == 2
 
     last = Child("digits", tmp_path, extra=RUN, notes=tmp_path).finish(0)
     assert_one_history(slow.home)
     assert last.result["state_digest"] == straight.result["state_digest"]
-    assert told_by(slow.home) == told_by(Path(straight.result["home"]))
+    assert read_history(slow.home) == read_history(Path(straight.result["home"]))
 
 
-def test_two_that_are_started_at_once(straight: Finished, tmp_path: Path) -> None:
-    """From before the origin on, and again in the middle: whoever comes first differs from round to round."""
+def test_two_processes_started_at_once_make_one_history(straight: Finished, tmp_path: Path) -> None:
+    """Starts both before the origin entry and again later; the winner differs between rounds."""
     chance = random.Random(20261121)
     home = tmp_path / "digits-cnn"
     for _ in range(ROUNDS):
@@ -80,8 +80,8 @@ def test_two_that_are_started_at_once(straight: Finished, tmp_path: Path) -> Non
             assert "Traceback" not in done.stderr
             if done.code == 1:
                 assert done.stderr.splitlines()[-1].startswith("error: StaleWriter: ")
-        assert any(done.code != 1 for done in ended), "both gave up"
+        assert any(done.code != 1 for done in ended), "both were refused"
     last = Child("digits", tmp_path, extra=SHORT_SEGMENTS, notes=tmp_path).finish(0)
     assert_one_history(home)
     assert last.result["state_digest"] == straight.result["state_digest"]
-    assert told_by(home) == told_by(Path(straight.result["home"]))
+    assert read_history(home) == read_history(Path(straight.result["home"]))

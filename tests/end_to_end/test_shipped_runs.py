@@ -1,4 +1,4 @@
-"""The run files that are ready to copy do what they promise, as they stand."""
+"""The shipped run files reach their results unchanged."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.support.shipped_runs import DRIVER, run_file
 pytestmark = pytest.mark.slow
 
 
-def test_the_digits_reach_their_accuracy_in_five_segments(tmp_path: Path) -> None:
+def test_digits_reach_their_accuracy_in_five_segments(tmp_path: Path) -> None:
     command = [sys.executable, str(DRIVER), str(run_file("digits")), "--set", f"storage={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -21,7 +21,7 @@ def test_the_digits_reach_their_accuracy_in_five_segments(tmp_path: Path) -> Non
     assert result["metrics"]["validation_accuracy"] >= 0.985
 
 
-def test_the_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
+def test_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
     command = [sys.executable, str(DRIVER), str(run_file("text")), "--set", f"storage={tmp_path}"]
     done = subprocess.run([*command, "--until-step", "200"], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Every way to be told to go: what was trained is committed, the exit code is 3, and the next command goes on."""
+"""Every kind of stop commits what was trained and exits with 3; the next command continues."""
 
 import http.server
 import json
@@ -22,14 +22,14 @@ from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support import forked
-from tests.support.homes import tip_of
-from tests.support.prefect_server import ask, environment_with
+from tests.support.homes import read_history, tip_of
+from tests.support.prefect_server import environment_with, post
 from tests.support.shipped_runs import DRIVER, run_file, settings
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
-# One segment, far longer than a test waits.
+# One segment, much longer than a test.
 ENDLESS = ["train.steps=2000000", "train.segment_steps=2000000", "evaluate.every_steps=null"]
 
 
@@ -42,6 +42,7 @@ def running(
     start: type[subprocess.Popen[bytes]] = forked.Popen,
     **settings_of_popen: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """Train a shipped run file in a process during the block."""
     command = [sys.executable, "-m", "flows.commands.main", "run", str(run_file(name))]
     command += [*settings(name, storage, extra=ENDLESS), *options]
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, **settings_of_popen)
@@ -59,13 +60,13 @@ def home_of(storage: Path) -> Path:
 
 def state_of(server: str) -> dict[str, Any]:
     """The newest flow run's state."""
-    runs = ask(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    runs = post(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
     state: dict[str, Any] = runs[0]["state"]
     return state
 
 
 def assert_nothing_is_lost(home: Path, reason: str) -> None:
-    """The last step that was reached is the one that is committed."""
+    """Assert that the last trained step is committed."""
     last = attempts_of(home)[-1]
     assert commits_of(home)[-1] == (last.step, reason)
     assert last.step == last.committed_step > last.from_step
@@ -76,7 +77,9 @@ def assert_nothing_is_lost(home: Path, reason: str) -> None:
     ("name", "number", "reason"),
     [("text", signal.SIGTERM, "sigterm"), ("digits", signal.SIGINT, "sigint")],
 )
-def test_a_signal_while_training(server: str, tmp_path: Path, name: str, number: signal.Signals, reason: str) -> None:
+def test_signal_during_training_commits_and_exits_3(
+    server: str, tmp_path: Path, name: str, number: signal.Signals, reason: str
+) -> None:
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
     with running(environment, name, tmp_path / "runs", "--json") as process:
         wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
@@ -89,13 +92,13 @@ def test_a_signal_while_training(server: str, tmp_path: Path, name: str, number:
     home = home_of(tmp_path / "runs")
     assert_nothing_is_lost(home, reason)
     assert (result["exit_reason"], result["step"]) == (reason, tip_of(home).step)
-    # Ctrl-C leaves the machine where it is; after SIGTERM it may go at any moment.
+    # After SIGTERM the machine may stop at any moment, so no report is written.
     assert (home / "report" / "index.html").is_file() == (reason == "sigint")
     assert state_of(server)["type"] == "CRASHED"
 
 
 def processes_of(prefect_home: Path) -> list[int]:
-    """Whoever lives with this PREFECT_HOME."""
+    """Ids of processes with this PREFECT_HOME."""
     mark = f"PREFECT_HOME={prefect_home}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -107,9 +110,9 @@ def processes_of(prefect_home: Path) -> list[int]:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_at_a_terminal(tmp_path: Path, times: int) -> None:
-    """It goes to the whole process group; Prefect's embedded API must hear how the flow run ended, and end then."""
+    """SIGINT goes to the process group. Prefect's embedded API records the end of the flow run and ends too."""
     environment = environment_with(tmp_path / "prefect")
-    # A fresh one: a fork's environment does not show in /proc.
+    # A fresh process: /proc does not show the environment of a fork.
     fresh = {"start": subprocess.Popen, "start_new_session": True}
     with running(environment, "digits", tmp_path / "runs", "--json", **fresh) as process:
         wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
@@ -128,13 +131,13 @@ def test_ctrl_c_at_a_terminal(tmp_path: Path, times: int) -> None:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> bool:
-    """Two signals of one kind can melt into one: press again until it is gone."""
+    """Two signals of one kind can merge into one, so send again until the process ends."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     return process.poll() is not None
 
 
-def test_the_time_budget(server: str, tmp_path: Path) -> None:
+def test_time_budget_ends_the_segment(server: str, tmp_path: Path) -> None:
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server)
     with running(environment, "digits", tmp_path / "runs", "--max-seconds", "12", "--json") as process:
         out = process.communicate(timeout=240)[0].decode()
@@ -148,13 +151,13 @@ def test_the_time_budget(server: str, tmp_path: Path) -> None:
     assert "time budget" in state["message"]
 
 
-def test_the_ledger_adds_up(tmp_path: Path) -> None:
-    """Against a clock outside: of a process that is killed the last sign of life counts, and all of one that ends."""
+def test_ledger_adds_up_to_wall_clock(tmp_path: Path) -> None:
+    """Compares with a clock outside. A killed process counts up to its last heartbeat, others up to their end."""
     command = [sys.executable, str(DRIVER), str(run_file("digits")), *settings("digits", tmp_path, extra=ENDLESS)]
     measured = []
     for end in (signal.SIGKILL, signal.SIGTERM):
         began = time.monotonic()
-        # Fresh: starting up is part of what is counted.
+        # A fresh interpreter, because its start-up time counts.
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(measured)
         wait_until(lambda before=before: trains(home_of(tmp_path), before), process)
@@ -166,7 +169,7 @@ def test_the_ledger_adds_up(tmp_path: Path) -> None:
     entries = tuple(RunLog(home).entries())
     account = account_of(read_attempts(home), entries, history_of(entries), now=datetime.now(UTC))
     assert account is not None
-    # Starting and leaving the interpreter is nobody's; a process of some seconds signs every half second.
+    # The interpreter's start and exit are not counted, nor the time since a last heartbeat, at most half a second.
     missed = sum(measured) - account.total_seconds
     assert -0.1 < missed < 0.03 * sum(measured) + 1.0
     assert account.unattributed_seconds < 0.03 * account.total_seconds
@@ -175,7 +178,7 @@ def test_the_ledger_adds_up(tmp_path: Path) -> None:
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """Google's metadata server, as far as its notices go."""
+    """Google's metadata server, reduced to its preemption and maintenance notices."""
 
     preempted = threading.Event()
 
@@ -202,7 +205,7 @@ def metadata() -> Iterator[str]:
         thread.join()
 
 
-def test_a_preemption_notice(server: str, metadata: str, tmp_path: Path) -> None:
+def test_preemption_notice_commits_and_exits_3(server: str, metadata: str, tmp_path: Path) -> None:
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server, GCE_METADATA_HOST=metadata)
     with running(environment, "digits", tmp_path / "runs", "--json") as process:
         wait_until(lambda: trains(home_of(tmp_path / "runs"), 0), process)
@@ -215,20 +218,20 @@ def test_a_preemption_notice(server: str, metadata: str, tmp_path: Path) -> None
     assert state_of(server)["type"] == "CRASHED"
 
 
-def test_stopped_again_and_again_it_is_the_same_run(
-    plainly: Callable[..., Any], stored_bytes: Callable[[str], Any], told: Callable[[str], Any], tmp_path: Path
+def test_run_stopped_many_times_ends_the_same(
+    train_without_prefect: Callable[..., Any], stored_bytes: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Time budgets so tight that stops fall anywhere, and a commit every second besides."""
+    """Short time budgets, so that stops fall anywhere, and frequent commits."""
     once = ["train.steps=900", "train.segment_steps=900"]
-    straight = plainly("digits", tmp_path / "straight", extra=once).result
+    straight = train_without_prefect("digits", tmp_path / "straight", extra=once).result
     hasty = [*once, "checkpoint.every_seconds=0.3", "checkpoint.keep_last=2"]
     reasons = []
     for budget in ("4", "3.5", "3", "4.5", "600"):
-        done = plainly("digits", tmp_path / "stopped", "--max-seconds", budget, extra=hasty).result
+        done = train_without_prefect("digits", tmp_path / "stopped", "--max-seconds", budget, extra=hasty).result
         reasons.append(done["exit_reason"])
     assert reasons[-1] in {"complete", "nothing_to_do"}
     assert "time_budget" in reasons
     assert done["state_digest"] == straight["state_digest"]
     assert stored_bytes(done["checkpoint"]) == stored_bytes(straight["checkpoint"])
-    assert told(done["home"]) == told(straight["home"])
+    assert read_history(done["home"]) == read_history(straight["home"])
     assert "interval" in {reason for _, reason in commits_of(Path(done["home"]))}

@@ -1,4 +1,4 @@
-"""The store is away when a process is asked to go: it goes in time, says so, and what is committed stays."""
+"""SIGTERM during a store outage: the process exits in time with a message, and every commit stays."""
 
 import signal
 import subprocess
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.verify import damage
+from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.gcs.storage import CloudStorage
-from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support import forked
 from tests.support.cloud_runs import HOMES, entries_in
 from tests.support.prefect_server import environment_with
@@ -21,14 +21,14 @@ from tests.support.watching import wait_until
 
 pytestmark = pytest.mark.slow
 
-# One segment without an end, with a commit a second; a commit that waits for the store has five minutes for it.
+# An endless segment with a commit a second. A commit waits up to five minutes for the store.
 ENDLESS = ["train.steps=2000000", "train.segment_steps=2000000", "evaluate.every_steps=null"]
 OFTEN = [*ENDLESS, "checkpoint.every_seconds=1", "stop.grace_seconds=4"]
-# Against hanging alone: without a deadline it takes more than five minutes.
+# Without the deadline it would take more than five minutes.
 LONGEST_SECONDS = 240.0
-GONE = {
-    "answers 503": {"fault": "status", "code": 503},
-    "answers nothing": {"fault": "stall", "stall_seconds": 3600.0},
+OUTAGES = {
+    "responds with 503": {"fault": "status", "code": 503},
+    "does not respond": {"fault": "stall", "stall_seconds": 3600.0},
 }
 
 
@@ -36,10 +36,11 @@ GONE = {
 def child(
     module: str, words: Sequence[str], folder: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """Train the digits run on gs:// in a process during the block; its output goes to `folder`/output."""
     command = [sys.executable, "-W", "ignore", "-m", module, *words, str(run_file("digits"))]
     command += settings("digits", "gs://bucket/runs", extra=OFTEN)
-    with (folder / "said").open("wb") as said:
-        process = forked.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment)
+    with (folder / "output").open("wb") as output:
+        process = forked.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             yield process
         finally:
@@ -49,39 +50,39 @@ def child(
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "gone"),
-    [("flows.without_prefect", [], "answers nothing"), ("flows.commands.main", ["run"], "answers 503")],
+    ("module", "words", "outage"),
+    [("flows.without_prefect", [], "does not respond"), ("flows.commands.main", ["run"], "responds with 503")],
     ids=["plain", "baton run"],
 )
-def test_sigterm_while_the_store_is_away(
-    cloud: FakeGcs, tmp_path: Path, module: str, words: list[str], gone: str
+def test_sigterm_during_a_store_outage(
+    cloud: FakeGcs, tmp_path: Path, module: str, words: list[str], outage: str
 ) -> None:
     environment = environment_with(tmp_path / "prefect")
     home = f"runs/{HOMES['digits']}/"
-    # No fault, but it is logged: the storage is tried out once for a command.
-    tried_out = {"match": {"kind": "object.insert", "path": r"/\.probe"}, "fault": "slow", "times": None}
-    cloud.faults = FaultPlan.scripted([tried_out])
+    # A fault without effect; its log shows that a command probes the storage once.
+    probe = {"match": {"kind": "object.insert", "path": r"/\.probe"}, "fault": "slow", "times": None}
+    cloud.faults = FaultPlan.scripted([probe])
     with child(module, words, tmp_path, environment) as process:
         wait_until(lambda: entries_in(cloud, home) >= 4, process)
         assert len(cloud.fault_run.log) == 1
-        cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **GONE[gone]}])
-        # In the middle of a commit, as a rule: there is one a second.
-        asked = cloud.count("")
-        wait_until(lambda: cloud.count("") >= asked + 3, process)
+        cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **OUTAGES[outage]}])
+        # Usually during a commit: there is one a second.
+        requests = cloud.count("")
+        wait_until(lambda: cloud.count("") >= requests + 3, process)
         committed = {
             name: cloud.store.bytes("bucket", name) for name in cloud.store.names("bucket") if "/log/0" in name
         }
         process.send_signal(signal.SIGTERM)
         code = process.wait(LONGEST_SECONDS)
-    said = (tmp_path / "said").read_text()
-    assert code == 3, said[-3000:]
-    assert "the store could not be reached" in said
-    assert "what is committed stays" in said
-    assert "Traceback" not in said, said[-3000:]
+    output = (tmp_path / "output").read_text()
+    assert code == 3, output[-3000:]
+    assert "the store does not respond" in output
+    assert "what is committed stays" in output
+    assert "Traceback" not in output, output[-3000:]
     cloud.faults = None
     after = {name: cloud.store.bytes("bucket", name) for name in committed}
     assert after == committed
     log = RunLog(CloudStorage("bucket", home.rstrip("/")))
     tip = log.require_head().tip
     assert tip is not None
-    assert damage(log.home, tip, read=True) is None
+    assert find_damage(log.home, tip, read_bytes=True) is None

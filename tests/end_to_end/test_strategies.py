@@ -1,4 +1,4 @@
-"""The table: what is promised of each strategy, for each kind of model, however it begins and is cut."""
+"""What each distribution strategy promises, for each kind of model, fresh or warm started, straight or cut."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tests.support.lab import ZOO, Lab, differing, in_fresh_process, keep_trainer, rows_of, spec_of
 from tests.support.shipped_runs import run_file
 from tests.support.worker_processes import free_addresses
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 BEGINNINGS = ("fresh", "warm")
 CUT, STEPS = 2, 4
-# Of weights and losses, over so few steps.
+# For weights and losses over these few steps.
 TOLERANCE = 1e-6
 SHORT = [
     "data.validation_fraction=0",
@@ -35,17 +36,17 @@ SHORT = [
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A line of the table.
+    """A row of the table.
 
-    Always: the same initial state on every strategy; begun from nothing and from weights, cut and not, the same bytes.
+    For every model: the same initial state on all strategies, and the same bytes straight and cut.
     """
 
     settings: tuple[str, ...] = ()
     zoo: str | None = None
     init: dict[str, Any] = field(default_factory=dict)
-    # What is known to depend on which examples share a replica; nothing: the same on all strategies, to TOLERANCE.
+    # Parts that depend on which examples share a replica. None: equal on all strategies, to TOLERANCE.
     depends_on: tuple[str, ...] = ()
-    # What a run names as such, since it cannot see that this one divides by the replicas' number.
+    # Parts that a run reports although they do not depend on this.
     named: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
 
@@ -81,7 +82,7 @@ MODELS = {
         frozen=("first/", "norm/"),
     ),
 }
-# Name to what the run file says. `multi_worker` is two processes, each with one replica.
+# The accelerator section of the run file. `multi_worker` is two processes with one replica each.
 STRATEGIES: dict[str, dict[str, Any]] = {
     "default": {"kind": "cpu"},
     "mirrored-2": {"kind": "cpu", "replicas": 2},
@@ -91,10 +92,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-# Tracing a transformer for eight replicas takes half a minute, and three times: these are tried by `make chaos`.
+# Only `make chaos` tries these. Tracing a transformer for eight replicas takes half a minute, three times.
 LONG = {
-    *(("text", strategy) for strategy in ("mirrored-4", "mirrored-8", "multi-worker-2")),
-    *(("digits", strategy) for strategy in ("mirrored-4", "mirrored-8")),
+    *(("text", strategy) for strategy in ("mirrored-4", "multi-worker-2")),
+    ("digits", "mirrored-4"),
+    *((model, "mirrored-8") for model in MODELS),
 }
 CELLS = [
     (model, strategy)
@@ -105,7 +107,7 @@ CELLS = [
 
 
 def spec_for(folder: Path, model: str, beginning: str, strategy: str) -> RunSpec:
-    """Of a cell's run; `warm` begins from the end of `fresh` on the same strategy."""
+    """The run file of a cell; `warm` starts from the end of `fresh` on the same strategy."""
     init: dict[str, Any] = {}
     if beginning == "warm":
         init = {"weights": {"source": str(folder / "storage" / f"{model}-fresh-{strategy}"), "step": STEPS}}
@@ -117,7 +119,7 @@ def lab_for(folder: Path, model: str) -> Lab:
 
 
 class Hosts:
-    """What the chief has staged is known to the others through a file, as it otherwise is through the log."""
+    """Passes the chief's staged checkpoint to the other hosts, through a file instead of the log."""
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
         from tasks.foundation.accelerator.strategy import acquire
@@ -128,18 +130,18 @@ class Hosts:
     def agreed(self, staged: CheckpointRef | None) -> CheckpointRef:
         if staged is not None:
             self._file.write_bytes(staged.to_json())
-        self.accelerator.of_chief(0)  # has written it
+        self.accelerator.broadcast_from_chief(0)  # the chief has written it
         found = CheckpointRef.model_validate_json(self._file.read_bytes())
-        self.accelerator.all_agree(True)  # all have read it
+        self.accelerator.all_agree(True)  # all hosts have read it
         return found
 
 
 def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, Any]:
-    """A run straight to the end, and its second half once more with nothing kept in memory; the first is committed."""
+    """Train straight, then cut in two without a warm trainer; commit the first."""
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
     from tasks.foundation.model.batch_dependence import batch_dependent_parts
-    from tasks.train_segment import stage
     from tasks.train_segment.stage import forget_trainer
+    from tasks.train_segment.warm_trainer import WARM_TRAINER
 
     lab, spec = lab_for(folder, model), spec_for(folder, model, beginning, strategy)
     start = lab.begin(spec).tip
@@ -148,36 +150,38 @@ def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, A
     forget_trainer()
     straight = lab.train(spec, start, STEPS)
     keep_trainer()
-    ways = [[straight]]
-    if beginning == "fresh" or (model, strategy) not in LONG:
+    trainings = [[straight]]
+    # A warm start is cut on one strategy: the cut itself does not depend on where the weights come from.
+    if beginning == "fresh" or strategy == "mirrored-2":
         first = lab.train(spec, start, CUT)
         at = hosts.agreed(first.staged)
         keep_trainer()
         forget_trainer()
-        ways.append([first, lab.train(spec, at, STEPS)])
+        trainings.append([first, lab.train(spec, at, STEPS)])
         keep_trainer()
-    (trainer,) = stage._warm
-    told: dict[str, Any] = {"depends_on": [each.part for each in batch_dependent_parts(trainer.state.model)]}
-    if straight.staged is not None:  # by the chief
-        ends = [way[-1].staged for way in ways]
-        told |= {
+    trainer = WARM_TRAINER.trainer
+    assert trainer is not None
+    results: dict[str, Any] = {"depends_on": [each.part for each in batch_dependent_parts(trainer.state.model)]}
+    if straight.staged is not None:  # on the chief
+        ends = [segments[-1].staged for segments in trainings]
+        results |= {
             "differing": [differing(lab.tensors(spec, straight.staged), lab.tensors(spec, end)) for end in ends if end],
             "digests": [end.state_digest for end in ends if end],
-            "rows": [[row.model_dump() for row in rows_of(way)] for way in ways],
+            "rows": [[row.model_dump() for row in rows_of(segments)] for segments in trainings],
         }
-        checkpoint_to_gcs(lab.request(spec, start, STEPS), straight, storage=lab.storage, telemetry=lab.heard)
-    hosts.accelerator.of_chief(0)  # has committed it
-    return told
+        checkpoint_to_gcs(CheckpointToGcsCall.of(lab.request(spec, start, STEPS), straight), lab.place(spec))
+    hosts.accelerator.broadcast_from_chief(0)  # the chief has committed it
+    return results
 
 
 def on_strategy(folder: str, strategy: str, tf_config: str = "") -> dict[str, Any]:
-    """A strategy's column, in one process of each host."""
-    from tasks.init_or_restore import stage
+    """Run all cells of a strategy, in one process for each host."""
+    from tasks.init_or_restore import model_requirements
 
     if tf_config:
         os.environ["TF_CONFIG"] = tf_config
-    # Traces the step for a message that these models do not need: a third of the time.
-    stage.require_train_step = lambda *_model, **_settings: None
+    # This check takes a third of the time, and these models never fail it.
+    model_requirements.require_train_step = lambda *_model, **_settings: None
     return {
         model: {beginning: cell(Path(folder), model, beginning, strategy) for beginning in BEGINNINGS}
         for model, on in CELLS
@@ -186,7 +190,7 @@ def on_strategy(folder: str, strategy: str, tf_config: str = "") -> dict[str, An
 
 
 def on_two_hosts(folder: str, strategy: str) -> dict[str, Any]:
-    """As the chief tells it."""
+    """Run all cells on two hosts; returns the chief's result."""
     cluster = {"worker": free_addresses(2)}
     places = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(2)]
     with ThreadPoolExecutor(2) as threads:
@@ -199,7 +203,7 @@ def on_two_hosts(folder: str, strategy: str) -> dict[str, Any]:
 
 
 def stored(folder: Path, model: str, beginning: str, strategy: str, step: int) -> dict[str, list[Any]]:
-    """A committed checkpoint's variables by path; of those that each replica has for itself, all."""
+    """The variables of a committed checkpoint by path, with one value for each replica that has its own."""
     import tensorflow as tf
 
     lab, spec = lab_for(folder, model), spec_for(folder, model, beginning, strategy)
@@ -214,24 +218,24 @@ def stored(folder: Path, model: str, beginning: str, strategy: str, step: int) -
 
 
 def weights(parts: dict[str, list[Any]]) -> dict[str, Any]:
-    """Replica 0's."""
+    """The weights of replica 0."""
     return {path: each[0] for path, each in parts.items() if path.startswith("model/") and "seed" not in path}
 
 
 def the_same(one: dict[str, Any], other: dict[str, Any], beginning: str = "") -> bool:
-    """Bit-equal, as far as paths begin so."""
+    """Whether all variables whose paths start with `beginning` are bit-equal."""
     paths = {path for path in one.keys() | other.keys() if path.startswith(beginning)}
     return bool(paths) and all(np.array_equal(one[path], other[path]) for path in paths)
 
 
 def of_any_replica(parts: dict[str, list[Any]]) -> dict[str, Any]:
-    """What is the same on all replicas, and has to be."""
+    """The variables, which must be equal on all replicas."""
     for path, each in parts.items():
         assert all(np.array_equal(each[0], part) for part in each), path
     return {path: each[0] for path, each in parts.items()}
 
 
-def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     assert one.keys() == other.keys()
     return max(float(np.max(np.abs(one[path] - other[path]))) for path in one)
 
@@ -241,18 +245,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("table")
 
 
-def test_every_cell_keeps_what_is_promised(folder: Path) -> None:
-    told = {"default": in_fresh_process(on_strategy, folder=str(folder), strategy="default")}
-    for strategy in ("mirrored-2", "mirrored-4", "mirrored-8"):
-        told[strategy] = in_fresh_process(on_strategy, folder=str(folder), strategy=strategy)
-    told["multi-worker-2"] = on_two_hosts(str(folder), "multi-worker-2")
+def test_every_model_on_every_strategy(folder: Path) -> None:
+    results = {"default": in_fresh_process(on_strategy, folder=str(folder), strategy="default")}
+    for strategy in dict.fromkeys(strategy for _, strategy in CELLS if strategy.startswith("mirrored")):
+        results[strategy] = in_fresh_process(on_strategy, folder=str(folder), strategy=strategy)
+    results["multi-worker-2"] = on_two_hosts(str(folder), "multi-worker-2")
 
     apart: dict[str, float] = {}
     for model, strategy in CELLS:
         for beginning in BEGINNINGS:
-            assert_exact(told[strategy][model][beginning], f"{model}, {beginning}, {strategy}")
-            says = MODELS[model].depends_on + MODELS[model].named
-            assert_depends(told[strategy][model][beginning]["depends_on"], says)
+            assert_exact(results[strategy][model][beginning], f"{model}, {beginning}, {strategy}")
+            expected = MODELS[model].depends_on + MODELS[model].named
+            assert_depends(results[strategy][model][beginning]["depends_on"], expected)
             where = model, beginning, strategy
             starts = of_any_replica(stored(folder, *where, step=0))
             ends = stored(folder, *where, step=STEPS)
@@ -267,8 +271,10 @@ def test_every_cell_keeps_what_is_promised(folder: Path) -> None:
                 assert the_same(starts, of_any_replica(stored(folder, model, "fresh", strategy, 0)), "optimizer/")
             if not MODELS[model].depends_on:
                 there = stored(folder, model, beginning, "default", STEPS)
-                losses = [told[on][model][beginning]["rows"][0][0]["metrics"]["loss"] for on in (strategy, "default")]
-                far = max(furthest(weights(ends), weights(there)), abs(losses[0] - losses[1]))
+                losses = [
+                    results[on][model][beginning]["rows"][0][0]["metrics"]["loss"] for on in (strategy, "default")
+                ]
+                far = max(largest_difference(weights(ends), weights(there)), abs(losses[0] - losses[1]))
                 apart[", ".join(where)] = far
     assert max(apart.values()) < TOLERANCE, apart
 
@@ -277,15 +283,15 @@ def only(parts: dict[str, list[Any]], beginning: str) -> dict[str, list[Any]]:
     return {path: each for path, each in parts.items() if path.startswith(beginning)}
 
 
-def assert_exact(told: dict[str, Any], where: str) -> None:
-    assert not any(told["differing"]), where
-    assert len(set(told["digests"])) == 1, where
-    assert all(rows == told["rows"][0] for rows in told["rows"]), where
-    assert [row["step"] for row in told["rows"][0]] == [3], where
+def assert_exact(results: dict[str, Any], where: str) -> None:
+    assert not any(results["differing"]), where
+    assert len(set(results["digests"])) == 1, where
+    assert all(rows == results["rows"][0] for rows in results["rows"]), where
+    assert [row["step"] for row in results["rows"][0]] == [3], where
 
 
 def assert_depends(parts: list[str], expected: tuple[str, ...]) -> None:
-    """What the run would say aloud is what the table has."""
+    """Assert that the reported parts are those of the table."""
     assert bool(parts) == bool(expected)
     for name in expected:
         assert any(name in part for part in parts), parts

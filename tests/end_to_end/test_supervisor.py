@@ -1,9 +1,8 @@
-"""The schedule is the supervisor; and three ways to train ad hoc are one. A real server, real workers, real kills."""
+"""A schedule restarts and finishes a killed run, and three ways to start a run continue the same run."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,29 +11,22 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.log_entry import Evaluation
-from tests.support.homes import commits_in, entries_of, log_bytes, tip_of
+from tests.support import forked
+from tests.support.homes import commits_in, entries_of, log_bytes, read_history, tip_of
 from tests.support.prefect_deployments import ENDED, Prefect
-from tests.support.prefect_server import Server, ask, baton
-from tests.support.shipped_runs import SHORT, Finished, run_file
+from tests.support.prefect_server import Server, baton, post
+from tests.support.shipped_runs import NO_PAUSES, SHORT, SLOW, Finished, run_file, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
 
 FILE = str(run_file("digits"))
-# Segments that last long enough to be met while they train.
-LONG = [*SHORT["digits"], "train.steps=6000", "evaluate.every_steps=null"]
 TICK_SECONDS = 15
 
 
 @pytest.fixture(scope="module")
-def straight(plainly: Callable[..., Finished], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same run in one piece, without Prefect."""
-    return plainly("digits", tmp_path_factory.mktemp("straight"), extra=[*LONG, "train.segment_steps=6000"]).result
-
-
-@pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that keeps what it knows of held slots where a restart finds it, as deploy/README.md asks for."""
+    """A server that keeps the leases of concurrency slots on disk, as deploy/README.md recommends."""
     leases = "prefect.server.concurrency.lease_storage.filesystem"
     server = Server(tmp_path_factory.mktemp("prefect-server"), PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=leases)
     try:
@@ -48,12 +40,12 @@ def prefect(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Pre
     return Prefect(own_server.url, tmp_path_factory.mktemp("prefect"))
 
 
-def overrides_for(storage: Path, segment_steps: int) -> list[str]:
-    return [f"storage={storage}", "accelerator.kind=cpu", *LONG, f"train.segment_steps={segment_steps}"]
+def overrides_for(storage: Path, *settings: str) -> list[str]:
+    return [f"storage={storage}", "accelerator.kind=cpu", *settings]
 
 
 def without_tensorflow(folder: Path) -> dict[str, str]:
-    """The environment of a machine where TensorFlow cannot be imported."""
+    """An environment where TensorFlow cannot be imported."""
     for name in ("tensorflow", "keras"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise ImportError('{name} is not to be loaded')\n")
@@ -62,56 +54,62 @@ def without_tensorflow(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1500)
-def test_the_schedule_supervises(
-    own_server: Server, prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
+def test_schedule_restarts_and_finishes_a_run(
+    own_server: Server, prefect: Prefect, train_without_prefect: Callable[..., Finished], tmp_path: Path
 ) -> None:
+    file, steps = slow_digits(tmp_path / "slow"), [*SLOW, "train.steps=1200"]
+    one_segment = [*steps, "train.segment_steps=1200"]
+    straight = train_without_prefect(
+        "digits", tmp_path / "straight", extra=one_segment, file=file, environment=NO_PAUSES
+    ).result
     home = tmp_path / "digits-cnn"
-    parameters = {"run_file": FILE, "overrides": overrides_for(tmp_path, 3000), "max_segments": 1}
+    overrides = overrides_for(tmp_path, *steps, "train.segment_steps=600")
+    parameters = {"run_file": str(file), "overrides": overrides, "max_segments": 1}
     nightly = prefect.deploy_shipped("train-run", "nightly", "--interval", str(TICK_SECONDS), **parameters)
     deployed = prefect.deployment(nightly)
     assert deployed["global_concurrency_limit"]["limit"] == 1
     assert deployed["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
 
     def running() -> str:
-        """The tick that is at work."""
+        """Return the id of the running flow run."""
         runs: list[dict[str, Any]] = []
         wait_until(lambda: bool(runs) or bool(runs.extend(prefect.runs(nightly, "RUNNING"))))
         return str(runs[0]["id"])
 
     with prefect.worker() as worker:
-        # The first tick: its server dies and comes back while it trains.
+        # First tick: the server is killed and restarted during training.
         wait_until(lambda: len(attempts_of(home)) == 1 and trains(home, 0))
         own_server.kill()
         own_server.start()
-        wait_until(lambda: (3000, "segment_end") in commits_of(home))
+        wait_until(lambda: (600, "segment_end") in commits_of(home))
 
-        # The second: its machine dies, with its worker.
+        # Second tick: its process and its worker are killed.
         wait_until(lambda: len(attempts_of(home)) == 2 and trains(home, 1))
         killed = running()
         worker.kill()
         os.kill(attempts_of(home)[-1].pid, signal.SIGKILL)
         worker.wait()
-    assert [step for step, _ in commits_of(home)] == [0, 3000]
+    assert [step for step, _ in commits_of(home)] == [0, 600]
 
-    # Nobody has told the server, so the dead tick holds the one slot. Prefect lets go of it when its lease runs out,
-    # five minutes after its last renewal, or as soon as somebody says that it has crashed: deploy/automations does so
-    # by its missing heartbeats, and here the test, which has not that much time.
+    # The server does not know, so the dead tick still holds the only slot. Prefect releases it when its lease expires
+    # after five minutes, or when the flow run is set to Crashed. The automation in deploy/automations does that after
+    # missing heartbeats; here the test does, to save the time.
     assert prefect.state(killed) == "RUNNING"
     prefect.set_state(killed, type="CRASHED", name="Crashed")
 
     with prefect.worker():
-        wait_until(lambda: tip_of(home).step == 6000 and bool(attempts_of(home)[-1].ended))
-        prefect.pause(nightly)  # a tick that is stopped with its worker would hold the slot too
+        wait_until(lambda: tip_of(home).step == 1200 and bool(attempts_of(home)[-1].ended))
+        prefect.pause(nightly)  # a tick that stops with its worker would hold the slot too
         wait_until(lambda: not prefect.runs(nightly, "RUNNING", "PENDING"))
 
-    assert [step for step, _ in commits_of(home)] == [0, 3000, 6000]
+    assert [step for step, _ in commits_of(home)] == [0, 600, 1200]
     attempts = attempts_of(home)
-    assert [(each.from_step, each.committed_step) for each in attempts] == [(0, 3000), (3000, 3000), (3000, 6000)]
+    assert [(each.from_step, each.committed_step) for each in attempts] == [(0, 600), (600, 600), (600, 1200)]
     assert [each.ended for each in attempts] == ["max_segments", None, "complete"]
     assert tip_of(home).state_digest == straight["state_digest"]
-    assert told(str(home)) == told(straight["home"])
+    assert read_history(str(home)) == read_history(straight["home"])
 
-    # Ticks after the end find nothing to do, on a machine that could not do anything.
+    # Ticks after the end find nothing to do, even on a machine without TensorFlow.
     before, done = log_bytes(home), {run["id"] for run in prefect.runs(nightly, *ENDED)}
 
     def idle() -> list[dict[str, Any]]:
@@ -119,7 +117,7 @@ def test_the_schedule_supervises(
         return [run for run in ended if run["state_type"] != "CANCELLED"]
 
     prefect.resume(nightly)
-    with prefect.worker(**without_tensorflow(tmp_path / "poor")):
+    with prefect.worker(**without_tensorflow(tmp_path / "without-tensorflow")):
         wait_until(lambda: len(idle()) > 0)
     assert [(run["state_type"], run["state_name"]) for run in idle()[:1]] == [("COMPLETED", "Completed")]
     print("a tick with nothing to do:", [run["total_run_time"] for run in idle()], "s")  # noqa: T201
@@ -132,57 +130,59 @@ EVALUATIONS = """
 import sys
 from flows.evaluate_best import evaluate_best
 
-for step in ("best", 4500):
+for step in ("best", 45):
     print(evaluate_best(run_file=sys.argv[1], overrides=sys.argv[2:], step=step).model_dump_json())
 """
 
 
 @pytest.mark.timeout(1500)
-def test_three_ways_are_one_and_what_they_made_is_evaluated_again(
-    prefect: Prefect, straight: dict[str, Any], told: Callable[[str], Any], tmp_path: Path
+def test_three_ways_to_start_continue_one_run(
+    prefect: Prefect, train_without_prefect: Callable[..., Finished], tmp_path: Path
 ) -> None:
+    steps = [*SHORT["digits"], "evaluate.every_steps=null"]
+    straight = train_without_prefect("digits", tmp_path / "straight", extra=[*steps, "train.segment_steps=60"]).result
     home = tmp_path / "digits-cnn"
-    overrides = overrides_for(tmp_path, 1500)
+    overrides = overrides_for(tmp_path, *steps, "train.segment_steps=15")
     words = [FILE, *(word for setting in overrides for word in ("--set", setting))]
 
     def module(*more: str) -> int:
-        """`python -m flows.train_run`: its exit code."""
+        """Run `python -m flows.train_run`; returns the exit code."""
         command = [sys.executable, "-m", "flows.train_run", *words, *more]
-        done = subprocess.run(command, env=prefect.environment, capture_output=True, timeout=600, check=False)
+        done = forked.run(command, env=prefect.environment, capture_output=True, timeout=600, check=False)
         return done.returncode
 
     def command(*more: str) -> int:
-        """`baton run`: its exit code."""
+        """Run `baton run`; returns the exit code."""
         return baton(prefect.environment, "run", *words, *more).returncode
 
-    # Refused alike, and nothing is there yet.
+    # Both refuse the same input and write nothing.
     assert (module("--set", "train.steps=0"), command("--set", "train.steps=0")) == (2, 2)
     assert not home.exists()
 
-    # Each goes on where the one before has stopped.
+    # Each continues where the one before stopped.
     adhoc = prefect.deploy("flows/train_run.py:train_run", "adhoc")
     refused = prefect.start(adhoc, run_file=FILE, overrides=["train.stepz=3"])
-    given = {"run_file": FILE, "overrides": json.dumps(overrides), "until_step": 1500}
+    given = {"run_file": FILE, "overrides": json.dumps(overrides), "until_step": 15}
     with prefect.worker():
         parameters = [word for key, value in given.items() for word in ("--param", f"{key}={value}")]
         prefect.command("deployment", "run", "train-run/adhoc", *parameters, "--watch", "--watch-interval", "1")
         wait_until(lambda: prefect.state(refused) in ENDED)
     assert sorted(run["state_name"] for run in prefect.runs(adhoc, *ENDED)) == ["Completed", "Failed"]
     assert "train.stepz" in prefect.run(refused)["state"]["message"]
-    assert tip_of(home).step == 1500
+    assert tip_of(home).step == 15
     assert module("--max-segments", "1") == 3
     assert command("--max-segments", "1") == 3
-    assert tip_of(home).step == 4500
+    assert tip_of(home).step == 45
     assert module() == 0
     entries = log_bytes(home)
     assert command() == 0
     assert log_bytes(home) == entries
-    assert [ref.step for ref in commits_in(entries_of(home))] == [0, 1500, 3000, 4500, 6000]
+    assert [ref.step for ref in commits_in(entries_of(home))] == [0, 15, 30, 45, 60]
     assert tip_of(home).state_digest == straight["state_digest"]
-    assert told(str(home)) == told(straight["home"])
+    assert read_history(str(home)) == read_history(straight["home"])
 
-    # The best was evaluated when it was made, the one before the last was not.
-    done = subprocess.run(
+    # Only the best was evaluated during the run.
+    done = forked.run(
         [sys.executable, "-c", EVALUATIONS, FILE, *overrides],
         env=prefect.environment,
         capture_output=True,
@@ -192,14 +192,14 @@ def test_three_ways_are_one_and_what_they_made_is_evaluated_again(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     best, before = (json.loads(line) for line in done.stdout.splitlines()[-2:])
-    assert (best["step"], best["agrees"], best["metrics"]) == (6000, True, best["logged"])
-    assert (before["step"], before["agrees"], before["logged"]) == (4500, None, None)
+    assert (best["step"], best["agrees"], best["metrics"]) == (60, True, best["logged"])
+    assert (before["step"], before["agrees"], before["logged"]) == (45, None, None)
     entry = entries_of(home)[-1]
     assert isinstance(entry.body, Evaluation)
-    assert (entry.body.checkpoint.step, entry.body.metrics) == (4500, before["metrics"])
+    assert (entry.body.checkpoint.step, entry.body.metrics) == (45, before["metrics"])
     assert len(log_bytes(home)) == len(entries) + 1
-    runs = ask(prefect.url, "flow_runs/filter", {"flows": {"name": {"any_": ["evaluate-best"]}}})
+    runs = post(prefect.url, "flow_runs/filter", {"flows": {"name": {"any_": ["evaluate-best"]}}})
     assert {run["name"] for run in runs} == {"digits-cnn"}
-    said = sorted(run["state"]["message"] for run in runs)
-    assert [text.partition(":")[0] for text in said] == ["step 4500", "step 6000"]
-    assert [text.rpartition("; ")[2] for text in said] == ["not evaluated before", "as the log says"]
+    messages = sorted(run["state"]["message"] for run in runs)
+    assert [text.partition(":")[0] for text in messages] == ["step 45", "step 60"]
+    assert [text.rpartition("; ")[2] for text in messages] == ["not evaluated before", "same as the log"]

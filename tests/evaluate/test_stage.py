@@ -1,4 +1,4 @@
-"""Validation against NumPy: each example once, on any number of replicas."""
+"""Evaluation against NumPy: each example once, on any number of replicas."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def examples(lab: Lab, spec: RunSpec) -> list[Any]:
 
 
 def truth(lab: Lab, spec: RunSpec, weights: dict[str, Any]) -> dict[str, float]:
-    """Metrics of the linear model as NumPy has them."""
+    """Metrics of the linear model, computed with NumPy."""
     x, y, weight = (np.asarray(part) for part in zip(*examples(lab, spec), strict=True))
     logits = x.astype(np.float64) @ weights["kernel"] + weights["bias"]
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
@@ -89,7 +89,7 @@ def truth(lab: Lab, spec: RunSpec, weights: dict[str, Any]) -> dict[str, float]:
 
 
 def saved(lab: Lab, spec: RunSpec, checkpoint: Any, pattern: str) -> dict[str, Any]:
-    """Kernel and bias out of a checkpoint's file."""
+    """Kernel and bias from a checkpoint's files."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(lab.folder(spec, checkpoint) / "ckpt"))
@@ -110,28 +110,28 @@ def run_of(build: str, replicas: int, batch: int, **changes: Any) -> RunSpec:
 
 
 def evaluations(folder: str, replicas: int) -> list[list[dict[str, float]]]:
-    """Metrics and the truth, for each batch size: where the examples are, and what the model makes of them."""
-    lab, told = lab_at(folder), []
+    """Return metrics and expected values for each batch size: of the examples' numbers, and of the linear model."""
+    lab, results = lab_at(folder), []
     for batch in BATCHES:
         spec = run_of("numbered", replicas, batch)
         metrics = lab.evaluate(spec, lab.begin(spec).tip)
         ids = np.asarray([x[0] for x, _ in examples(lab, spec)], np.float64)
         counted = {"ids/count": len(ids), "ids/sum": float(ids.sum()), "ids/squares": float((ids**2).sum())}
-        told.append([metrics, counted])
+        results.append([metrics, counted])
         spec = run_of("linear", replicas, batch)
         head = lab.train_and_commit(spec, 3)
         metrics = lab.evaluate(spec, head.tip)
-        told.append([metrics, truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))])
-    return told
+        results.append([metrics, truth(lab, spec, saved(lab, spec, head.tip, "model/out/{}/"))])
+    return results
 
 
-def assert_true(told: list[list[dict[str, float]]]) -> None:
-    assert len(told) == 2 * len(BATCHES)
-    for metrics, expected in told:
+def assert_expected(results: list[list[dict[str, float]]]) -> None:
+    assert len(results) == 2 * len(BATCHES)
+    for metrics, expected in results:
         assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-5)
-    # Weights matter here, and the examples divide by no batch or replica count.
-    assert told[1][1]["weighted"] != pytest.approx(told[1][1]["accuracy"], rel=1e-3)
-    assert all(told[0][1]["ids/count"] % number for number in range(2, 9))
+    # Sample weights matter here, and no batch size or replica count divides the examples.
+    assert results[1][1]["weighted"] != pytest.approx(results[1][1]["accuracy"], rel=1e-3)
+    assert all(results[0][1]["ids/count"] % number for number in range(2, 9))
 
 
 @pytest.fixture
@@ -140,14 +140,14 @@ def lab(tmp_path: Path) -> Lab:
 
 
 @pytest.mark.slow
-def test_each_example_counts_once(lab: Lab) -> None:
-    assert_true(evaluations(str(lab.root), 1))
+def test_every_example_counts_once(lab: Lab) -> None:
+    assert_expected(evaluations(str(lab.root), 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_each_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
-    assert_true(in_fresh_process(evaluations, folder=str(lab.root), replicas=replicas))
+def test_every_example_counts_once_on_replicas(lab: Lab, replicas: int) -> None:
+    assert_expected(in_fresh_process(evaluations, folder=str(lab.root), replicas=replicas))
 
 
 def averages(folder: str, replicas: int, mixed: bool) -> list[dict[str, float]]:
@@ -168,16 +168,16 @@ def assert_averaged(metrics: dict[str, float], averaged: dict[str, float], plain
 
 
 @pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_with_ema_the_averages_are_evaluated(lab: Lab, mixed: bool) -> None:
+def test_ema_averages_are_evaluated(lab: Lab, mixed: bool) -> None:
     assert_averaged(*averages(str(lab.root), 1, mixed))
 
 
 @pytest.mark.slow
-def test_with_ema_the_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
+def test_ema_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
     assert_averaged(*in_fresh_process(averages, folder=str(lab.root), replicas=2, mixed=False))
 
 
-def test_evaluation_leaves_training_as_it_was(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
     start = lab.begin(spec).tip
     assert start is not None
@@ -187,14 +187,14 @@ def test_evaluation_leaves_training_as_it_was(tmp_path: Path) -> None:
     disturbed = lab.train(spec, half.staged, 11)
     forget_trainer()
     half_again = lab.train(spec, start, 5)
-    undisturbed = lab.train(spec, half_again.staged, 11)
-    assert differing(lab.tensors(spec, disturbed.staged), lab.tensors(spec, undisturbed.staged)) == []
-    assert disturbed.history == undisturbed.history
+    preserved_global_state = lab.train(spec, half_again.staged, 11)
+    assert differing(lab.tensors(spec, disturbed.staged), lab.tensors(spec, preserved_global_state.staged)) == []
+    assert disturbed.history == preserved_global_state.history
     assert lab.evaluate(spec, half.staged) == lab.evaluate(spec, half_again.staged)
 
 
 @pytest.mark.parametrize(("metric", "mode", "pick"), [("accuracy", "max", max), ("loss", "min", min)])
-def test_the_best_is_folded_into_the_log(lab: Lab, metric: str, mode: str, pick: Any) -> None:
+def test_best_checkpoint_is_in_the_log(lab: Lab, metric: str, mode: str, pick: Any) -> None:
     spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": metric, "mode": mode}, train__seed=3)
     found: dict[float, str] = {}
     lab.begin(spec)
@@ -213,16 +213,16 @@ def test_the_best_is_folded_into_the_log(lab: Lab, metric: str, mode: str, pick:
     assert len(found) > 1
 
 
-def test_a_metric_that_is_not_there_is_refused_before_training(lab: Lab) -> None:
+def test_unknown_metric_is_refused_before_training(lab: Lab) -> None:
     spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": "acuracy", "mode": "max"})
     with pytest.raises(ModelError) as refused:
         lab.begin(spec)
-    assert "checkpoint.keep_best.metric = 'acuracy' is no metric of the model" in str(refused.value)
+    assert "checkpoint.keep_best.metric = 'acuracy' is not a metric of the model" in str(refused.value)
     assert "it has: accuracy, loss, weighted" in str(refused.value)
     assert not list((lab.root / "storage").glob(spec.run))
 
 
-def test_a_metric_that_is_not_there_is_refused_by_the_stage_too(lab: Lab) -> None:
+def test_unknown_metric_is_refused_by_the_stage(lab: Lab) -> None:
     spec = run_of("linear", 1, 4)
     head = lab.begin(spec)
     wrong = run_of("linear", 1, 4, checkpoint__keep_best={"metric": "acuracy", "mode": "max"})
@@ -232,7 +232,7 @@ def test_a_metric_that_is_not_there_is_refused_by_the_stage_too(lab: Lab) -> Non
     assert lab.log(spec).head() == head
 
 
-def test_a_model_that_cannot_be_evaluated_is_refused_before_training(tmp_path: Path) -> None:
+def test_model_without_test_step_is_refused_before_training(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     with pytest.raises(ModelError) as refused:
         lab.begin(spec_of("adversaries", form="alone"))
@@ -241,7 +241,7 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_training(tmp_path: P
     assert lab.begin(spec).tip is not None
 
 
-def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+def test_label_out_of_range_is_named(lab: Lab) -> None:
     spec = spec_of("narrow")
     head = lab.begin(spec)
     with pytest.raises(StepFailed) as stopped:

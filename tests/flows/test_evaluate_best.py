@@ -1,4 +1,4 @@
-"""Which checkpoint the scheduled evaluation takes, and what it says of it. Metrics are invented; no TensorFlow."""
+"""Which checkpoint evaluate-best chooses, and how it compares the metrics with the log. TensorFlow is not used."""
 
 import math
 from pathlib import Path
@@ -9,10 +9,11 @@ from prefect.states import Cancelled, Completed
 
 from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again, evaluate_best, stopped
 from flows.launching import launcher
-from flows.relay import StageStopped
+from flows.launching.runner import StageStopped
+from flows.run import Run
 from flows.train_run import MachineIsGoing
 from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
@@ -22,22 +23,22 @@ from tasks.foundation.errors import (
     RunFileError,
     RunLogError,
 )
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import DATASET, Api, Play, answers, ends
 from tests.support.fake_run import FakeRun
-from tests.support.lab import Heard
 
 
-def file_of(run: FakeRun, *overrides: str) -> RunFile:
+def file_of(run: FakeRun, *overrides: str) -> Run:
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
-    return load_run_file(run.run_file(), overrides)
+    return Run.open(load_run_file(run.run_file(), overrides))
 
 
-def giving(accuracy: float, seen: list[int] | None = None) -> "Evaluating":
-    return Evaluating(accuracy, [] if seen is None else seen)
+def fixed_evaluation(accuracy: float, seen: list[int] | None = None) -> "FixedEvaluation":
+    return FixedEvaluation(accuracy, [] if seen is None else seen)
 
 
-class Evaluating:
-    """In place of the stage."""
+class FixedEvaluation:
+    """Replaces the stage with a fixed accuracy."""
 
     def __init__(self, accuracy: float, seen: list[int]) -> None:
         self.accuracy = accuracy
@@ -49,68 +50,66 @@ class Evaluating:
         return Evaluation(checkpoint=chosen.checkpoint, metrics=metrics, examples=10, seconds=0.1, keep_best=None)
 
 
-@pytest.mark.parametrize(("asked", "step", "logged"), [("best", 100, 0.9), (None, 300, 0.8), (200, 200, None)])
-def test_the_best_the_newest_or_a_step_and_what_the_log_says_of_it(
-    tmp_path: Path, asked: Step, step: int, logged: float | None
-) -> None:
+@pytest.mark.parametrize(("requested", "step", "logged"), [("best", 100, 0.9), (None, 300, 0.8), (200, 200, None)])
+def test_best_newest_or_given_step_is_chosen(tmp_path: Path, requested: Step, step: int, logged: float | None) -> None:
     run = FakeRun(tmp_path).train(100)
     run.evaluate(0.9)
     run.train(200, 300)
     run.evaluate(0.8)
-    chosen = chosen_of(file_of(run), asked)
+    chosen = chosen_of(file_of(run), requested)
     assert chosen.checkpoint.step == step
     assert chosen.logged == (None if logged is None else {"accuracy": logged})
 
 
-def test_where_nothing_has_been_evaluated_the_newest_is_the_best_known(tmp_path: Path) -> None:
+def test_newest_is_chosen_when_nothing_was_evaluated(tmp_path: Path) -> None:
     assert chosen_of(file_of(FakeRun(tmp_path).train(100, 200)), "best").checkpoint.step == 200
 
 
 @pytest.mark.parametrize(
-    ("overrides", "asked", "error", "words"),
+    ("overrides", "requested", "error", "words"),
     [
         (["run=another"], "best", NoSuchRun, "no run is at .*another: the run file has not been run yet"),
         ([], 150, InvalidInput, "retains no checkpoint at step 150; it has: 0, 100"),
-        (["data.validation_fraction=0"], "best", RunFileError, "no example is held out"),
+        (["data.validation_fraction=0"], "best", RunFileError, "no validation examples"),
         (["train.seed=7"], "best", IdentityChanged, "train.seed: 0 -> 7"),
         (["model=model.py:other"], "best", InvalidInput, "other"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_and_nothing_is_written(
-    tmp_path: Path, overrides: list[str], asked: Step, error: type[BatonError], words: str
+def test_unusable_run_is_refused_and_nothing_is_written(
+    tmp_path: Path, overrides: list[str], requested: Step, error: type[BatonError], words: str
 ) -> None:
     run = FakeRun(tmp_path).train(100)
     file = file_of(run, *overrides)
     before = run.files()
     seen: list[int] = []
     with pytest.raises(error, match=words):
-        evaluate_again(file, asked, giving(0.5, seen), Heard())
+        evaluate_again(file, requested, fixed_evaluation(0.5, seen), EventRecorder())
     assert run.files() == before
     assert seen == []
 
 
-def test_a_run_that_has_committed_nothing_or_lost_an_entry_is_said_to_be_so(tmp_path: Path) -> None:
+def test_run_without_checkpoint_or_first_entry_is_refused(tmp_path: Path) -> None:
     run = FakeRun(tmp_path)
     file = file_of(run)
-    run.path("log/00000001.json").unlink()  # step 0's; what is left is a run that was begun and no more
+    run.path("log/00000001.json").unlink()  # the commit of step 0; only the origin is left
     with pytest.raises(InvalidInput, match="retains no checkpoint; it has: none"):
         chosen_of(file, "best")
     torn = FakeRun(tmp_path, "torn")
     for name in ("log/00000000.json", "log/HINT"):
         torn.path(name).unlink()
-    with pytest.raises(RunLogError, match=r"00000000\.json is not there"):
-        chosen_of(load_run_file(file.path, ["run=torn"]), "best")
+    with pytest.raises(RunLogError, match=r"00000000\.json is missing"):
+        chosen_of(Run.open(load_run_file(file.file, ["run=torn"])), "best")
 
 
 @pytest.mark.parametrize(("accuracy", "agrees"), [(0.9, True), (0.9 * (1 + 5e-6), True), (0.9 * (1 + 2e-5), False)])
-def test_it_is_said_whether_the_log_is_right(tmp_path: Path, accuracy: float, *, agrees: bool) -> None:
+def test_difference_from_the_log_is_reported(tmp_path: Path, accuracy: float, *, agrees: bool) -> None:
     run = FakeRun(tmp_path).train(100)
     run.evaluate(0.9)
-    heard = Heard()
-    result = evaluate_again(file_of(run), "best", giving(accuracy), heard)
+    recorder = EventRecorder()
+    result = evaluate_again(file_of(run), "best", fixed_evaluation(accuracy), recorder)
     assert (result.step, result.agrees, result.logged) == (100, agrees, {"accuracy": 0.9})
     assert result.checkpoint == f"{run.home.uri}/{run.tip.path}"
-    assert [("step 100" in text, "the log says 0.9" in text) for text in heard.warnings] == [(True, True)] * (
+    assert [("step 100" in text, "the log has 0.9" in text) for text in recorder.warnings] == [(True, True)] * (
         not agrees
     )
 
@@ -118,34 +117,32 @@ def test_it_is_said_whether_the_log_is_right(tmp_path: Path, accuracy: float, *,
 @pytest.mark.parametrize(
     ("accuracy", "name", "message"),
     [
-        (0.9, "Completed", "step 100: accuracy 0.9; as the log says"),
-        (0.8, "Differs", "step 100: accuracy 0.8; NOT as the log says"),
+        (0.9, "Completed", "step 100: accuracy 0.9; same as the log"),
+        (0.8, "Differs", "step 100: accuracy 0.8; DIFFERS from the log"),
     ],
 )
-def test_the_state_of_the_flow_run_tells_the_step_and_the_metrics(
-    tmp_path: Path, accuracy: float, name: str, message: str
-) -> None:
+def test_last_state_shows_step_and_metrics(tmp_path: Path, accuracy: float, name: str, message: str) -> None:
     run = FakeRun(tmp_path).train(100)
     run.evaluate(0.9)
-    state = ended(evaluate_again(file_of(run), "best", giving(accuracy), Heard()))
+    state = ended(evaluate_again(file_of(run), "best", fixed_evaluation(accuracy), EventRecorder()))
     assert (state.type.value, state.name, state.message) == ("COMPLETED", name, message)
 
 
-def test_without_an_evaluation_in_the_log_there_is_nothing_to_agree_with(tmp_path: Path) -> None:
-    heard = Heard()
-    result = evaluate_again(file_of(FakeRun(tmp_path).train(100)), "best", giving(0.5), heard)
+def test_no_comparison_without_an_evaluation_in_the_log(tmp_path: Path) -> None:
+    recorder = EventRecorder()
+    result = evaluate_again(file_of(FakeRun(tmp_path).train(100)), "best", fixed_evaluation(0.5), recorder)
     assert (result.agrees, result.logged, result.metrics) == (None, None, {"accuracy": 0.5})
-    assert heard.warnings == []
+    assert recorder.warnings == []
 
 
-def test_metrics_that_only_one_of_them_has_differ_and_undefined_ones_do_not() -> None:
+def test_missing_metrics_differ_and_undefined_ones_agree() -> None:
     assert differences({"loss": math.nan}, {"loss": math.nan}) == ""
     assert differences({"loss": 0.0}, {"loss": 0.0}) == ""
-    assert differences({"loss": 1.0}, {"loss": math.nan}) == "loss is 1, the log says nan"
-    assert differences({"a": 1.0}, {"b": 2.0}) == "b is absent, the log says 2; a is 1, the log says absent"
+    assert differences({"loss": 1.0}, {"loss": math.nan}) == "loss is 1, the log has nan"
+    assert differences({"a": 1.0}, {"b": 2.0}) == "b is absent, the log has 2; a is 1, the log has absent"
 
 
-def test_a_checkpoint_that_was_retired_meanwhile_is_looked_up_again(tmp_path: Path) -> None:
+def test_another_checkpoint_is_chosen_if_the_first_was_retired(tmp_path: Path) -> None:
     run = FakeRun(tmp_path).train(100)
     seen: list[int] = []
 
@@ -154,58 +151,56 @@ def test_a_checkpoint_that_was_retired_meanwhile_is_looked_up_again(tmp_path: Pa
             seen.append(chosen.checkpoint.step)
             run.train(200)
             raise DamagedCheckpoint("manifest.json is not there")
-        return giving(0.5, seen)(chosen)
+        return fixed_evaluation(0.5, seen)(chosen)
 
-    heard = Heard()
-    assert evaluate_again(file_of(run), None, evaluate, heard).step == 200
+    recorder = EventRecorder()
+    assert evaluate_again(file_of(run), None, evaluate, recorder).step == 200
     assert seen == [100, 200]
-    assert ["looking at the log again" in text for text in heard.warnings] == [True]
+    assert ["reading the log again" in text for text in recorder.warnings] == [True]
 
 
-def test_a_checkpoint_that_is_damaged_stays_damaged(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_an_error(tmp_path: Path) -> None:
     run = FakeRun(tmp_path).train(100)
 
     def evaluate(chosen: Chosen) -> Evaluation:
         raise DamagedCheckpoint(f"{chosen.checkpoint.path} differs")
 
     with pytest.raises(DamagedCheckpoint, match="differs"):
-        evaluate_again(file_of(run), None, evaluate, Heard())
+        evaluate_again(file_of(run), None, evaluate, EventRecorder())
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -> tuple[Api, list[str]]:
-    """Prefect's API, played, and the settings with which stages are asked of it."""
+def remote_stages(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -> tuple[Api, list[str]]:
+    """Return a fake of Prefect's API, and settings that run two stages as deployments."""
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
     api = Api(run, *plays)
     monkeypatch.setattr(launcher, "FlowRuns", lambda **_: api)
     return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
 
 
-def test_stages_elsewhere_are_told_that_they_are_no_part_of_the_runs_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
     run.evaluate(0.9)
     keys = set()
     for _ in range(2):
-        done = giving(0.9)(chosen_of(file_of(run), "best"))
-        api, settings = elsewhere(monkeypatch, run, answers(DATASET, Completed()), answers(done, Completed()))
+        done = fixed_evaluation(0.9)(chosen_of(file_of(run), "best"))
+        api, settings = remote_stages(monkeypatch, run, answers(DATASET, Completed()), answers(done, Completed()))
         with disable_run_logger():
             state = evaluate_best.fn(str(run.run_file()), settings)
-        assert state.message == "step 100: accuracy 0.9; as the log says"
+        assert state.message == "step 100: accuracy 0.9; same as the log"
         assert [started["call"]["attempt"] for started in api.started] == [None, None]
         keys |= {started["key"] for started in api.started}
     assert len(keys) == 4
 
 
-def test_a_stage_that_is_cancelled_elsewhere_cancels_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_remote_stage_cancels_the_flow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
-    _, settings = elsewhere(monkeypatch, run, answers(DATASET, Completed()), ends(Cancelled()))
+    _, settings = remote_stages(monkeypatch, run, answers(DATASET, Completed()), ends(Cancelled()))
     with disable_run_logger():
         state = evaluate_best.fn(str(run.run_file()), settings)
     assert state.type.value == "CANCELLED"
     assert state.message.startswith("nothing was evaluated: evaluate step 100 (flow run ")
 
 
-def test_where_its_own_machine_is_taken_it_has_crashed() -> None:
+def test_flow_run_crashes_when_its_machine_is_preempted() -> None:
     with pytest.raises(MachineIsGoing):
-        stopped(StageStopped("preempted", "evaluate was told to go"))
+        stopped(StageStopped("preempted", "evaluate was cancelled"))

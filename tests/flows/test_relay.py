@@ -1,22 +1,28 @@
-"""A relay whose stages all run in other processes: whose commits it goes on from."""
+"""A relay with only remote stages: which commits it continues from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.goal import Goal, RelayResult
-from flows.relay import Stages, relay
-from tasks.foundation.contracts.log_entry import Head
+from flows.admission.admit import Admitted, admit
+from flows.goal import Goal
+from flows.relay import relay
+from flows.result import RelayResult
+from flows.run import Run
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import StaleWriter
 from tasks.foundation.runlog.commits import stale_writer
-from tests.support.fake_prefect_api import DATASET, Heard, run_with_code
+from tasks.foundation.stage import Place, Stage
+from tasks.stages import STAGES
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import DATASET, run_with_code
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of
 
-OURS, ANOTHERS = "a" * 32, "b" * 32
+OUR_ATTEMPT, OTHER_ATTEMPT = "a" * 32, "b" * 32
 
 
 @pytest.fixture
@@ -24,27 +30,34 @@ def run(tmp_path: Path) -> FakeRun:
     return run_with_code(tmp_path)
 
 
-def stages(run: FakeRun, train_segment: Any) -> Stages:
-    def head(*_: object, **__: object) -> Head:
-        return run.head
+class FakeRunner:
+    """Answers every stage itself; `train_segment` replaces the training."""
 
-    def nothing(*_: object, **__: object) -> None:
-        pass
+    remote = frozenset(stage.name for stage in STAGES)
 
-    return Stages(
-        prepare_data=lambda *_, **__: DATASET,
-        init_or_restore=head,
-        train_segment=train_segment,
-        checkpoint_to_gcs=nothing,
-        evaluate=lambda *_, **__: run.evaluate(0.5),
-        elsewhere=frozenset(Stages.names()),
-    )
+    def __init__(self, run: FakeRun, train_segment: Callable[[SegmentRequest], SegmentResult]) -> None:
+        self.train_segment = train_segment
+        self.fake_run = run
+
+    def run(self, stage: Stage[Any, Any], call: Any, _place: Place) -> Any:
+        if stage.name == "train_segment":
+            return self.train_segment(call.request)
+        if stage.name == "evaluate":
+            return self.fake_run.evaluate(0.5)
+        return {"prepare_data": DATASET, "init_or_restore": self.fake_run.head}[stage.name]
 
 
-def trains_beside(run: FakeRun, *, within: str) -> RelayResult:
-    """The first segment is asked for a second time, and the first one, waited for by `within`, commits before it."""
+def train(run: FakeRun, runner: FakeRunner, telemetry: EventRecorder, **goal: float) -> RelayResult:
+    opened = Run.open(load_run_file(run.run_file(steps=300)))
+    admitted = admit(opened, Goal.of(opened.spec, **goal), telemetry=telemetry)
+    assert isinstance(admitted, Admitted)
+    return relay(admitted, runner, telemetry=telemetry, attempt=OUR_ATTEMPT)
 
-    def train_segment(request: SegmentRequest, **_: object) -> SegmentResult:
+
+def train_beside_another_stage(run: FakeRun, *, within: str) -> RelayResult:
+    """Start the first segment twice. The first process, which belongs to the attempt `within`, commits first."""
+
+    def train_segment(request: SegmentRequest) -> SegmentResult:
         start = request.start.step
         if start == 100:
             run.commit(150)
@@ -54,37 +67,34 @@ def trains_beside(run: FakeRun, *, within: str) -> RelayResult:
         run.train(request.until_step)
         return SegmentResult.superseded(request)
 
-    spec = load_run_file(run.run_file(steps=300))
-    heard = Heard()
-    result = relay(spec, Goal.of(spec.spec), stages(run, train_segment), telemetry=heard, attempt=OURS)
-    assert "It was a stage of this very command" in heard.text
+    recorder = EventRecorder()
+    result = train(run, FakeRunner(run, train_segment), recorder)
+    assert "it was committed by a stage that this command started, continuing from it" in recorder.text
     return result
 
 
-def test_a_stage_that_was_taken_for_dead_and_commits_first_is_gone_on_from(run: FakeRun) -> None:
-    assert trains_beside(run, within=OURS).step == 300
+def test_commit_of_a_lost_stage_is_continued(run: FakeRun) -> None:
+    assert train_beside_another_stage(run, within=OUR_ATTEMPT).step == 300
     assert [entry.body.checkpoint.step for entry in run.log.entries() if entry.body.kind == "checkpoint"] == [
         0, 100, 150, 200, 300,
     ]  # fmt: skip
 
 
-def test_a_stage_whose_clock_is_hours_ahead_is_not_started_again_and_again(run: FakeRun) -> None:
-    """It takes the time budget for used up, and trains nothing."""
-    asked: list[int] = []
+def test_stage_whose_clock_is_ahead_ends_the_command(run: FakeRun) -> None:
+    """By its clock, the time budget of the stage is used up, so it trains no step. A second call would not help."""
+    numbers: list[int] = []
 
-    def train_segment(request: SegmentRequest, **_: object) -> SegmentResult:
-        asked.append(request.number)
-        assert len(asked) == 1
+    def train_segment(request: SegmentRequest) -> SegmentResult:
+        numbers.append(request.number)
+        assert len(numbers) == 1
         result = SegmentResult.superseded(request)
         return result.model_copy(update={"exit_reason": "time_budget"})
 
-    spec = load_run_file(run.run_file(steps=300))
-    goal = Goal.of(spec.spec, max_seconds=3600.0)
-    result = relay(spec, goal, stages(run, train_segment), telemetry=Heard(), attempt=OURS)
+    result = train(run, FakeRunner(run, train_segment), EventRecorder(), max_seconds=3600.0)
     assert (result.exit_reason, result.stopped, result.step) == ("time_budget", True, 100)
 
 
-def test_another_command_that_commits_first_wins(run: FakeRun) -> None:
+def test_commit_of_another_command_is_not_continued(run: FakeRun) -> None:
     with pytest.raises(StaleWriter, match="Another process trains the same run"):
-        trains_beside(run, within=ANOTHERS)
+        train_beside_another_stage(run, within=OTHER_ATTEMPT)
     assert run.tip.step == 150

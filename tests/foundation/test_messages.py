@@ -1,4 +1,4 @@
-"""Messages that people read: a headline, a few details, hints; no line without end."""
+"""Messages with a headline, details and hints, and text that is safe to print."""
 
 import pytest
 from hypothesis import given
@@ -6,10 +6,10 @@ from hypothesis import strategies as some
 
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.messages import abridged, listed, message, printed, shown, with_place, without_password
+from tasks.foundation.messages import abridged, listed, message, shown, with_place, without_password, wrapped_lines
 
 
-def test_a_headline_details_and_hints() -> None:
+def test_message_has_headline_details_and_hints() -> None:
     assert message("no", details=["a", "b"], hints=["do x", "or y"]).splitlines() == [
         "no",
         "  a",
@@ -23,17 +23,17 @@ def test_a_headline_details_and_hints() -> None:
     assert listed(["a"]) == "a"
 
 
-def test_where_a_message_comes_from_stands_in_its_headline() -> None:
+def test_place_is_added_to_the_headline() -> None:
     assert with_place("no", "in prepare-data") == "no (in prepare-data)"
     text = message("no", details=["a"], hints=["do x"])
     assert with_place(text, "in prepare-data") == "no (in prepare-data)\n  a\nhint: do x"
 
 
-def test_lines_are_broken_for_a_terminal_only_and_nothing_is_cut_in_two() -> None:
+def test_lines_wrap_on_a_terminal_and_words_stay_whole() -> None:
     path = "/a/very/long/path/" + "x" * 60
     text = message(f"error: {path} is not there", details=["left of it: " + "word " * 20], hints=["make " + path])
-    assert list(printed(text, columns=None)) == text.splitlines()
-    lines = list(printed(text, columns=60))
+    assert list(wrapped_lines(text, columns=None)) == text.splitlines()
+    lines = list(wrapped_lines(text, columns=60))
     assert lines[:3] == [
         f"error: {path}",
         "  is not there",
@@ -46,14 +46,14 @@ def test_lines_are_broken_for_a_terminal_only_and_nothing_is_cut_in_two() -> Non
 
 @given(some.text(alphabet="ab \n", max_size=4000), some.none() | some.integers(-1, 500))
 def test_every_word_is_printed_unless_a_line_is_too_long(text: str, columns: int | None) -> None:
-    lines = list(printed(text, columns=columns))
+    lines = list(wrapped_lines(text, columns=columns))
     assert lines
     assert all(len(line) <= 1010 for line in lines)
     if all(len(line) <= 1000 for line in text.splitlines()):
         assert " ".join(lines).split() == text.split()
 
 
-def test_the_end_of_a_long_line_is_kept_since_the_remedy_stands_there() -> None:
+def test_long_line_keeps_its_end() -> None:
     line = f"what happened: {'x' * 5000}; what to do"
     assert abridged(line).startswith("what happened: xxx")
     assert abridged(line).endswith("xxx; what to do")
@@ -61,21 +61,24 @@ def test_the_end_of_a_long_line_is_kept_since_the_remedy_stands_there() -> None:
     assert abridged("short") == "short"
 
 
-def test_a_changed_identity_is_told_in_lines_of_a_sensible_width() -> None:
+def test_changed_identity_is_a_list_of_differences() -> None:
     before = {"model.config": {f"layers[{number}]": {"units": number} for number in range(50)}, "train.seed": 0}
     after = {"model.config": {f"layers[{number}]": {"units": -1} for number in range(50)}, "train.seed": 1}
     with pytest.raises(IdentityChanged) as caught:
         require_same_identity(before, after, home="/runs/iris")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "/runs/iris was begun as another run"
+    assert lines[0] == "/runs/iris was started with other settings, data or code"
     assert lines[1] == "  train.seed: 0 -> 1"
     assert lines[9] == "  and 43 more"
     keys = "--accept seed,model.config"
     assert lines[10:] == [
-        "hint: put the run file back as it was",
-        f"hint: or go on with the change from the newest checkpoint: baton run FILE {keys}",
-        f"hint: or change a copy of the run: baton fork /runs/iris --as NEW, then baton run FILE --set run=NEW {keys}",
-        "hint: or give the run another name under run: to begin a new one",
+        "hint: restore the run file as it was",
+        f"hint: or continue with the change from the newest checkpoint: baton run FILE {keys}",
+        (
+            "hint: or try the change in a copy of the run: baton fork /runs/iris --as NEW, then baton run FILE "
+            f"--set run=NEW {keys}"
+        ),
+        "hint: or set another name under run: to start a new run",
     ]
 
 
@@ -90,21 +93,21 @@ def test_a_changed_identity_is_told_in_lines_of_a_sensible_width() -> None:
         ("gs://bucket/prefix, me@host, a: b@c", "gs://bucket/prefix, me@host, a: b@c"),
     ],
 )
-def test_a_url_is_told_without_its_password(text: str, safe: str) -> None:
+def test_passwords_in_urls_are_hidden(text: str, safe: str) -> None:
     assert without_password(text) == safe
     assert shown(text) == safe
-    assert list(printed(text, columns=None)) == [safe]
+    assert list(wrapped_lines(text, columns=None)) == [safe]
 
 
-def test_what_a_terminal_would_obey_is_shown() -> None:
+def test_control_characters_are_escaped() -> None:
     assert shown("\x1b[31mred\x07\r\tx\u202eabc\x9b2J\u2028\nnext") == (
         r"\x1b[31mred\x07\r\tx\u202eabc\x9b2J\u2028\nnext"
     )
     assert shown("größe 日本 [bold]f1[macro][/x] :tm:") == "größe 日本 [bold]f1[macro][/x] :tm:"
     assert len(shown("x" * 1_000_000)) < 5000
-    assert list(printed("error: a\x1b[2J\nhint: b", columns=80)) == [r"error: a\x1b[2J", "hint: b"]
+    assert list(wrapped_lines("error: a\x1b[2J\nhint: b", columns=80)) == [r"error: a\x1b[2J", "hint: b"]
 
 
-def test_long_text_is_looked_through_in_no_time_that_grows_with_its_square() -> None:
+def test_long_text_is_searched_in_linear_time() -> None:
     for text in ("a-" * 500_000, "a://" * 250_000, "x://" + "a" * 1_000_000, "@" * 1_000_000):
         assert len(shown(text)) < 5000

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: their age, and whether they are still there."""
+"""The age of a process, and whether it still runs."""
 
 import os
 import subprocess
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.skipif(not process_name(), reason="the kernel tells not
 AGE = "import time; time.sleep(1.5)\nfrom tasks.foundation.process import age_seconds\nprint(age_seconds())"
 
 
-def test_age_is_counted_from_the_start_of_the_process() -> None:
+def test_age_counts_from_process_start() -> None:
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", AGE], capture_output=True, text=True, check=True)
     assert 1.5 <= float(done.stdout) <= time.monotonic() - began + 0.02
 
 
-def test_this_process_is_there() -> None:
+def test_own_process_is_running() -> None:
     assert age_seconds() > 0
     assert not is_gone(process_name())
 
 
-def test_a_killed_process_is_gone_before_and_after_it_is_reaped() -> None:
+def test_killed_process_is_gone_before_and_after_reaping() -> None:
     code = "from tasks.foundation.process import process_name\nprint(process_name(), flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -39,17 +39,17 @@ def test_a_killed_process_is_gone_before_and_after_it_is_reaped() -> None:
     assert is_gone(name)
 
 
-def test_another_process_under_the_same_number_is_another() -> None:
+def test_reused_pid_is_another_process() -> None:
     boot, space, pid, ticks = process_name().split("/")
     assert is_gone(f"{boot}/{space}/{pid}/{int(ticks) - 1}")
 
 
 @pytest.mark.parametrize("name", ["", "x", "a/b/c/d", "other-boot/1/1/1", "/".join("x" * 4)])
-def test_of_other_machines_nothing_is_known(name: str) -> None:
+def test_processes_of_other_machines_are_unknown(name: str) -> None:
     assert not is_gone(name)
 
 
-def test_without_a_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     name = process_name()
     monkeypatch.setattr(process, "_PROC", process._PROC / "nowhere")
     assert (age_seconds(), process_name(), is_gone(name)) == (0.0, "", False)

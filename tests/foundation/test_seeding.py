@@ -1,4 +1,4 @@
-"""What a module of the user's draws when it is imported, or while it gives examples, follows from train.seed."""
+"""Random numbers of user modules depend on train.seed only, at import and in sources."""
 
 import random
 import sys
@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 from keras.src.random import seed_generator
 
-from tasks.foundation.contracts.run_spec import DataSpec
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.user_code import USER_PACKAGE_PREFIX, load_function
-from tasks.init_or_restore.weights.function import call_function
+from tasks.init_or_restore.weights.function import call_weights_function
 from tasks.prepare_data.sources.opening import open_source
 
 MODULE = """
@@ -49,7 +49,7 @@ def _forget_user_modules() -> Iterator[None]:
 
 
 def forget() -> None:
-    """As in another process: nothing is imported, and the generators are elsewhere."""
+    """Simulate another process: nothing is imported, and the generators have other states."""
     for name in [name for name in sys.modules if name.startswith(USER_PACKAGE_PREFIX)]:
         del sys.modules[name]
     random.seed()
@@ -63,40 +63,40 @@ def drawn(folder: Path, seed: int) -> list[float]:
     return list(load_function("model.py:drawn", folder, seed=seed)())
 
 
-def test_what_a_module_makes_at_import_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_import_time_values_are_equal_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODULE)
     first = drawn(tmp_path, 1)
     assert drawn(tmp_path, 1) == first
     assert not set(drawn(tmp_path, 2)) & set(first)
 
 
-def test_two_modules_do_not_draw_the_same(tmp_path: Path) -> None:
+def test_modules_draw_different_numbers(tmp_path: Path) -> None:
     for name in ("model", "other"):
         (tmp_path / f"{name}.py").write_text(MODULE)
     first = drawn(tmp_path, 1)
     assert not set(load_function("other.py:drawn", tmp_path, seed=1)()) & set(first)
 
 
-def test_a_module_may_set_the_seed_itself(tmp_path: Path) -> None:
+def test_module_can_set_the_seed(tmp_path: Path) -> None:
     own = MODULE.replace("\nSEEDS", "\nkeras.utils.set_random_seed(7)\nSEEDS", 1)
     (tmp_path / "model.py").write_text(own)
     assert drawn(tmp_path, 1) == drawn(tmp_path, 2)
 
 
-def test_an_import_takes_nothing_from_the_generators_of_the_process(tmp_path: Path) -> None:
+def test_import_leaves_global_generators_unchanged(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODULE)
     keras.utils.set_random_seed(3)
     source = seed_generator.python_random
-    undisturbed = [random.random(), float(np.random.rand()), float(tf.random.uniform([]))]  # noqa: NPY002
+    preserved_global_state = [random.random(), float(np.random.rand()), float(tf.random.uniform([]))]  # noqa: NPY002
     forget()
     keras.utils.set_random_seed(3)
     load_function("model.py:drawn", tmp_path, seed=1)
-    assert [random.random(), float(np.random.rand()), float(tf.random.uniform([]))] == undisturbed  # noqa: NPY002
+    assert [random.random(), float(np.random.rand()), float(tf.random.uniform([]))] == preserved_global_state  # noqa: NPY002
     assert seed_generator.python_random is source
 
 
 def examples(folder: Path, seed: int) -> list[Any]:
-    """As prepare-data reads them."""
+    """Read the examples as prepare-data does."""
     forget()
     return read(open_source(DataSpec(source="data.py:load"), folder, seed))
 
@@ -105,7 +105,7 @@ def read(source: Any) -> list[Any]:
     return [example.tolist() for _, example in source.read()]
 
 
-def test_examples_that_are_drawn_are_the_same_each_time(tmp_path: Path) -> None:
+def test_random_examples_are_reproducible(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(SOURCE.format(""))
     source = open_source(DataSpec(source="data.py:load"), tmp_path, 1)
     first = read(source)
@@ -116,7 +116,7 @@ def test_examples_that_are_drawn_are_the_same_each_time(tmp_path: Path) -> None:
     assert examples(tmp_path, 2) != first
 
 
-def test_examples_of_a_module_that_seeds_are_those_of_its_seed(tmp_path: Path) -> None:
+def test_examples_follow_the_modules_own_seed(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(SOURCE.format("random.seed(5)\nnp.random.seed(5)"))
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
@@ -125,7 +125,7 @@ def test_examples_of_a_module_that_seeds_are_those_of_its_seed(tmp_path: Path) -
     assert [example[:2] for example in examples(tmp_path, 2)] == theirs
 
 
-def test_a_function_of_initial_weights_draws_the_same(tmp_path: Path) -> None:
+def test_initial_weights_function_is_reproducible(tmp_path: Path) -> None:
     (tmp_path / "weights.py").write_text(
         "import numpy as np\nOFFSET = np.random.rand()\ndef load(): return {'bias': OFFSET + np.random.rand(3)}\n"
     )
@@ -133,7 +133,7 @@ def test_a_function_of_initial_weights_draws_the_same(tmp_path: Path) -> None:
     for seed in (1, 1, 2):
         forget()
         before = random.getstate()
-        contents = call_function("weights.py:load", tmp_path, seed=seed)
+        contents = call_weights_function("weights.py:load", tmp_path, seed=seed)
         assert random.getstate() == before
         found.append(np.asarray(contents.variables[0].value).tolist())
     assert found[0] == found[1] != found[2]

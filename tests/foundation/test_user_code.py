@@ -1,4 +1,4 @@
-"""The user's own functions are found by file, with their siblings, and never shadow Baton's packages."""
+"""User functions are loaded by file with their siblings, and never shadow Baton's packages."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe, load_funct
 @pytest.fixture(autouse=True)
 def _forget_user_modules() -> Iterator[None]:
     yield
-    # Only these: a library that is imported twice, as NumPy, is broken.
+    # Only these, because importing a library such as NumPy twice breaks it.
     for name in [name for name in sys.modules if name.startswith(USER_PACKAGE_PREFIX)]:
         del sys.modules[name]
 
@@ -34,7 +34,7 @@ def refusal(reference: str, folder: Path) -> str:
     return str(refused.value)
 
 
-def test_a_function_is_found_with_its_siblings(tmp_path: Path) -> None:
+def test_function_is_loaded_with_siblings(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         model="from .layers import WIDTH\nfrom . import deep\ndef build(): return WIDTH + deep.MORE",
@@ -44,7 +44,7 @@ def test_a_function_is_found_with_its_siblings(tmp_path: Path) -> None:
     assert load_function("model.py:build", folder)() == 128
 
 
-def test_a_users_own_tasks_module_is_safe(tmp_path: Path) -> None:
+def test_users_tasks_module_is_loaded(tmp_path: Path) -> None:
     folder = write(
         tmp_path, tasks="HERE = 1", flows="HERE = 2", model="from .tasks import HERE\ndef build(): return HERE"
     )
@@ -54,35 +54,35 @@ def test_a_users_own_tasks_module_is_safe(tmp_path: Path) -> None:
     assert "model" not in sys.modules
 
 
-def test_two_run_files_with_modules_of_the_same_name_do_not_meet(tmp_path: Path) -> None:
+def test_equal_module_names_do_not_collide(tmp_path: Path) -> None:
     one = write(tmp_path / "one", model="def build(): return 1")
     two = write(tmp_path / "two", model="def build(): return 2")
     assert (load_function("model.py:build", one)(), load_function("model.py:build", two)()) == (1, 2)
 
 
-def test_a_file_in_a_folder_below(tmp_path: Path) -> None:
+def test_file_in_subfolder_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "models", cnn="from .parts import PART\ndef build(): return PART", parts="PART = 'p'")
     assert load_function("models/cnn.py:build", tmp_path)() == "p"
 
 
-def test_an_import_path_works_too(tmp_path: Path) -> None:
+def test_import_path_is_loaded(tmp_path: Path) -> None:
     assert load_function("os.path:basename", tmp_path)("a/b") == "b"
 
 
-def test_a_module_is_executed_once(tmp_path: Path) -> None:
+def test_module_is_executed_once(tmp_path: Path) -> None:
     folder = write(tmp_path, model="made = []\ndef build():\n    made.append(1)\n    return len(made)")
     assert [load_function("model.py:build", folder)() for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_missing_file_is_named_with_its_neighbours(tmp_path: Path) -> None:
+def test_missing_file_is_named_with_other_files(tmp_path: Path) -> None:
     folder = write(tmp_path, modell="", data="")
     message = refusal("model.py:build", folder)
-    assert f"{folder / 'model.py'} is not there" in message
-    assert "beside it: data.py, modell.py" in message
+    assert f"{folder / 'model.py'} does not exist" in message
+    assert "its folder contains data.py, modell.py" in message
     assert "no Python files" in refusal("deep/model.py:build", folder)
 
 
-def test_a_missing_function_is_named_with_what_there_is(tmp_path: Path) -> None:
+def test_missing_function_is_named_with_existing_ones(tmp_path: Path) -> None:
     folder = write(tmp_path, model="def build_model(): ...\ndef _private(): ...\nbuild = 3")
     message = refusal("model.py:build", folder)
     assert "model.py has no function build; it has: build_model" in message
@@ -90,13 +90,13 @@ def test_a_missing_function_is_named_with_what_there_is(tmp_path: Path) -> None:
     assert "it has: none" in refusal("model.py:build", write(tmp_path / "empty", model=""))
 
 
-def test_an_import_that_raises_says_what_and_where(tmp_path: Path) -> None:
+def test_import_error_has_message_and_line(tmp_path: Path) -> None:
     folder = write(tmp_path, model="from .layers import x", layers="\n\nraise RuntimeError('out of cheese')")
     message = refusal("model.py:build", folder)
     assert "importing it raised RuntimeError: out of cheese (layers.py, line 3)" in message
 
 
-def test_what_a_library_raises_is_told_by_the_users_line(tmp_path: Path) -> None:
+def test_library_error_names_the_users_line(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         model="from .layers import deep\ndef build(): return deep()",
@@ -109,44 +109,44 @@ def test_what_a_library_raises_is_told_by_the_users_line(tmp_path: Path) -> None
         assert describe(raised.value).endswith(place)
 
 
-def test_without_a_frame_of_the_user_the_innermost_is_told() -> None:
+def test_error_outside_user_code_names_innermost_line() -> None:
     with pytest.raises(json.JSONDecodeError) as raised:
         json.loads("{")
     assert "(decoder.py, line" in describe(raised.value)
-    assert describe(ValueError("never raised")) == "ValueError: never raised (unknown place)"
+    assert describe(ValueError("never raised")) == "ValueError: never raised (unknown line)"
 
 
-def test_a_sibling_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_sibling_is_named(tmp_path: Path) -> None:
     message = refusal("model.py:build", write(tmp_path, model="from .layerz import x"))
     assert "layerz" in message
     assert "(model.py, line 1)" in message
 
 
-def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
+def test_syntax_error_has_its_line(tmp_path: Path) -> None:
     message = refusal("model.py:build", write(tmp_path, model="x = 1\ndef build(:\n    pass\n"))
     assert "SyntaxError" in message
     assert "model.py, line 2" in message
 
 
-def test_an_import_that_failed_is_tried_again_once_repaired(tmp_path: Path) -> None:
+def test_failed_import_is_retried(tmp_path: Path) -> None:
     folder = write(tmp_path, model="raise RuntimeError('no')")
     refusal("model.py:build", folder)
     write(folder, model="def build(): return 'repaired, and of another length'")
     assert load_function("model.py:build", folder)().startswith("repaired")
 
 
-def test_a_module_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+def test_missing_module_is_refused(tmp_path: Path) -> None:
     assert "no_such_package" in refusal("no_such_package.models:build", tmp_path)
 
 
-def test_a_module_that_exits_does_not_end_the_run(tmp_path: Path) -> None:
+def test_module_that_exits_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
     with pytest.raises(ModelError, match=r"importing it raised SystemExit: 0 \(leaving.py, line 1\)"):
         load_function("leaving.py:build", tmp_path)
 
 
-def test_a_message_of_many_coloured_lines_becomes_one_paragraph() -> None:
-    assert describe(ValueError("\x1b[1mone\x1b[0m\n\n  two")) == "ValueError: one two (unknown place)"
+def test_coloured_multiline_message_becomes_one_line() -> None:
+    assert describe(ValueError("\x1b[1mone\x1b[0m\n\n  two")) == "ValueError: one two (unknown line)"
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_a_message_of_many_coloured_lines_becomes_one_paragraph() -> None:
         "from math import *\n",
     ],
 )
-def test_what_may_define_the_name_is_not_refused_unseen(tmp_path: Path, code: str) -> None:
+def test_name_that_may_be_defined_is_not_refused(tmp_path: Path, code: str) -> None:
     (tmp_path / "m.py").write_text(code)
     require_function("m.py:build", tmp_path)
 
 
-def test_what_cannot_define_the_name_is_refused_unseen(tmp_path: Path) -> None:
+def test_undefined_name_is_refused_without_import(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def bild():\n    raise SystemExit\n")
     with pytest.raises(ModelError, match="no function build; it has: bild"):
         require_function("m.py:build", tmp_path)

@@ -1,4 +1,4 @@
-"""A package that is missing is told without importing anything, and only where it is certain."""
+"""A missing package is found without any import, and reported only if it is certainly missing."""
 
 import sys
 from pathlib import Path
@@ -29,22 +29,22 @@ THERE = {
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_a_missing_package_is_told_with_its_line(case: str, tmp_path: Path) -> None:
+def test_missing_package_is_named_with_its_line(case: str, tmp_path: Path) -> None:
     for name, text in MISSING[case].items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ModelError, match=r"line \d, imports no_such_package, and no such package is installed"):
+    with pytest.raises(ModelError, match=r"line \d, imports no_such_package, which is not installed here"):
         require_imports("model.py:build", tmp_path)
 
 
 @pytest.mark.parametrize("case", THERE)
-def test_what_may_be_there_is_not_refused(case: str, tmp_path: Path) -> None:
+def test_conditional_imports_are_not_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(THERE[case])
     before = set(sys.modules)
     require_imports("model.py:build", tmp_path)
     assert "no_such_package" not in set(sys.modules) - before
 
 
-def test_packages_named_by_the_run_file(tmp_path: Path) -> None:
+def test_missing_package_in_run_file_is_refused(tmp_path: Path) -> None:
     require_imports("json.decoder:JSONDecoder", tmp_path)
-    with pytest.raises(ModelError, match=r"no_such_package\.part:build: no package no_such_package is installed"):
+    with pytest.raises(ModelError, match=r"no_such_package\.part:build: package no_such_package is not installed here"):
         require_imports("no_such_package.part:build", tmp_path)

@@ -1,4 +1,4 @@
-"""A named change of a run's identity, and a run that begins from another one's checkpoint."""
+"""Accepted changes of a run's identity, and forks."""
 
 import uuid
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Head
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import IdentityChanged, InvalidInput, StateMismatch
-from tasks.foundation.runlog.fork import fork
 from tasks.foundation.telemetry.events import Event, Note
 from tests.support.lab import Lab, lab_of, restored, spec_of
 
@@ -34,9 +35,8 @@ def lab(tmp_path: Path) -> Lab:
 def begin(lab: Lab, spec: RunSpec, *accept: str) -> Head:
     from tasks.init_or_restore.stage import init_or_restore
 
-    return init_or_restore(
-        spec, lab.prepare(spec), code_folder=lab.code, storage=lab.storage, telemetry=lab.heard, accept=accept
-    )
+    call = InitOrRestoreCall(spec=spec, dataset=lab.prepare(spec), accept=accept)
+    return init_or_restore(call, lab.place(spec))
 
 
 def kinds(lab: Lab, spec: RunSpec) -> list[str]:
@@ -56,34 +56,34 @@ def digest(head: Head) -> str:
     return head.tip.state_digest
 
 
-def test_an_accepted_learning_rate_is_logged_once_and_trained_with(lab: Lab) -> None:
+def test_accepted_learning_rate_is_logged_once_and_used(lab: Lab) -> None:
     spec = spec_of("build")
     lab.begin(spec)
     before = lab.train_and_commit(spec, 3)
     changed = spec_of("build", model__options={"rate": 0.25})
     head = begin(lab, changed, *RATE)
     assert begin(lab, changed, *RATE) == head
-    assert begin(lab, changed) == head, "once accepted it is the run's"
+    assert begin(lab, changed) == head, "an accepted value belongs to the run"
     assert kinds(lab, spec) == ["origin", "checkpoint", "checkpoint", "change"]
     (*_, entry) = lab.log(spec).entries()
     assert isinstance(entry.body, Change)
     assert entry.body.accepted == RATE
     assert (head.base, head.tip) == (before.base + 1, before.tip)
-    notes = [event.text for event in lab.heard.events if isinstance(event, Note)]
+    notes = [event.text for event in lab.recorder.events if isinstance(event, Note)]
     assert len(notes) == 1
     assert notes[0].startswith("from step 3 on, as accepted: model.options.rate: absent -> 0.25; compile.optimizer.")
-    # The old rate is a variable of the checkpoint: the new one holds all the same, and in the checkpoints after it.
+    # The checkpoint holds the old rate as a variable, but the new rate applies, also in later checkpoints.
     assert learning_rate(lab, spec, before) == pytest.approx(0.1)
     after = lab.train_and_commit(changed, 6)
     assert learning_rate(lab, spec, after) == 0.25
-    # Also when a rewind or a quarantine goes back to a checkpoint from before.
+    # Also after a rewind or a quarantine to an earlier checkpoint.
     assert before.tip is not None
     assert float(restored(lab, changed, before.tip).model.optimizer.learning_rate.numpy()) == 0.25
     with pytest.raises(IdentityChanged, match=r"compile\.optimizer\.config\.learning_rate: 0\.25 -> 0\.1"):
         begin(lab, spec)
 
 
-def test_the_bits_after_an_accepted_change_do_not_depend_on_the_cuts(lab: Lab, tmp_path: Path) -> None:
+def test_bits_after_an_accepted_change_do_not_depend_on_cuts(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
     ends = []
     for one, borders in ((lab, (7,)), (lab_of(tmp_path / "cut", MODEL), (4, 5, 7))):
@@ -96,7 +96,7 @@ def test_the_bits_after_an_accepted_change_do_not_depend_on_the_cuts(lab: Lab, t
     assert ends[0] != unchanged
 
 
-def test_a_learning_rate_that_the_model_itself_changed_is_the_states_own(tmp_path: Path) -> None:
+def test_learning_rate_set_by_the_model_belongs_to_the_state(tmp_path: Path) -> None:
     decaying = """
     class Decaying(keras.Model):
         def train_step(self, data):
@@ -117,7 +117,7 @@ def test_a_learning_rate_that_the_model_itself_changed_is_the_states_own(tmp_pat
     assert float(restored(lab, spec, tip).model.optimizer.learning_rate.numpy()) == 0.5**4
 
 
-def test_other_slots_are_refused_before_anything_is_logged(lab: Lab) -> None:
+def test_other_optimizer_slots_are_refused_before_logging(lab: Lab) -> None:
     spec = spec_of("build")
     lab.begin(spec)
     before = lab.train_and_commit(spec, 3)
@@ -126,10 +126,10 @@ def test_other_slots_are_refused_before_anything_is_logged(lab: Lab) -> None:
         begin(lab, changed, "model.options", "compile.optimizer", "model.signature")
     assert refused.value.exit_code == 2
     assert "hint: a change of variables cannot be accepted" in str(refused.value)
-    with pytest.raises(IdentityChanged) as told:
+    with pytest.raises(IdentityChanged) as caught:
         begin(lab, changed)
-    assert "--accept" not in str(told.value)
-    assert "give the run another name under run:" in str(told.value)
+    assert "--accept" not in str(caught.value)
+    assert "set another name under run:" in str(caught.value)
     assert lab.log(spec).head() == before
 
 
@@ -144,7 +144,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_words_that_a_refusal_names_are_those_that_help(lab: Lab, change: str) -> None:
+def test_refusal_names_the_keys_to_accept(lab: Lab, change: str) -> None:
     from tasks.foundation.contracts.identity import accepted_keys
 
     changes, words = CHANGES[change]
@@ -164,27 +164,27 @@ def test_the_words_that_a_refusal_names_are_those_that_help(lab: Lab, change: st
     assert lab.train_and_commit(changed, 2).tip is not None
 
 
-def test_accepting_what_does_not_differ_logs_nothing(lab: Lab) -> None:
+def test_accepting_an_unchanged_key_logs_nothing(lab: Lab) -> None:
     before = lab.begin(spec_of("build"))
     assert begin(lab, spec_of("build", data__classes=3, data__allow_nan=True), "compile.loss", *RATE) == before
 
 
-def test_a_rival_that_accepts_the_same_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_logged_by_another_process_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, changed = spec_of("build"), spec_of("build", train__global_batch_size=16)
     lab.begin(spec)
-    emit = lab.heard.emit
+    emit = lab.recorder.emit
 
     def rival_comes_first(_: Event) -> None:
-        monkeypatch.setattr(lab.heard, "emit", emit)
+        monkeypatch.setattr(lab.recorder, "emit", emit)
         begin(lab, changed, "train.global_batch_size")
 
-    monkeypatch.setattr(lab.heard, "emit", rival_comes_first)
+    monkeypatch.setattr(lab.recorder, "emit", rival_comes_first)
     head = begin(lab, changed, "train.global_batch_size")
     assert head == lab.log(spec).head()
     assert kinds(lab, spec) == ["origin", "checkpoint", "change"]
 
 
-def test_a_fork_goes_on_with_the_bits_of_the_run_it_was_forked_from(lab: Lab) -> None:
+def test_fork_continues_with_the_bits_of_its_run(lab: Lab) -> None:
     spec = spec_of("build")
     lab.begin(spec)
     lab.train_and_commit(spec, 3)
@@ -194,7 +194,7 @@ def test_a_fork_goes_on_with_the_bits_of_the_run_it_was_forked_from(lab: Lab) ->
     head = begin(lab, forked)
     assert (head.base, kinds(lab, forked)) == (1, ["origin", "checkpoint"])
     assert digest(lab.train_and_commit(forked, 5, 11)) == digest(source)
-    # A change is accepted in the fork only.
+    # The change is accepted in the fork only.
     changed = spec_of("build", run="forked", train__global_batch_size=16)
     with pytest.raises(IdentityChanged):
         begin(lab, changed)
@@ -202,23 +202,23 @@ def test_a_fork_goes_on_with_the_bits_of_the_run_it_was_forked_from(lab: Lab) ->
     assert lab.log(spec).head() == source
 
 
-def test_a_fork_that_was_not_finished_is_not_begun_at_step_0(lab: Lab) -> None:
+def test_unfinished_fork_does_not_start_at_step_0(lab: Lab) -> None:
     spec, forked = spec_of("build"), spec_of("build", run="forked")
     lab.begin(spec)
     fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
     made = fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
     home, origin_file = lab.home(forked), lab.home(forked).read("log/00000000.json")
-    # As if the process had died before the origin.
+    # As if the process had been killed before the origin entry.
     home.delete("log")
     home.write("fork.json", made.lineage.to_json())
-    with pytest.raises(InvalidInput, match=r"forked is a fork that has no checkpoint yet.*--at-step 0 --as forked"):
+    with pytest.raises(InvalidInput, match=r"forked is a fork without a whole checkpoint.*--at-step 0 --as forked"):
         begin(lab, forked)
     assert lab.log(forked).head() is None
-    # And as if it had died between origin and commit.
+    # As if it had been killed between the origin entry and the commit.
     home.create("log/00000000.json", origin_file)
     origin = lab.log(forked).head()
     with pytest.raises(
-        InvalidInput, match=r"forked is a fork that has no checkpoint yet.*baton fork .*/build --at-step 0"
+        InvalidInput, match=r"forked is a fork without a whole checkpoint.*baton fork .*/build --at-step 0"
     ):
         begin(lab, forked)
     assert lab.log(forked).head() == origin

@@ -1,4 +1,4 @@
-"""A change of the replica count says what follows from it."""
+"""Messages about a changed environment."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +22,9 @@ def words(before: Environment, now: Environment, *layers: Any) -> str:
 
 @pytest.mark.parametrize(
     ("rate", "follows"),
-    [(0.0, "losses go on as they would have, to float tolerance"), (0.1, "depend on which examples share a replica")],
+    [(0.0, "losses continue as before, to float tolerance"), (0.1, "depend on which examples share a replica")],
 )
-def test_other_replicas(rate: float, follows: str) -> None:
+def test_change_of_replicas_is_described(rate: float, follows: str) -> None:
     text = words(on(4), on(2), keras.layers.Dropout(rate, name="drop"))
     assert "replicas: 4 -> 2. 4 replicas became 2: the same examples form the same global batches" in text
     assert follows in text
@@ -32,19 +32,19 @@ def test_other_replicas(rate: float, follows: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "told"),
+    ("before", "expected"),
     [
-        (False, "TensorFlow uses deterministic operations only from here on, which it did not before"),
-        (True, "TensorFlow may use operations that are not deterministic from here on (train.deterministic: false)"),
+        (False, "from here on TensorFlow uses deterministic operations only"),
+        (True, "from here on TensorFlow may use non-deterministic operations (train.deterministic: false)"),
     ],
 )
-def test_deterministic_operations_are_told_of_in_words(before: bool, told: str) -> None:
+def test_change_of_determinism_is_described(before: bool, expected: str) -> None:
     one, other = (on(1).model_copy(update={"deterministic": value}) for value in (before, not before))
     text = words(one, other)
-    assert told in text
+    assert expected in text
     assert "False" not in text
 
 
-def test_the_same_replicas_say_nothing_of_it() -> None:
+def test_equal_replicas_are_not_mentioned() -> None:
     text = words(on(4), on(4, intra=2), keras.layers.Dropout(0.1))
     assert text.endswith("intra_op_threads: 1 -> 2")

@@ -1,4 +1,4 @@
-"""From nothing, by the seed: the same weights whatever the strategy and the replica count."""
+"""A new run has the same initial weights on every strategy and replica count."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def build():
 
 
 def digests(folder: str, replicas: int, seed: int = 0) -> list[str]:
-    """Of the weights on each replica, without what each draws from."""
+    """Digests of the weights on each replica, without its seeds."""
     from tasks.foundation.state.digest import digest_of
 
     lab = Lab(Path(folder), Path(folder) / "code")
@@ -32,7 +32,7 @@ def digests(folder: str, replicas: int, seed: int = 0) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_replica_count_begins_with_the_same_weights(tmp_path: Path) -> None:
+def test_every_replica_count_starts_with_the_same_weights(tmp_path: Path) -> None:
     lab_of(tmp_path, MODEL)
     one = digests(str(tmp_path), 1)
     assert digests(str(tmp_path), 1) == one

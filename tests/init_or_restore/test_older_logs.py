@@ -1,4 +1,4 @@
-"""Logs from before a key was recorded: the run was as all were then, and another value is a change."""
+"""Logs without newer identity keys: the default of that time applies, and another value is a change."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NOW = {
 }
 
 
-def test_an_old_log_goes_on() -> None:
+def test_older_log_is_continued() -> None:
     assert require_same_identity(OLD, NOW, home="runs/old") == ()
 
 
@@ -33,7 +33,7 @@ def test_an_old_log_goes_on() -> None:
         ("init.freeze", ["encoder/*"]),
     ],
 )
-def test_but_not_as_another_run(key: str, value: Any) -> None:
+def test_older_log_refuses_another_value(key: str, value: Any) -> None:
     with pytest.raises(IdentityChanged, match=key):
         require_same_identity(OLD, {**NOW, key: value}, home="runs/old")
     (found, *_) = require_same_identity(OLD, {**NOW, key: value}, home="runs/old", accept=[key])

@@ -1,4 +1,4 @@
-"""From nothing, or from the tip of the log, to the checkpoint to start from."""
+"""The stage init-or-restore begins a run, or finds the checkpoint from which it continues."""
 
 import shutil
 from pathlib import Path
@@ -53,7 +53,7 @@ def flip(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> None:
     file.write_bytes(data)
 
 
-def test_a_fresh_run_commits_its_origin_and_step_0(lab: Lab) -> None:
+def test_new_run_commits_its_origin_and_step_0(lab: Lab) -> None:
     spec = spec_of("build")
     head = lab.begin(spec)
     assert [entry.body.kind for entry in entries(lab, spec)] == ["origin", "checkpoint"]
@@ -65,7 +65,7 @@ def test_a_fresh_run_commits_its_origin_and_step_0(lab: Lab) -> None:
     assert set(head.identity) >= {"data.content_digest", "model.config", "model.code", "compile.optimizer"}
 
 
-def test_again_finds_nothing_to_do(lab: Lab) -> None:
+def test_second_call_has_nothing_to_do(lab: Lab) -> None:
     spec = spec_of("build")
     first = lab.begin(spec)
     files = {path: path.stat().st_mtime_ns for path in lab.root.rglob("storage/**/*") if path.is_file()}
@@ -73,7 +73,7 @@ def test_again_finds_nothing_to_do(lab: Lab) -> None:
     assert {path: path.stat().st_mtime_ns for path in lab.root.rglob("storage/**/*") if path.is_file()} == files
 
 
-def test_the_same_run_begins_with_the_same_bits_anywhere(lab: Lab, tmp_path: Path) -> None:
+def test_run_begins_with_the_same_bits_in_every_home(lab: Lab, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     heads = [each.begin(spec_of("build")) for each in (lab, lab_of(elsewhere, MODEL))]
@@ -98,7 +98,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_run_under_the_same_name_is_refused(lab: Lab, change: str) -> None:
+def test_another_run_of_the_same_name_is_refused(lab: Lab, change: str) -> None:
     changes, text = CHANGES[change]
     spec = spec_of("build")
     before = lab.begin(spec)
@@ -106,8 +106,8 @@ def test_another_run_under_the_same_name_is_refused(lab: Lab, change: str) -> No
         lab.begin(spec_of("build", **changes))
     assert refused.value.exit_code == 2
     assert text in str(refused.value)
-    assert f"{lab.root}/storage/build was begun as another run" in str(refused.value)
-    assert "hint: put the run file back as it was" in str(refused.value)
+    assert f"{lab.root}/storage/build was started with other settings, data or code" in str(refused.value)
+    assert "hint: restore the run file as it was" in str(refused.value)
     assert lab.log(spec).head() == before
 
 
@@ -125,15 +125,15 @@ def test_other_code_is_refused(lab: Lab, file: str, old: str, new: str, text: st
     assert text in str(refused.value)
 
 
-def test_a_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.init_or_restore import stage
 
     spec = spec_of("build", model__options={"scale": 2.0})
-    complete = stage.identity_of
+    complete = stage.run_identity
     with monkeypatch.context() as earlier:
         earlier.setattr(
             stage,
-            "identity_of",
+            "run_identity",
             lambda *given: {key: value for key, value in complete(*given).items() if key != "model.options"},
         )
         before = lab.begin(spec)
@@ -141,7 +141,7 @@ def test_a_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPa
     assert lab.begin(spec) == before
 
 
-def test_what_is_operational_may_change(lab: Lab) -> None:
+def test_operational_keys_may_change(lab: Lab) -> None:
     before = lab.begin(spec_of("build"))
     moved = lab.copy_of_code(
         "moved/elsewhere",
@@ -160,10 +160,10 @@ def test_what_is_operational_may_change(lab: Lab) -> None:
         )
     )
     assert after == before
-    assert lab.heard.warnings == []
+    assert lab.recorder.warnings == []
 
 
-def test_a_change_of_environment_is_said_and_logged(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_environment_is_reported_and_logged(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.init_or_restore import stage
 
     spec = spec_of("build")
@@ -177,22 +177,22 @@ def test_a_change_of_environment_is_said_and_logged(lab: Lab, monkeypatch: pytes
         assert (head.tip, head.base) == (before.tip, before.base)
         assert head.environment.versions["keras"] == "9.9"
     assert [entry.body.kind for entry in entries(lab, spec)] == ["origin", "checkpoint", "change"]
-    assert len(lab.heard.warnings) == 1
-    assert "the environment changed, so the bits may differ" in lab.heard.warnings[0]
-    assert "'keras': '9.9'" in lab.heard.warnings[0]
+    assert len(lab.recorder.warnings) == 1
+    assert "the environment changed, so the bits may differ" in lab.recorder.warnings[0]
+    assert "'keras': '9.9'" in lab.recorder.warnings[0]
 
 
-def test_a_model_that_cannot_be_trained_is_refused_before_the_run_is_begun(lab: Lab) -> None:
+def test_untrainable_model_is_refused_before_the_run_begins(lab: Lab) -> None:
     spec = spec_of("build")
     wrong = lab.copy_of_code("wrong", ("layers.py", "seed=self.seeds) if training", ") if training"))
     with pytest.raises(ModelError, match=r"train_step uses variables .* would miss them: \S*seed_generator"):
         wrong.begin(spec)
     assert lab.log(spec).head() is None
-    # So that the corrected model is not refused as another run.
+    # Otherwise the corrected model would be refused as another run.
     assert lab.begin(spec).tip is not None
 
 
-def test_what_tracing_leaves_behind_is_not_in_the_identity(tmp_path: Path) -> None:
+def test_side_effects_of_tracing_are_not_in_the_identity(tmp_path: Path) -> None:
     marked = """
     class Marked(keras.layers.Layer):
         def __init__(self, **settings):
@@ -216,7 +216,7 @@ def test_what_tracing_leaves_behind_is_not_in_the_identity(tmp_path: Path) -> No
     assert lab.begin(spec) == lab.begin(spec)
 
 
-def test_a_damaged_tip_is_quarantined_and_the_one_before_returned(lab: Lab) -> None:
+def test_damaged_tip_is_quarantined(lab: Lab) -> None:
     spec = spec_of("build")
     lab.begin(spec)
     middle = lab.train_and_commit(spec, 3)
@@ -229,17 +229,17 @@ def test_a_damaged_tip_is_quarantined_and_the_one_before_returned(lab: Lab) -> N
     assert head.quarantined == (last.tip,)
     assert head.base > last.base
     assert entries(lab, spec)[-1].body.kind == "quarantine"
-    assert len(lab.heard.warnings) == 1
-    assert f"checkpoint {last.tip.path} is damaged and quarantined" in lab.heard.warnings[0]
-    assert "crc32c" in lab.heard.warnings[0]
-    # The files stay for whoever wants to look, and the steps that were lost give the same bits again.
+    assert len(lab.recorder.warnings) == 1
+    assert f"checkpoint {last.tip.path} is damaged and quarantined" in lab.recorder.warnings[0]
+    assert "crc32c" in lab.recorder.warnings[0]
+    # The files stay for inspection, and training the lost steps again gives the same bits.
     assert lab.folder(spec, last.tip).is_dir()
     again = lab.train_and_commit(spec, 6).tip
     assert again is not None
     assert again.state_digest == last.tip.state_digest
 
 
-def test_when_all_are_damaged_there_is_nothing_to_restore(lab: Lab) -> None:
+def test_run_with_only_damaged_checkpoints_is_refused(lab: Lab) -> None:
     spec = spec_of("build")
     lab.begin(spec)
     head = lab.train_and_commit(spec, 3, 6)
@@ -249,13 +249,12 @@ def test_when_all_are_damaged_there_is_nothing_to_restore(lab: Lab) -> None:
         with pytest.raises(NothingToRestore) as refused:
             lab.begin(spec)
         assert refused.value.exit_code == 4
-        assert not refused.value.retryable
         for ref in head.retained:
             assert ref.path in str(refused.value)
         assert "Restore their files from a backup" in str(refused.value)
 
 
-def test_step_0_alone_is_made_again_when_it_is_damaged(lab: Lab) -> None:
+def test_damaged_step_0_is_created_again(lab: Lab) -> None:
     spec = spec_of("build")
     before = lab.begin(spec).tip
     assert before is not None
@@ -268,11 +267,11 @@ def test_step_0_alone_is_made_again_when_it_is_damaged(lab: Lab) -> None:
     assert lab.train_and_commit(spec, 3).tip is not None
 
 
-def test_a_crash_before_step_0_was_committed_is_finished(lab: Lab) -> None:
+def test_crash_before_the_commit_of_step_0_is_recovered(lab: Lab) -> None:
     spec = spec_of("build")
     first = lab.begin(spec)
     home = lab.root / "storage" / spec.run
-    # As if the process had died between staging and committing.
+    # The process died between staging and committing.
     (home / "log" / "00000001.json").unlink()
     (home / "log" / "HINT").unlink()
     again = lab.begin(spec)
@@ -283,7 +282,7 @@ def test_a_crash_before_step_0_was_committed_is_finished(lab: Lab) -> None:
     assert again.tip.state_digest == first.tip.state_digest
 
 
-def test_foreign_files_in_the_home_do_not_matter(lab: Lab) -> None:
+def test_unknown_files_in_the_home_are_ignored(lab: Lab) -> None:
     spec = spec_of("build")
     before = lab.begin(spec)
     assert before.tip is not None

@@ -1,4 +1,4 @@
-"""A workshop: a folder with the user's files, a store, and the stage between them."""
+"""A workshop: a folder with the user's files, a store, and the prepare-data stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_spec import DataSpec, RunSpec, TrainSpec
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.stage_calls import PrepareDataCall
+from tasks.foundation.contracts.train_spec import TrainSpec
 from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Event
 from tasks.prepare_data.stage import prepare_data
@@ -28,6 +32,8 @@ def make_spec(source: str, options: Mapping[str, Any] | None = None, *, seed: in
 
 @dataclass
 class Workshop:
+    """A folder with the user's files and a store. It prepares datasets and reads their examples."""
+
     code: Path
     storage: LocalStorage
     events: list[Event] = field(default_factory=list)
@@ -36,7 +42,7 @@ class Workshop:
         self.events.append(event)
 
     def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
-        """A file beside the run file; a mapping becomes a .npz file."""
+        """Write a file next to the run file; a mapping becomes a .npz file."""
         file = self.code / name
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, Mapping):
@@ -47,10 +53,11 @@ class Workshop:
 
     def prepare(self, source: str, options: Mapping[str, Any] | None = None, **changed: Any) -> DatasetRef:
         spec = make_spec(source, options, **changed)
-        return prepare_data(spec, code_folder=self.code, storage=self.storage, telemetry=self)
+        place = Place.of(self.storage, spec.run, code_folder=self.code, telemetry=self)
+        return prepare_data(PrepareDataCall(spec=spec), place)
 
     def examples(self, ref: DatasetRef, part: str = "train") -> list[dict[str, Any]]:
-        """Name -> array of every example of a part, in the order of the shards."""
+        """Return name -> array for every example of a part, in shard order."""
         import tensorflow as tf
 
         from tasks.foundation.dataset.shards import parse
@@ -69,7 +76,7 @@ class Workshop:
         return [example["y"].tolist() for example in self.examples(ref, part)]
 
     def files(self) -> dict[str, int]:
-        """Every file of the store, with the time of its last change."""
+        """Return every file of the store, with its modification time."""
         root = self.storage.root
         return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
 

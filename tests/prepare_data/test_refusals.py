@@ -1,4 +1,4 @@
-"""Unusable input is refused with the name, the value or the record, and the remedy; nothing is written."""
+"""Invalid input is refused with name, value or record, and a remedy; nothing is written."""
 
 import errno
 import os
@@ -23,40 +23,40 @@ def code(*lines: str) -> dict[str, str]:
 
 
 def each(example: str, bad: str) -> dict[str, str]:
-    """Three good examples, then a bad one."""
+    """Return code that yields three valid examples, then an invalid one."""
     return code("for i in range(3):", f"    yield {example}", f"yield {bad}")
 
 
 OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     ("digit", {}, {}, ["data.source", "'digit'", "did you mean digits?", "data.py:load"]),
-    ("digits", {"size": 3}, {}, ["data.options.size", "3", "it knows: none"]),
+    ("digits", {"size": 3}, {}, ["data.options.size", "3", "available: none"]),
     ("text", {"path": "t", "lenght": 4}, {}, ["data.options.lenght", "4", "did you mean length?"]),
-    ("text", {"path": "t"}, {}, ["data.options.length is missing", "bytes in an example"]),
-    ("text", {"path": "t", "length": "4"}, {}, ["data.options.length", "'4'", "a whole number of at least 1"]),
+    ("text", {"path": "t"}, {}, ["data.options.length is missing", "bytes per example"]),
+    ("text", {"path": "t", "length": "4"}, {}, ["data.options.length", "'4'", "an integer of at least 1"]),
     ("text", {"path": "t", "length": 0}, {}, ["data.options.length", "0", "at least 1"]),
-    ("csv", {"path": "t.csv"}, {}, ["data.options.label is missing", "the column that is y"]),
+    ("csv", {"path": "t.csv"}, {}, ["data.options.label is missing", "the column for y"]),
     ("csv", {**CSV, "delimiter": "::"}, {}, ["data.options.delimiter", "'::'", "one character"]),
     ("csv", {**CSV, "label": "kidn"}, {"t.csv": "kind,a\n1,2\n"}, ["data.options.label", "'kidn'", "mean kind?"]),
-    ("csv", {**CSV, "features": ["b"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'b'", "it knows: a, y"]),
-    ("csv", {**CSV, "features": ["y"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'y'", "take it out"]),
+    ("csv", {**CSV, "features": ["b"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'b'", "available: a, y"]),
+    ("csv", {**CSV, "features": ["y"]}, {"t.csv": "y,a\n1,2\n"}, ["data.options.features", "'y'", "remove it"]),
     ("npz", {**NPZ, "y": "label"}, {"t.npz": {"x": [1], "labels": [1]}}, ["data.options.y", "'label'", "mean labels?"]),
     ("npz", {"path": "t.npz", "sample_weight": "w"}, {}, ["data.options.sample_weight", "'w'", "set data.options.y"]),
-    (LOAD, {"m": 1}, code("yield 1"), ["data.options.m", "1", "has no such parameter", "it knows: none"]),
+    (LOAD, {"m": 1}, code("yield 1"), ["data.options.m", "1", "has no such parameter", "available: none"]),
     (LOAD, {}, {"data.py": "def load(n):\n    yield n\n"}, ["data.options", "missing", "'n'"]),
 ]
 
 SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     # missing or empty
-    ("text", TEXT, {"other": ""}, ["data.options.path", "'t'", "holds: other", "correct the path"]),
+    ("text", TEXT, {"other": ""}, ["data.options.path", "'t'", "contains: other", "correct the path"]),
     ("text", {**TEXT, "suffix": ".py"}, {"t/a.md": "x"}, ["data.options.path", "no files ending in '.py'"]),
     ("text", TEXT, {"t": "1234"}, ["data.options.length: 4", "4 bytes", "needs 5", "smaller length"]),
     ("csv", CSV, {"t.csv": ""}, ["t.csv", "is empty", "header"]),
-    ("csv", CSV, {"t.csv": "y,a\n"}, ["data.source: csv", "holds no example"]),
+    ("csv", CSV, {"t.csv": "y,a\n"}, ["data.source: csv", "has no examples"]),
     ("npz", NPZ, {}, ["data.options.path", "t.npz", "name a .npz file"]),
     ("npz", NPZ, {"t.npz": {"x": np.zeros((0, 2)), "y": np.zeros(0)}}, ["x has shape (0, 2)", "no example"]),
     ("npz", NPZ, {"t.npz": {"x": np.float32(1), "y": np.zeros(1)}}, ["x has shape ()", "no example"]),
-    (LOAD, {}, code("yield from ()"), ["data.py:load", "holds no example"]),
-    (LOAD, {}, {}, ["data.source", "data.py is not there"]),
+    (LOAD, {}, code("yield from ()"), ["data.py:load", "has no examples"]),
+    (LOAD, {}, {}, ["data.source", "data.py does not exist"]),
     ("data.py:laod", {}, code("yield 1"), ["data.source", "no function laod", "it has: load"]),
     # not a generator
     (LOAD, {}, code("pass"), ["data.py:load", "returned None", "yield x, (x, y)"]),
@@ -67,50 +67,60 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any], list[str]]] = [
     (LOAD, {}, code("raise OSError('gone')"), ["OSError: gone", "data.py, line 3"]),
     (LOAD, {}, {"data.py": "def load(:\n"}, ["data.source", "SyntaxError", "data.py, line 1"]),
     # mixed examples
-    (LOAD, {}, each("np.zeros(2)", "np.zeros(3)"), ["example 3", "x has shape (3,)", "example 0", "(2,)", "one kind"]),
-    (LOAD, {}, each("(1.0, 1)", "(1.0, 1.0)"), ["example 3", "y has dtype float32", "int64", "one kind"]),
-    (LOAD, {}, each("(1.0, 1)", "1.0"), ["example 3", "has x, the first", "has x, y"]),
+    (
+        LOAD,
+        {},
+        each("np.zeros(2)", "np.zeros(3)"),
+        ["example 3", "x has shape (3,)", "example 0", "(2,)", "the same names"],
+    ),
+    (LOAD, {}, each("(1.0, 1)", "(1.0, 1.0)"), ["example 3", "y has dtype float32", "int64", "the same names"]),
+    (LOAD, {}, each("(1.0, 1)", "1.0"), ["example 3", "has x, but the first", "has x, y"]),
     (LOAD, {}, each("{'a': 1}", "{'b': 1}"), ["example 3", "has x/b", "has x/a"]),
     (
         LOAD,
         {},
         each("np.zeros((8, 2))", "np.zeros((3, 2))"),
-        ["example 3", "(3, 2)", "one kind", "if these are batches"],
+        ["example 3", "(3, 2)", "the same names", "if these are batches"],
     ),
     (
         LOAD,
         {},
         each("(np.zeros((8, 2)), [1] * 8)", "(np.zeros((3, 2)), [1] * 3)"),
-        ["example 3", "one kind", "if these are batches"],
+        ["example 3", "the same names", "if these are batches"],
     ),
     # unusable examples
     (LOAD, {}, each("1.0", "'one'"), ["example 3", "x has dtype <U3", "float32 or int64"]),
-    (LOAD, {}, each("(1.0, 1)", "(1.0, None)"), ["example 3", "y is None", "leave it out"]),
-    (LOAD, {}, each("[1, 2]", "[[1], [1, 2]]"), ["example 3", "x is ragged", "one shape"]),
+    (LOAD, {}, each("(1.0, 1)", "(1.0, None)"), ["example 3", "y is None", "remove it"]),
+    (LOAD, {}, each("[1, 2]", "[[1], [1, 2]]"), ["example 3", "x is ragged", "a single shape"]),
     (LOAD, {}, each("1.0", "(1, 2, 3, 4)"), ["example 3", "a tuple of 4", "yield x"]),
     (LOAD, {}, each("1.0", "np.array(None)"), ["example 3", "x has dtype object"]),
     # NaN and infinity
-    (LOAD, {}, each("np.zeros(2)", "np.array([0, np.nan])"), ["example 3", "x holds nan at [1]", "data.allow_nan"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, line 3", "x holds inf at [0]", "data.allow_nan"]),
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, line 3", "x holds inf"]),
-    ("npz", NPZ, {"t.npz": {"x": np.array([1, np.nan]), "y": [0, 1]}}, ["t.npz, example 1", "x holds nan"]),
+    (LOAD, {}, each("np.zeros(2)", "np.array([0, np.nan])"), ["example 3", "x contains nan at [1]", "data.allow_nan"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,inf\n"}, ["t.csv, line 3", "x contains inf at [0]", "data.allow_nan"]),
+    ("csv", CSV, {"t.csv": "y,a\n0,1\n1,1e300\n"}, ["t.csv, line 3", "x contains inf"]),
+    ("npz", NPZ, {"t.npz": {"x": np.array([1, np.nan]), "y": [0, 1]}}, ["t.npz, example 1", "x contains nan"]),
     # tables
-    ("csv", CSV, {"t.csv": "y,a\n0,1\n1\n"}, ["t.csv, line 3", "has 1 cells, the header has 2", "complete the line"]),
+    (
+        "csv",
+        CSV,
+        {"t.csv": "y,a\n0,1\n1\n"},
+        ["t.csv, line 3", "has 1 cells, but the header has 2", "correct the line"],
+    ),
     ("csv", CSV, {"t.csv": "y,a\n0,1\n1,x\n"}, ["t.csv, line 3", "'a' is 'x'", "data.options.features"]),
     ("csv", CSV, {"t.csv": "y,a\n0,1\n1,\n"}, ["t.csv, line 3", "'a' is ''", "correct it"]),
     ("csv", CSV, {"t.csv": "y,a\n0,1\ncat,1\n"}, ["t.csv, line 3", "'y' is 'cat'", "correct it"]),
     ("csv", CSV, {"t.csv": "y,a\n0,1\n1.5,1\n"}, ["t.csv, line 3", "'y' is 1.5", "with a decimal point"]),
-    ("csv", CSV, {"t.csv": "0,1\n1,2\n"}, ["t.csv, line 1", "'0' is a number", "column names first"]),
-    ("csv", CSV, {"t.csv": "y,a,a\n1,2,3\n"}, ["t.csv, line 1", "'a' is there twice", "rename one"]),
+    ("csv", CSV, {"t.csv": "0,1\n1,2\n"}, ["t.csv, line 1", "'0' is a number", "first line with column names"]),
+    ("csv", CSV, {"t.csv": "y,a,a\n1,2,3\n"}, ["t.csv, line 1", "'a' occurs twice", "rename one"]),
     ("csv", CSV, {"t.csv": "y\n1\n"}, ["t.csv, line 1", "x needs at least one"]),
     ("csv", CSV, {"t.csv": b"y,a\n1,2\n1,\xff\n"}, ["t.csv", "UTF-8"]),
     ("csv", CSV, {"t.csv": 'y,a\n1,"2\n'}, ["t.csv", "line", "save it as UTF-8 CSV"]),
     # archives
-    ("npz", NPZ, {"t.npz": b"no zip"}, ["t.npz", "no sound .npz file", "numpy.savez"]),
+    ("npz", NPZ, {"t.npz": b"no zip"}, ["t.npz", "not a valid .npz file", "numpy.savez"]),
     ("npz", NPZ, {"t.npz": {"x": [1, 2], "y": [1]}}, ["t.npz", "x 2, y 1", "as many labels as examples"]),
     ("npz", NPZ, {"t.npz": {"x": np.array([1, None]), "y": [1, 2]}}, ["t.npz", "x has dtype object", "float32"]),
     ("npz", NPZ, {"t.npz": {"x": ["a", "b"], "y": [1, 2]}}, ["t.npz, example 0", "x has dtype <U1"]),
-    # too few to divide
+    # too few to split
     (LOAD, {}, code("yield 1.0"), ["data.validation_fraction: 0.1", "single example", "set it to 0"]),
 ]
 
@@ -119,55 +129,59 @@ def refused(workshop: Any, source: str, options: dict[str, Any], files: dict[str
     for name, content in files.items():
         workshop.write(name, content)
     with pytest.raises(BatonError) as fault:
-        # One example a shard: by the time that a bad one comes, there are files to be taken away again.
+        # One example per shard, so that files exist when the invalid example comes.
         workshop.prepare(source, options, shard_examples=1, **data)
-    # Finished shards outlast what is no fault of the input.
+    # Finished shards stay if the input is not at fault.
     assert isinstance(fault.value, StorageError) or workshop.files() == {}
     return fault.value
 
 
-@pytest.mark.parametrize(("source", "options", "files", "told"), OPTIONS)
-def test_options(workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], told: list[str]) -> None:
+@pytest.mark.parametrize(("source", "options", "files", "expected"), OPTIONS)
+def test_invalid_options_are_refused(
+    workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], expected: list[str]
+) -> None:
     fault = refused(workshop, source, options, files)
     assert type(fault) is RunFileError
-    assert [part for part in told if part not in str(fault)] == [], str(fault)
+    assert [part for part in expected if part not in str(fault)] == [], str(fault)
 
 
-@pytest.mark.parametrize(("source", "options", "files", "told"), SOURCES)
-def test_sources(workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], told: list[str]) -> None:
+@pytest.mark.parametrize(("source", "options", "files", "expected"), SOURCES)
+def test_invalid_sources_are_refused(
+    workshop: Any, source: str, options: dict[str, Any], files: dict[str, Any], expected: list[str]
+) -> None:
     fault = refused(workshop, source, options, files)
     assert type(fault) is SourceError
     assert fault.exit_code == 2
-    assert [part for part in told if part not in str(fault)] == [], str(fault)
+    assert [part for part in expected if part not in str(fault)] == [], str(fault)
 
 
 @pytest.mark.parametrize(
-    ("example", "told"),
+    ("example", "expected"),
     [
-        ("(1.0, 3)", ["example 3", "label y is 3, outside [0, 3)", "data.classes"]),
+        ("(1.0, 3)", ["example 3", "label y is 3, outside of [0, 3)", "data.classes"]),
         ("(1.0, -1)", ["example 3", "label y is -1"]),
-        ("(1.0, [0, 7])", ["one kind"]),
+        ("(1.0, [0, 7])", ["the same names"]),
     ],
 )
-def test_labels_out_of_range(workshop: Any, example: str, told: list[str]) -> None:
+def test_labels_out_of_range_are_refused(workshop: Any, example: str, expected: list[str]) -> None:
     fault = refused(workshop, LOAD, {}, each("(1.0, i)", example), classes=3)
-    assert [part for part in told if part not in str(fault)] == [], str(fault)
+    assert [part for part in expected if part not in str(fault)] == [], str(fault)
 
 
 @pytest.mark.parametrize(
-    ("example", "told"),
+    ("example", "expected"),
     [
         ("(1.0, 1.0)", ["example 0", "y has dtype float32", "data.classes: 3", "convert it"]),
         ("1.0", ["example 0", "data.classes: 3 needs a single label y", "yield (x, y)"]),
         ("(1.0, {'a': 1})", ["example 0", "has x, y/a"]),
     ],
 )
-def test_labels_that_cannot_be_classes(workshop: Any, example: str, told: list[str]) -> None:
+def test_labels_that_are_not_classes_are_refused(workshop: Any, example: str, expected: list[str]) -> None:
     fault = refused(workshop, LOAD, {}, each(example, example), classes=3)
-    assert [part for part in told if part not in str(fault)] == [], str(fault)
+    assert [part for part in expected if part not in str(fault)] == [], str(fault)
 
 
-def test_a_broken_archive(workshop: Any) -> None:
+def test_damaged_archive_is_refused(workshop: Any) -> None:
     file = workshop.write("t.npz", {"x": np.zeros(1000), "y": np.arange(1000)})
     with zipfile.ZipFile(file) as archive:
         offset = archive.getinfo("x.npy").header_offset + 1000
@@ -175,33 +189,33 @@ def test_a_broken_archive(workshop: Any) -> None:
     data[offset] ^= 1
     fault = refused(workshop, "npz", NPZ, {"t.npz": bytes(data)})
     assert type(fault) is SourceError
-    assert "no sound .npz file" in str(fault)
+    assert "not a valid .npz file" in str(fault)
 
 
-def test_a_source_that_is_written_to_while_it_is_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_changed_while_reading_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = workshop.write("t.csv", "y,a\n0,1\n1,2\n")
     workshop.emit = lambda _: file.write_text("y,a\n0,1\n1,2\n2,3\n")
-    monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 1)
+    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 1)
     fault = refused(workshop, "csv", CSV, {})
     assert type(fault) is SourceChanged
     assert "changed while it was being read; run again" in str(fault)
 
 
-def test_a_source_that_miscounted(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_with_more_examples_than_counted_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 1000)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is SourceError
-    assert "held 1000 examples and gave more" in str(fault)
+    assert "has 1000 examples but gave more" in str(fault)
 
 
-def test_a_source_that_ends_too_early(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_with_fewer_examples_than_counted_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.prepare_data.sources.digits._EXAMPLES", 2000)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is SourceError
-    assert "held 2000 examples and gave 1797" in str(fault)
+    assert "has 2000 examples but gave 1797" in str(fault)
 
 
-def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_read_permission_are_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("t", "0123456789")
     opened = Path.open
 
@@ -215,16 +229,16 @@ def test_files_that_may_not_be_read(workshop: Any, monkeypatch: pytest.MonkeyPat
     assert "cannot be read: Permission denied" in str(fault)
 
 
-def test_too_little_room_is_said_before_anything_is_written(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_refused_before_writing(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = disk_space.shutil.disk_usage(workshop.code)
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     monkeypatch.setattr("tasks.prepare_data.shard_upload.ShardUploads.write", None)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is StorageError
-    assert "needs 0.5 MiB of disk and 0.1 MiB are free; free some" in str(fault)
+    assert "needs 0.5 MiB of disk space, but 0.1 MiB are free; free some" in str(fault)
 
 
-def test_a_disk_that_fills_up_on_the_way(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fills_up_is_reported(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
     copied = []
@@ -241,7 +255,7 @@ def test_a_disk_that_fills_up_on_the_way(workshop: Any, monkeypatch: pytest.Monk
     assert "no space left on the disk; free some" in str(fault)
 
 
-def test_tensorflows_own_errors_about_a_full_disk_are_told_as_such(tmp_path: Path) -> None:
+def test_tensorflow_errors_on_a_full_disk_are_storage_errors(tmp_path: Path) -> None:
     import tensorflow as tf
 
     with pytest.raises(StorageError, match="free some space"), disk_space.disk_errors(tmp_path):
@@ -249,7 +263,7 @@ def test_tensorflows_own_errors_about_a_full_disk_are_told_as_such(tmp_path: Pat
 
 
 @pytest.mark.parametrize("body", ["    sys.exit(0)", "    yield 1.0, 0\n    sys.exit(0)"])
-def test_a_data_function_that_exits_does_not_end_the_command(workshop: Any, body: str) -> None:
-    """An exit with code 0 would be taken for success."""
+def test_data_function_that_exits_is_an_error(workshop: Any, body: str) -> None:
+    """An exit with code 0 would look like success."""
     files = {"data.py": f"import sys\n\n\ndef load():\n{body}\n"}
     assert "SystemExit: 0" in str(refused(workshop, "data.py:load", {}, files))

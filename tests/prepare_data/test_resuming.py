@@ -1,4 +1,4 @@
-"""Interrupted anywhere, preparing goes on: finished shards stay in the store, and no other byte is written."""
+"""An interrupted preparation continues: finished shards stay in the store, and the bytes are the same."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def load(n=100):
     for number in range(n):
         yield np.full(3, number, np.float32), number
 """
-# A source of unknown length is written block by block, one of known length by way of a scratch file.
+# A source of unknown length is written in blocks, one of known length through a temporary file.
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "blocks": ("data.py:load", {"n": 60}),
     "scattered": ("npz", {"path": "data.npz", "y": "y"}),
@@ -42,12 +42,12 @@ LAYOUT = {"shard_examples": 7, "validation_fraction": 0.2}
 
 
 class Killed(BaseException):
-    """As what ends a process ends the preparation: no error that anything handles."""
+    """Ends the preparation like a kill: no handler catches it."""
 
 
 @dataclass
 class KillAt:
-    """Ends the preparation at the n-th call of the store, before it or after it has had its effect."""
+    """Ends the preparation at the n-th call of the store, before or after the call takes effect."""
 
     number: int
     after: bool
@@ -66,7 +66,7 @@ class KillAt:
 
 @pytest.fixture
 def far(workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarStorage]:
-    """The workshop's store, far away; and a temporary folder that is empty in the end."""
+    """The workshop's store as a remote one; checks that the temporary folder is empty at the end."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     workshop.write("data.py", COUNTING)
@@ -78,8 +78,8 @@ def far(workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def another_try(workshop: Any, far: FarStorage) -> FarStorage:
-    """The same store, as the next process sees it."""
+def as_next_process(workshop: Any, far: FarStorage) -> FarStorage:
+    """Return the same store, as the next process sees it."""
     workshop.storage = FarStorage(far.inner, transfers=far.transfers)
     return workshop.storage
 
@@ -93,7 +93,7 @@ def uploads(*stores: FarStorage) -> Counter[str]:
     return Counter(name for store in stores for name in store.of("upload"))
 
 
-# As the first release made them: source and layout -> the dataset's folder and what it holds.
+# Datasets of the first release: source and layout -> the dataset's folder and its content.
 FIRST_RELEASE: dict[str, tuple[dict[str, Any], str, str]] = {
     "data.py:load": (
         LAYOUT,
@@ -109,8 +109,8 @@ FIRST_RELEASE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("source", FIRST_RELEASE)
-def test_a_dataset_stays_what_it_is(workshop: Any, far: FarStorage, source: str) -> None:
-    """Whoever has prepared it need not do so again, and a run that was begun on it goes on."""
+def test_dataset_names_and_content_are_pinned(workshop: Any, far: FarStorage, source: str) -> None:
+    """Existing datasets are found again, and runs that started with them continue."""
     layout, folder, content = FIRST_RELEASE[source]
     ref = workshop.prepare(source, **layout)
     assert (ref.folder, ref.content_digest) == (folder, content)
@@ -120,7 +120,7 @@ def test_a_dataset_stays_what_it_is(workshop: Any, far: FarStorage, source: str)
 @pytest.mark.parametrize("transfers", [1, 3])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_killed_at_any_call_it_goes_on(
+def test_preparation_continues_after_a_kill_at_any_call(
     workshop: Any, far: FarStorage, kind: str, *, after: bool, transfers: int
 ) -> None:
     far.transfers = transfers
@@ -130,26 +130,26 @@ def test_killed_at_any_call_it_goes_on(
     assert calls > 2 * len(whole)
     for number in range(1, calls + 1):
         far.inner.delete("datasets")
-        first = another_try(workshop, far)
+        first = as_next_process(workshop, far)
         KillAt(number, after).into(first)
         try:
             prepare(workshop, kind, shard_examples=14)
         except Killed:
-            # Whatever came to its end is whole.
+            # Every shard in the store is complete.
             left = {path: far.inner.read(path) for path in far.inner.files(ref.folder)}
             assert left.items() <= whole.items()
-        second = another_try(workshop, far)
+        second = as_next_process(workshop, far)
         again = prepare(workshop, kind, shard_examples=14)
         assert again.content_digest == ref.content_digest
         assert {path: far.inner.read(path) for path in far.inner.files(ref.folder)} == whole
-        # What had arrived did not travel again.
+        # Shards that had arrived are not uploaded again.
         arrived = {path for method, path in first.done if method == "upload"}
         assert not arrived & {path for method, path in second.calls if method == "upload"}
 
 
 @pytest.mark.parametrize("fault", [StorageError("the store is away"), KeyboardInterrupt(), MemoryError()])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_after_a_failure_that_is_no_fault_of_the_input_finished_shards_stay(
+def test_finished_shards_stay_after_a_storage_failure(
     workshop: Any, far: FarStorage, kind: str, fault: BaseException
 ) -> None:
     far.transfers = 1
@@ -162,22 +162,22 @@ def test_after_a_failure_that_is_no_fault_of_the_input_finished_shards_stay(
     with pytest.raises(type(fault)):
         prepare(workshop, kind)
     assert len(list(far.inner.files("datasets"))) == 5
-    second = another_try(workshop, far)
+    second = as_next_process(workshop, far)
     ref = prepare(workshop, kind)
     manifest = load_manifest(far.inner, ref)
     shards = len(manifest.train) + len(manifest.validation)
     assert uploads(second).total() == shards - 5
-    assert Note(text=f"5 of {shards} shards were there from an earlier try, and are kept") in workshop.events
+    assert Note(text=f"kept 5 of {shards} shards from an earlier attempt") in workshop.events
 
 
-def test_a_first_try_says_nothing_of_an_earlier_one(workshop: Any, far: FarStorage) -> None:
+def test_first_attempt_mentions_no_kept_shards(workshop: Any, far: FarStorage) -> None:
     prepare(workshop, "blocks")
     assert far.calls
     assert not any(isinstance(event, Note) for event in workshop.events)
 
 
 @pytest.mark.parametrize("transfers", [1, 4])
-def test_an_unusable_record_in_the_middle_leaves_nothing(workshop: Any, far: FarStorage, transfers: int) -> None:
+def test_invalid_record_in_the_middle_leaves_nothing(workshop: Any, far: FarStorage, transfers: int) -> None:
     far.transfers = transfers
     workshop.write("data.py", COUNTING + "    yield np.full(4, 1, np.float32), 1\n")  # of another shape
     with pytest.raises(SourceError):
@@ -186,7 +186,7 @@ def test_an_unusable_record_in_the_middle_leaves_nothing(workshop: Any, far: Far
     assert list(far.inner.files("datasets")) == []
 
 
-def test_shards_are_uploaded_side_by_side_and_few_wait_here(workshop: Any, far: FarStorage, tmp_path: Path) -> None:
+def test_shards_are_uploaded_in_parallel_and_few_stay_local(workshop: Any, far: FarStorage, tmp_path: Path) -> None:
     far.transfers = 3
     together = threading.Barrier(3)
     begun: list[str] = []
@@ -197,17 +197,17 @@ def test_shards_are_uploaded_side_by_side_and_few_wait_here(workshop: Any, far: 
             here.append(len(list((tmp_path / "temporary").rglob("*.tfrecord"))))
             begun.append(path)
             if len(begun) <= 3:
-                together.wait(PATIENCE)  # breaks unless three are here at once
+                together.wait(PATIENCE)  # fails unless three downloads run at once
 
     far.before = before
     ref = prepare(workshop, "scattered")
     manifest = load_manifest(far.inner, ref)
     assert len(begun) == len(manifest.train) + len(manifest.validation)
-    # Those under way, and the one that is written meanwhile.
+    # The shards that are uploading, and the one that is being written.
     assert max(here) <= 4
 
 
-def test_an_upload_that_fails_is_told_while_others_are_still_to_be_written(workshop: Any, far: FarStorage) -> None:
+def test_failed_upload_is_reported_while_writing_others(workshop: Any, far: FarStorage) -> None:
     def before(method: str, path: str) -> None:
         if method == "upload" and "train-00001" in path:
             raise StorageError("the store is away")
@@ -220,7 +220,7 @@ def test_an_upload_that_fails_is_told_while_others_are_still_to_be_written(works
     assert uploads(far).total() < 20
 
 
-def test_an_upload_that_fails_is_told_before_the_next_block_is_full(far: FarStorage) -> None:
+def test_failed_upload_is_reported_before_the_next_block(far: FarStorage) -> None:
     def before(method: str, _path: str) -> None:
         if method == "upload":
             raise StorageError("the store is away")
@@ -235,7 +235,7 @@ def test_an_upload_that_fails_is_told_before_the_next_block_is_full(far: FarStor
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_store_that_changes_a_shard_is_told_and_gets_no_manifest(workshop: Any, far: FarStorage, kind: str) -> None:
+def test_store_that_alters_a_shard_gets_no_manifest(workshop: Any, far: FarStorage, kind: str) -> None:
     def after(method: str, path: str) -> None:
         if method == "upload" and "train-00002" in path:
             data = bytearray(far.inner.read(path))
@@ -246,43 +246,43 @@ def test_a_store_that_changes_a_shard_is_told_and_gets_no_manifest(workshop: Any
     with pytest.raises(StorageError, match=r"train-00002.*bytes were written.*instead of.*run again"):
         prepare(workshop, kind)
     assert not any(path.endswith("manifest.json") for path in far.inner.files("datasets"))
-    second = another_try(workshop, far)
+    second = as_next_process(workshop, far)
     load_manifest(far.inner, prepare(workshop, kind))
     assert [name[:11] for name in second.of("upload")].count("train-00002") == 1
 
 
-def test_a_lost_shard_is_uploaded_again_and_no_other(workshop: Any, far: FarStorage) -> None:
+def test_only_a_lost_shard_is_uploaded_again(workshop: Any, far: FarStorage) -> None:
     ref = prepare(workshop, "blocks")
     far.inner.delete(f"{ref.folder}/train-00001.tfrecord")
-    second = another_try(workshop, far)
+    second = as_next_process(workshop, far)
     assert prepare(workshop, "blocks") == ref
     assert uploads(second) == Counter({"train-00001.tfrecord": 1})
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_two_at_once_write_one_dataset(workshop: Any, far: FarStorage, kind: str) -> None:
+def test_two_processes_write_one_dataset(workshop: Any, far: FarStorage, kind: str) -> None:
     with ThreadPoolExecutor(3) as threads:
         refs = list(threads.map(lambda _: prepare(workshop, kind), range(3)))
     assert len({ref.content_digest for ref in refs}) == 1
     manifest = load_manifest(far.inner, refs[0])
     assert len(list(far.inner.files("datasets"))) == len(manifest.train) + len(manifest.validation) + 1
-    assert another_try(workshop, far).of("upload") == []
+    assert as_next_process(workshop, far).of("upload") == []
     assert prepare(workshop, kind).already_prepared
 
 
-def test_shards_that_are_there_need_no_room(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_shards_need_no_disk_space(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workshop.storage.root
     folder.mkdir()
     (folder / "a.tfrecord").write_bytes(bytes(60))
     usage = disk_space.shutil.disk_usage(folder)
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=50))
-    disk_space.require_space(workshop.storage, 110, shards_there_count=True)
+    disk_space.require_space(workshop.storage, 110, includes_written_shards=True)
     for size, counts in ((111, True), (51, False)):
         with pytest.raises(StorageError, match="the dataset needs"):
-            disk_space.require_space(workshop.storage, size, shards_there_count=counts)
+            disk_space.require_space(workshop.storage, size, includes_written_shards=counts)
 
 
-def test_going_on_needs_room_for_the_rest_only(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuing_needs_space_for_the_rest_only(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.npz", {"x": np.zeros((60, 100)), "y": np.arange(60)})
     ref = prepare(workshop, "scattered")
     manifest = load_manifest(workshop.storage, ref)
@@ -295,7 +295,7 @@ def test_going_on_needs_room_for_the_rest_only(workshop: Any, monkeypatch: pytes
         prepare(workshop, "scattered")
 
 
-def test_an_upload_that_has_begun_comes_to_its_end(far: FarStorage) -> None:
+def test_started_upload_is_completed(far: FarStorage) -> None:
     entered, gate = threading.Event(), threading.Event()
 
     def before(method: str, _path: str) -> None:
@@ -308,7 +308,7 @@ def test_an_upload_that_has_begun_comes_to_its_end(far: FarStorage) -> None:
         assert shards._folder is not None
         while not shards._pool._shutdown:
             pass
-        # Time enough for taking the file away from under the upload, if anything did.
+        # Long enough for a bug to delete the file during its upload.
         assert all(shards._folder.exists() for _ in range(10_000))
         gate.set()
 
@@ -341,7 +341,7 @@ Workshop(Path(sys.argv[1]), Deadly(Path(sys.argv[2]))).prepare("data.py:load", s
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_shards_in_the_store_and_nothing_here_once_another_begins(
+def test_kill_leaves_shards_in_the_store_and_no_local_files(
     workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workshop.write("data.py", COUNTING)

@@ -1,4 +1,4 @@
-"""A part of known length is permuted as a whole, through a scratch file, whatever its size."""
+"""A part of known length is shuffled as a whole, through a temporary file."""
 
 import os
 import subprocess
@@ -23,14 +23,14 @@ CLASSES = 10
 
 
 def write_sorted(workshop: Any, examples: int) -> None:
-    """x tells the place in the source, y is the class: first all of class 0, then all of class 1, …"""
+    """Write a sorted source: x is the index, y is the class; first all of class 0, then all of class 1, …"""
     labels = np.arange(examples) * CLASSES // examples
     workshop.write("sorted.npz", {"x": np.arange(examples), "y": labels})
 
 
 @pytest.fixture
 def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Little waits in memory; holds how often the scratch file was written to."""
+    """Makes the buffer small; returns a list that counts writes to the temporary file."""
     times: list[int] = []
     original = ScatterWriter._scatter
 
@@ -43,7 +43,7 @@ def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
-def test_every_shard_holds_all_classes_of_a_sorted_source(workshop: Any, scattered: list[int]) -> None:
+def test_every_shard_has_all_classes_of_a_sorted_source(workshop: Any, scattered: list[int]) -> None:
     write_sorted(workshop, 20_000)
     ref = workshop.prepare("npz", NPZ, shard_examples=200, validation_fraction=0, classes=CLASSES)
     assert len(scattered) > 40
@@ -52,11 +52,11 @@ def test_every_shard_holds_all_classes_of_a_sorted_source(workshop: Any, scatter
     examples = workshop.examples(ref)
     assert sorted(example["x"].item() for example in examples) == list(range(20_000))
     counts = np.array([np.bincount(labels, minlength=CLASSES) for labels in by_shard(examples, "y", 200)])
-    # 20 of each are expected, with a standard deviation of 4.2.
+    # The expected count is 20, with a standard deviation of 4.2.
     assert counts.min() >= 3
     assert counts.max() <= 42
     assert counts.std() == pytest.approx(4.2, abs=0.5)
-    # Within a shard, neighbours come from anywhere too.
+    # Neighbors within a shard come from all over the source.
     places = [example["x"].item() for example in examples]
     assert np.mean([abs(one - other) for one, other in pairwise(places)]) == pytest.approx(20_000 / 3, rel=0.05)
 
@@ -66,9 +66,7 @@ def by_shard(examples: list[dict[str, Any]], name: str, shard_examples: int) -> 
     return [values[begin : begin + shard_examples] for begin in range(0, len(values), shard_examples)]
 
 
-def test_the_bytes_do_not_depend_on_what_waits_in_memory(
-    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_do_not_depend_on_the_buffer_size(workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sorted(workshop, 1000)
     layout = {"shard_examples": 64, "validation_fraction": 0.3}
     digests = set()
@@ -81,7 +79,7 @@ def test_the_bytes_do_not_depend_on_what_waits_in_memory(
 
 
 @pytest.mark.parametrize("examples", [1, 6, 7, 8, 21, 22])
-def test_counts_are_equal_and_the_last_is_smaller(workshop: Any, scattered: list[int], examples: int) -> None:
+def test_shard_counts_are_equal_except_the_last(workshop: Any, scattered: list[int], examples: int) -> None:
     write_sorted(workshop, examples)
     ref = workshop.prepare("npz", NPZ, shard_examples=7, validation_fraction=0)
     shards = load_manifest(workshop.storage, ref).train
@@ -93,13 +91,13 @@ def test_counts_are_equal_and_the_last_is_smaller(workshop: Any, scattered: list
     assert not scattered
 
 
-def test_an_error_on_the_way_leaves_nothing(
+def test_error_while_scattering_leaves_nothing(
     workshop: Any, scattered: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     write_sorted(workshop, 2000)
-    monkeypatch.setattr(stage, "_TOLD_EVERY_EXAMPLES", 1500)
+    monkeypatch.setattr(stage, "_REPORT_EVERY_EXAMPLES", 1500)
 
     def interrupted(_event: object) -> None:
         raise KeyboardInterrupt
@@ -112,7 +110,7 @@ def test_an_error_on_the_way_leaves_nothing(
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_too_little_scratch_space_is_said_before_anything_is_written(
+def test_too_little_temporary_space_is_refused_before_writing(
     workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_sorted(workshop, 2000)
@@ -122,14 +120,14 @@ def test_too_little_scratch_space_is_said_before_anything_is_written(
         return usage._replace(free=50_000) if folder == disk_space.scratch_folder() else usage
 
     monkeypatch.setattr(disk_space.shutil, "disk_usage", disk_usage)
-    with pytest.raises(StorageError, match=r"needs 0\.1 MiB of disk and 0\.0 MiB are free.*TMPDIR") as refused:
+    with pytest.raises(StorageError, match=r"needs 0\.1 MiB of disk space, but 0\.0 MiB are free.*TMPDIR") as refused:
         workshop.prepare("npz", NPZ)
     assert str(disk_space.scratch_folder()) in str(refused.value)
     assert workshop.files() == {}
     assert not scattered
 
 
-def test_no_scratch_folder_at_all(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_folder_is_reported(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
@@ -139,7 +137,7 @@ def test_no_scratch_folder_at_all(workshop: Any, monkeypatch: pytest.MonkeyPatch
     assert workshop.files() == {}
 
 
-def test_a_scratch_disk_that_fills_up_on_the_way(
+def test_temporary_disk_that_fills_up_is_reported(
     workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> int:
@@ -153,30 +151,30 @@ def test_a_scratch_disk_that_fills_up_on_the_way(
     assert workshop.files() == {}
 
 
-def test_a_scratch_file_that_lost_something_is_found_out(
+def test_temporary_file_that_lost_records_is_detected(
     workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = os.pwrite
-    # As a disk that says it wrote, and did not.
+    # Like a disk that reports success for a lost write.
     monkeypatch.setattr(scatter.os, "pwrite", lambda file, data, at: written(file, bytes(len(data)), at))
     write_sorted(workshop, 2000)
-    with pytest.raises(StorageError, match=r"shard \d of train .* see whether the disk is sound"):
+    with pytest.raises(StorageError, match=r"shard \d of train .* check the disk"):
         workshop.prepare("npz", NPZ, shard_examples=500)
     assert scattered
     assert workshop.files() == {}
 
 
-def test_a_record_of_another_length_is_refused(workshop: Any) -> None:
+def test_record_of_another_length_is_refused(workshop: Any) -> None:
     with scratch_file() as scratch:
         writer = ScatterWriter(
             ShardUploads(workshop.storage), scratch, part="train", seed=0, shard_examples=2, examples=2, record_bytes=3
         )
-        with pytest.raises(ValueError, match="4 bytes, record_bytes=3"):
+        with pytest.raises(ValueError, match="4 bytes, but record_bytes=3"):
             writer.add(b"1234")
 
 
 @pytest.mark.slow
-def test_thousands_of_shards_need_no_more_open_files() -> None:
+def test_thousands_of_shards_need_one_open_file() -> None:
     program = """
 import os, resource
 from tasks.foundation.storage.memory import MemoryStorage
@@ -203,7 +201,7 @@ with scratch_file() as scratch, ShardUploads(MemoryStorage("store")) as uploads:
 
 
 @pytest.mark.slow
-def test_a_large_source_is_never_in_memory_as_a_whole(workshop: Any) -> None:
+def test_large_source_is_never_whole_in_memory(workshop: Any) -> None:
     for name, examples in (("small", 16), ("large", 400)):
         images = np.broadcast_to(np.float32(1), (examples, 1 << 18))
         workshop.write(f"{name}.npz", {"x": images, "y": np.arange(examples)})
@@ -218,7 +216,7 @@ for name in ("small", "large"):
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=environment())
     small, large = map(int, done.stdout.split())
-    # 400 MiB go through; 64 MiB wait for each part, and a shard of 32 MiB has copies now and then.
+    # 400 MiB are written; each part buffers 64 MiB, and a shard of 32 MiB is copied a few times.
     assert large - small < 250, (small, large)
 
 

@@ -1,4 +1,4 @@
-"""The stage: shards, split, order, name, and doing nothing the second time."""
+"""The prepare-data stage: shards, split, order, the dataset's name, and preparing twice."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def load(n=100):
 """
 
 
-def test_shards_of_equal_counts_and_a_manifest(workshop: Any) -> None:
+def test_shards_have_equal_counts_and_a_manifest(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     ref = workshop.prepare("data.py:load", {"n": 100}, validation_fraction=0.2, shard_examples=7)
     manifest = load_manifest(workshop.storage, ref)
@@ -45,7 +45,7 @@ def test_shards_of_equal_counts_and_a_manifest(workshop: Any) -> None:
     assert workshop.events[-1] == Preparing(examples=100)
 
 
-def test_names_tell_the_number_of_shards_where_it_is_known(workshop: Any) -> None:
+def test_shard_names_contain_the_total_if_known(workshop: Any) -> None:
     ref = workshop.prepare("digits", shard_examples=500)
     manifest = load_manifest(workshop.storage, ref)
     names = [f"train-{index:05d}-of-00004.tfrecord" for index in range(4)]
@@ -62,7 +62,7 @@ def test_preparing_twice_writes_nothing(workshop: Any) -> None:
     assert workshop.files() == before
 
 
-def test_the_same_bytes_in_another_store(workshop: Any, tmp_path: Path) -> None:
+def test_another_store_gets_the_same_bytes(workshop: Any, tmp_path: Path) -> None:
     workshop.write("data.py", COUNTING)
     first = workshop.prepare("data.py:load", shard_examples=9)
     elsewhere = type(workshop)(workshop.code, LocalStorage(tmp_path / "elsewhere"))
@@ -80,7 +80,7 @@ def test_the_same_bytes_in_another_store(workshop: Any, tmp_path: Path) -> None:
         {"seed": 1},
     ],
 )
-def test_whatever_decides_the_bytes_decides_the_name(workshop: Any, change: dict[str, Any]) -> None:
+def test_every_setting_that_changes_bytes_changes_the_name(workshop: Any, change: dict[str, Any]) -> None:
     workshop.write("data.py", COUNTING)
     first = workshop.prepare("data.py:load", {"n": 98})
     other = workshop.prepare("data.py:load", **{"options": {"n": 98}, **change})
@@ -88,19 +88,19 @@ def test_whatever_decides_the_bytes_decides_the_name(workshop: Any, change: dict
     assert not other.already_prepared
 
 
-def test_what_was_not_looked_for_is_looked_for_by_a_run_that_minds(workshop: Any) -> None:
+def test_stricter_checks_prepare_the_dataset_again(workshop: Any) -> None:
     workshop.write("table.csv", "a,y\nnan,1\n1,0\n")
     workshop.prepare("csv", {"path": "table.csv", "label": "y"}, allow_nan=True)
-    with pytest.raises(SourceError, match="x holds nan"):
+    with pytest.raises(SourceError, match="x contains nan"):
         workshop.prepare("csv", {"path": "table.csv", "label": "y"})
     workshop.write("data.py", COUNTING)
     unchecked = workshop.prepare("data.py:load")
-    with pytest.raises(SourceError, match=r"outside \[0, 50\)"):
+    with pytest.raises(SourceError, match=r"outside of \[0, 50\)"):
         workshop.prepare("data.py:load", classes=50)
     for checks in ({"classes": 100}, {"allow_nan": True}):
         checked = workshop.prepare("data.py:load", **checks)
         assert checked.folder != unchecked.folder
-        # The content is named by its bytes alone.
+        # The content digest depends on the bytes only.
         assert checked.content_digest == unchecked.content_digest
 
 
@@ -125,7 +125,7 @@ def test_other_code_is_another_dataset(workshop: Any, case: str) -> None:
     assert workshop.prepare("data.py:load").folder != first.folder
 
 
-def test_code_that_a_module_below_imports_from_above_counts(workshop: Any) -> None:
+def test_imports_of_a_parent_module_change_the_name(workshop: Any) -> None:
     workshop.write("consts.py", "SCALE = 1\n")
     workshop.write("helpers/scaling.py", "from ..consts import SCALE\n")
     workshop.write("data.py", f"from .helpers.scaling import SCALE\n{COUNTING}")
@@ -134,7 +134,7 @@ def test_code_that_a_module_below_imports_from_above_counts(workshop: Any) -> No
     assert workshop.prepare("data.py:load").folder != first.folder
 
 
-def test_comments_and_code_that_is_not_imported_do_not_count(workshop: Any) -> None:
+def test_comments_and_unused_code_do_not_change_the_name(workshop: Any) -> None:
     workshop.write("consts.py", "SCALE = 1\n")
     workshop.write("model.py", "RATE = 1\n")
     workshop.write("data.py", f"from .consts import SCALE\n{COUNTING}")
@@ -149,7 +149,7 @@ def test_another_function_of_the_same_file_is_another_dataset(workshop: Any) -> 
     assert workshop.prepare("data.py:load").folder != workshop.prepare("data.py:other").folder
 
 
-def test_the_code_of_an_installed_package_counts_with_what_it_imports_of_it(
+def test_code_of_an_installed_package_changes_the_name(
     workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "counting_package"
@@ -169,23 +169,23 @@ def test_the_code_of_an_installed_package_counts_with_what_it_imports_of_it(
         (package / file).write_text("SCALE = 1\n" if file == "consts.py" else "")
 
 
-def test_the_digest_of_code_needs_no_tensorflow() -> None:
+def test_code_digest_needs_no_tensorflow() -> None:
     program = "import sys, tasks.foundation.model.code_digest; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, env=_environment()).returncode == 0
 
 
-def test_a_sorted_source_does_not_stay_sorted(workshop: Any) -> None:
+def test_sorted_source_is_shuffled(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     labels = workshop.labels(workshop.prepare("data.py:load", {"n": 1000}, shard_examples=100, validation_fraction=0))
     assert sorted(labels) == list(range(1000))
-    # Blocks of four shards: within one, neighbours are far from each other.
+    # Within a block of four shards, neighbors come from distant examples.
     steps = [abs(one - other) for one, other in pairwise(labels)]
     assert sum(steps) / len(steps) > 80
     assert set(labels[:100]) != set(range(100))
 
 
 @pytest.mark.parametrize("shard_examples", [1, 3, 1000])
-def test_the_split_does_not_depend_on_the_shards(workshop: Any, shard_examples: int) -> None:
+def test_split_does_not_depend_on_the_shards(workshop: Any, shard_examples: int) -> None:
     workshop.write("data.py", COUNTING)
     reference = workshop.prepare("data.py:load", validation_fraction=0.1, shard_examples=50)
     other = workshop.prepare("data.py:load", validation_fraction=0.1, shard_examples=shard_examples)
@@ -202,24 +202,22 @@ def test_neither_part_is_empty(workshop: Any, fraction: float, examples: int) ->
     assert sorted(labels[0] + labels[1]) == list(range(examples))
 
 
-def test_without_a_validation_fraction_nothing_is_held_out(workshop: Any) -> None:
+def test_nothing_is_held_out_without_a_validation_fraction(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     ref = workshop.prepare("data.py:load", {"n": 1}, validation_fraction=0)
     assert (ref.train_examples, ref.validation_examples) == (1, 0)
 
 
-def test_a_second_preparer_that_comes_later_reads_the_first_ones_manifest(
-    workshop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_process_reads_the_existing_manifest(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.py", COUNTING)
     first = workshop.prepare("data.py:load")
-    monkeypatch.setattr(stage, "_prepared", lambda *_: None)  # both looked before either had written
+    monkeypatch.setattr(stage, "_existing", lambda *_: None)  # both looked before either had written
     second = workshop.prepare("data.py:load")
     assert second == first
     load_manifest(workshop.storage, second)
 
 
-def test_several_preparers_at_once(workshop: Any) -> None:
+def test_several_processes_prepare_at_once(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     with ThreadPoolExecutor(4) as threads:
         refs = list(threads.map(lambda _: workshop.prepare("data.py:load", shard_examples=4), range(4)))
@@ -228,20 +226,16 @@ def test_several_preparers_at_once(workshop: Any) -> None:
     assert workshop.prepare("data.py:load", shard_examples=4).already_prepared
 
 
-def test_a_source_that_gives_other_examples_each_time_is_told_of(
-    workshop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_with_changing_examples_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.py", "import os\ndef load():\n    for _ in range(9):\n        yield float(os.urandom(1)[0])\n")
     workshop.prepare("data.py:load")
-    monkeypatch.setattr(stage, "_prepared", lambda *_: None)
+    monkeypatch.setattr(stage, "_existing", lambda *_: None)
     with pytest.raises(SourceError, match="does not give the same examples each time") as refused:
         workshop.prepare("data.py:load")
     assert "delete the folder" in str(refused.value)
 
 
-def test_shards_that_are_cleared_by_another_meanwhile_are_not_committed(
-    workshop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_deleted_meanwhile_are_not_committed(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.py", COUNTING)
     write = stage._write
 
@@ -251,12 +245,12 @@ def test_shards_that_are_cleared_by_another_meanwhile_are_not_committed(
         return manifest
 
     monkeypatch.setattr(stage, "_write", then_cleared)
-    with pytest.raises(StorageError, match=r"train-00000\.tfrecord is gone.*run again"):
+    with pytest.raises(StorageError, match=r"train-00000\.tfrecord was deleted during preparation; run again"):
         workshop.prepare("data.py:load")
     assert not any(name.endswith("manifest.json") for name in workshop.files())
 
 
-def test_a_lost_shard_is_written_again(workshop: Any) -> None:
+def test_lost_shard_is_written_again(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     first = workshop.prepare("data.py:load", shard_examples=20)
     whole = workshop.examples(first)
@@ -266,7 +260,7 @@ def test_a_lost_shard_is_written_again(workshop: Any) -> None:
     assert str(workshop.examples(again)) == str(whole)
 
 
-def test_failing_to_write_a_lost_shard_again_takes_away_no_other(workshop: Any, tmp_path: Path) -> None:
+def test_failure_to_rewrite_a_shard_deletes_no_other(workshop: Any, tmp_path: Path) -> None:
     switch = tmp_path / "fail"
     workshop.write("data.py", f"import pathlib\n{COUNTING}    assert not pathlib.Path({str(switch)!r}).exists()\n")
     ref = workshop.prepare("data.py:load", shard_examples=20)
@@ -278,7 +272,7 @@ def test_failing_to_write_a_lost_shard_again_takes_away_no_other(workshop: Any, 
     assert set(workshop.files()) >= left
 
 
-def test_an_unreadable_manifest_is_said(workshop: Any) -> None:
+def test_unreadable_manifest_is_reported(workshop: Any) -> None:
     workshop.write("data.py", COUNTING)
     ref = workshop.prepare("data.py:load")
     workshop.storage.write(manifest_path(ref.folder), b"{")
@@ -287,7 +281,7 @@ def test_an_unreadable_manifest_is_said(workshop: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 30, 99])
-def test_an_error_of_the_source_leaves_no_file(workshop: Any, after: int) -> None:
+def test_error_of_the_source_leaves_no_file(workshop: Any, after: int) -> None:
     workshop.write("data.py", COUNTING + f"        if number == {after}:\n            raise OSError\n")
     with pytest.raises(SourceError):
         workshop.prepare("data.py:load", shard_examples=5)
@@ -295,7 +289,7 @@ def test_an_error_of_the_source_leaves_no_file(workshop: Any, after: int) -> Non
 
 
 @pytest.mark.slow
-def test_after_a_kill_there_is_no_dataset_and_preparing_again_makes_it(workshop: Any, tmp_path: Path) -> None:
+def test_preparing_again_after_a_kill_makes_the_dataset(workshop: Any, tmp_path: Path) -> None:
     switch = tmp_path / "kill"
     switch.touch()
     workshop.write(
@@ -323,7 +317,7 @@ def test_after_a_kill_there_is_no_dataset_and_preparing_again_makes_it(workshop:
 
 
 @pytest.mark.slow
-def test_a_large_source_is_never_in_memory_as_a_whole(workshop: Any) -> None:
+def test_large_source_is_never_whole_in_memory(workshop: Any) -> None:
     workshop.write(
         "data.py",
         "import numpy as np\ndef load(n):\n    for number in range(n):\n"
@@ -340,7 +334,7 @@ def test_a_large_source_is_never_in_memory_as_a_whole(workshop: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=_environment())
     small, large = map(int, done.stdout.split())
-    # 400 MiB go through; a block is four shards of 32 MiB, with a copy of a shard now and then.
+    # 400 MiB are written; a block is four shards of 32 MiB, and a shard is copied a few times.
     assert large - small < 250, (small, large)
 
 

@@ -1,4 +1,4 @@
-"""What a chaos run counts, and how it looks at a home after every interruption."""
+"""The counts of a chaos run, and the checks of a home after every interruption."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,14 +8,24 @@ from pathlib import Path
 
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import BatonError
-from tests.support.homes import commits_in, damaged, entries_of, log_bytes, told_by
+from tests.support.homes import commits_in, damaged, entries_of, log_bytes, read_history
 
 HEADINGS = ("kind", "hit", "missed", "commits lost", "gaps", "wrong restores", "ends differ", "other faults")
 
 
 @dataclass
 class Row:
-    """One kind of interruption."""
+    """The counts of one kind of interruption.
+
+    Attributes:
+        hit: interruptions that hit a running process.
+        missed: interruptions that came too late.
+        lost: committed files that are missing or changed.
+        gaps: logs that have a gap or cannot be read.
+        wrong: commits with a wrong parent or digest.
+        differ: results that differ from the uninterrupted run.
+        other: all other faults.
+    """
 
     hit: int = 0
     missed: int = 0
@@ -32,9 +42,14 @@ class Row:
 
 @dataclass
 class Tally:
-    """Shared by the lanes; says everything aloud, line by line."""
+    """Counts of all lanes.
 
-    say: Callable[[str], None]
+    Attributes:
+        print_line: receives one line for each event.
+        rows: the counts by kind of interruption.
+    """
+
+    print_line: Callable[[str], None]
     rows: dict[str, Row] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -43,9 +58,9 @@ class Tally:
         with self._lock:
             yield self.rows.setdefault(kind, Row())
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         with self._lock:
-            self.say(text)
+            self.print_line(text)
 
     @property
     def hits(self) -> int:
@@ -61,7 +76,7 @@ class Tally:
         widths = [max(map(len, column)) for column in zip(HEADINGS, *lines, strict=True)]
         return [
             "  ".join(
-                cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(pairs)
+                cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)
             )
             for pairs in (list(zip(line, widths, strict=True)) for line in [list(HEADINGS), *lines])
         ]
@@ -72,30 +87,30 @@ def _cells(row: Row) -> tuple[int, ...]:
 
 
 @dataclass
-class Witness:
-    """Remembers what a run's home held, and compares.
+class HomeChecker:
+    """Compares a run's home with its earlier content.
 
     Attributes:
-        home: the run's.
-        known: digest of the state at each step of the uninterrupted run's commits.
-        tally: where to count.
-        harmed: paths of checkpoints that we damaged ourselves.
+        home: the run's home.
+        known: state digests of the uninterrupted run by step.
+        tally: receives the counts.
+        damaged_by_test: paths of checkpoints that the test damaged.
     """
 
     home: Path
     known: dict[int, str]
     tally: Tally
-    harmed: set[str] = field(default_factory=set)
+    damaged_by_test: set[str] = field(default_factory=set)
     _log: dict[str, bytes] = field(default_factory=dict)
     _last: str = "nothing"
 
-    def look(self, kind: str) -> None:
-        """After an interruption of a kind: is all that was committed still there, and all of it right?"""
+    def check(self, kind: str) -> None:
+        """After an interruption of a kind, check that no commit is lost or wrong."""
         self._last = kind
         now = log_bytes(self.home)
         for name, data in self._log.items():
             if now.get(name) != data:
-                self.fault("lost", f"{name} is gone or was changed")
+                self.fault("lost", f"{name} is missing or was changed")
         self._log = now
         if sorted(now) != [f"{number:08d}.json" for number in range(len(now))]:
             self.fault("gaps", f"the log is {sorted(now)}")
@@ -105,38 +120,38 @@ class Witness:
         except BatonError as fault:
             self.fault("gaps", str(fault))
             return
-        for path in damaged(self.home) - self.harmed:
-            self.fault("lost", f"{path} is damaged, and not by us")
-        self._restores(entries)
+        for path in damaged(self.home) - self.damaged_by_test:
+            self.fault("lost", f"{path} is damaged, and not by the test")
+        self._check_restores(entries)
 
-    def _restores(self, entries: list[Entry]) -> None:
-        """Training is a function of where it starts: a right digest was trained from the right state."""
+    def _check_restores(self, entries: list[Entry]) -> None:
+        """Check each commit's parent and digest. Training is deterministic: a wrong restore gives another digest."""
         before = None
         for entry in entries:
             body = entry.body
             if isinstance(body, Commit):
                 tip = before.tip.path if before is not None and before.tip is not None else None
                 if body.parent != tip:
-                    self.fault("wrong", f"entry {entry.number} stands on {body.parent}, the tip was {tip}")
+                    self.fault("wrong", f"entry {entry.number} has the parent {body.parent}; the tip was {tip}")
                 step = body.checkpoint.step
                 if self.known.get(step, body.checkpoint.state_digest) != body.checkpoint.state_digest:
                     self.fault("wrong", f"entry {entry.number} holds another state at step {step}")
             before = entry.head
 
-    def end(self, straight: Path) -> None:
-        """After the end of the run: is it the end of the uninterrupted one?"""
-        self.look(self._last)
+    def compare(self, straight: Path) -> None:
+        """After the run, compare its result with the uninterrupted run."""
+        self.check(self._last)
         here, there = commits_in(entries_of(self.home))[-1], commits_in(entries_of(straight))[-1]
         if (here.step, here.state_digest) != (there.step, there.state_digest):
             self.fault("differ", f"ended at step {here.step} with {here.state_digest[:12]}…")
-        if told_by(self.home) != told_by(straight):
+        if read_history(self.home) != read_history(straight):
             self.fault("differ", "the history differs")
         left = [path.name for path in (self.home / "log").glob(".unfinished-*")]
         if left:
             self.fault("other", f"left behind: {left}")
 
     def fault(self, what: str, text: str) -> None:
-        """Count something that is off, under the kind of the interruption before it."""
+        """Count a fault under the kind of the last interruption."""
         with self.tally.row(self._last) as row:
             setattr(row, what, getattr(row, what) + 1)
-        self.tally.tell(f"OFF  {self.home}: after {self._last}: {text}")
+        self.tally.log(f"OFF  {self.home}: after {self._last}: {text}")

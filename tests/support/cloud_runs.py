@@ -1,4 +1,4 @@
-"""Training processes whose run lives on gs://, and a copy of what is there to look at."""
+"""Training processes whose run is on gs://, and a local copy of what they wrote."""
 
 import json
 import os
@@ -8,21 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.fakes.gcs.server import FakeGcs
 from tests.support import forked
 from tests.support.run_stoppable import RESUMABLE
 from tests.support.shipped_runs import run_file, settings
 
 STOPPABLE = Path(__file__).with_name("run_stoppable.py")
 HOMES = {"digits": "digits-cnn", "text": "stdlib-transformer"}
-_PATIENCE_SECONDS = 300.0
+_LONGEST_SECONDS = 300.0
 
 
 class CloudChild:
-    """A process on a shipped run file, with a disk of its own: nothing but the store is shared."""
+    """A process that trains a shipped run file and shares only the store with others."""
 
     def __init__(
-        self, server: FakeGcs, name: str, *options: str, root: str, disk: Path, extra: Sequence[str] = ()
+        self,
+        server: FakeGcs,
+        name: str,
+        *options: str,
+        root: str,
+        disk: Path,
+        extra: Sequence[str] = (),
+        own_home: bool = False,
     ) -> None:
         """Start it.
 
@@ -31,14 +38,15 @@ class CloudChild:
             name: of the run file.
             options: for the driver.
             root: the storage root below gs://bucket.
-            disk: a folder that is made for it; its home folder and its temporary files are there.
-            extra: settings besides the usual ones.
+            disk: is made for its temporary files.
+            extra: more settings.
+            own_home: its home folder is `disk` too. It is then a fresh interpreter, not a fork.
         """
         disk.mkdir(parents=True)
         self._server, self._prefix = server, f"{root}/{HOMES[name]}/"
-        self._said = [disk / "out", disk / "err"]
+        self._output = [disk / "out", disk / "err"]
         words = settings(name, f"gs://bucket/{root}", extra=extra)
-        with self._said[0].open("wb") as out, self._said[1].open("wb") as err:
+        with self._output[0].open("wb") as out, self._output[1].open("wb") as err:
             self.process = forked.Popen(
                 [sys.executable, "-W", "ignore", str(STOPPABLE), str(run_file(name)), *words, *options],
                 stdout=out,
@@ -48,17 +56,17 @@ class CloudChild:
                     "STORAGE_EMULATOR_HOST": server.url,
                     "BATON_STORAGE_STALL_SECONDS": "5",
                     "TMPDIR": str(disk),
-                    "HOME": str(disk),
+                    **({"HOME": str(disk)} if own_home else {}),
                 },
             )
 
     @property
     def stderr(self) -> str:
-        return self._said[1].read_text(errors="replace")
+        return self._output[1].read_text(errors="replace")
 
     def until_entries(self, count: int) -> bool:
-        """Wait until the log holds so many entries; False if the process ended first."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Wait until the log has `count` entries; False if the process ends first."""
+        deadline = time.monotonic() + _LONGEST_SECONDS
         while entries_in(self._server, self._prefix) < count:
             if self.process.poll() is not None:
                 return False
@@ -69,10 +77,10 @@ class CloudChild:
         return self.process.poll() is None
 
     def finish(self, *codes: int) -> dict[str, Any]:
-        """Wait for its end; the result."""
-        self.process.wait(_PATIENCE_SECONDS)
+        """Wait for the process; returns the result that it printed."""
+        self.process.wait(_LONGEST_SECONDS)
         assert self.process.returncode in (codes or (0, RESUMABLE)), self.stderr[-3000:]
-        lines = self._said[0].read_text().splitlines()
+        lines = self._output[0].read_text().splitlines()
         return dict(json.loads(lines[-1])) if lines else {}
 
 
@@ -81,7 +89,7 @@ def entries_in(server: FakeGcs, home: str) -> int:
 
 
 def copied(server: FakeGcs, root: str, folder: Path) -> Path:
-    """Everything below a root, as a local folder; the layout is the same."""
+    """Copy everything below a root into a local folder; returns the copy of the root."""
     for name in server.store.names("bucket"):
         if name.startswith(f"{root}/"):
             target = folder / name
@@ -91,6 +99,6 @@ def copied(server: FakeGcs, root: str, folder: Path) -> Path:
 
 
 def left_on(disk: Path) -> list[str]:
-    """What a process left on its disk, but for what it said, a home folder's dot files, and Python's compiled code."""
-    known = {"out", "err", "__pycache__"}  # AutoGraph imports what it writes into the temporary folder
+    """Names of files that a process left on its disk, without its output, dot files and compiled Python."""
+    known = {"out", "err", "__pycache__"}  # AutoGraph imports files from the temporary folder
     return [path.name for path in disk.iterdir() if path.name not in known and not path.name.startswith(".")]

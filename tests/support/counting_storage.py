@@ -1,4 +1,4 @@
-"""A store that counts its calls, and can fail at one of them."""
+"""A store that counts its calls and can fail at one of them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,10 +25,11 @@ _CALLS = {
 
 
 class Counting:
-    """Passes every call on, counts it, and raises what `fails` says.
+    """Forwards every call to a store and counts it.
 
     Attributes:
-        fails: from the number of a call (counted from 0) to what is raised and whether the call takes effect first.
+        fails: given the number of a call, from 0, and its method: the exception to raise and whether the call takes
+            effect first; None: the call succeeds.
     """
 
     def __init__(self, store: Storage) -> None:

@@ -1,4 +1,4 @@
-"""A disk that is really small, really full or really read-only, by whatever way this machine permits."""
+"""A real file system that is small, full or read-only."""
 
 import os
 import shutil
@@ -9,31 +9,31 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """A tmpfs that can be filled, enlarged and made read-only."""
+    """A tmpfs that tests fill, enlarge and make read-only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Take every byte that is left."""
+        """Write until the disk is full."""
         with suppress(OSError), self._filler.open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 12))
 
     def free(self) -> None:
-        """Give back what `fill` took."""
+        """Delete what `fill` wrote."""
         self._filler.unlink(missing_ok=True)
 
     def remount(self, options: str) -> None:
         _mount("-o", f"remount,{options}", str(self.folder))
 
 
-def may_mount() -> bool:
-    """Whether this process may mount; found out by doing it."""
+def can_mount() -> bool:
+    """Whether this process can mount file systems. It mounts one to find out."""
     if os.geteuid() != 0 or shutil.which("mount") is None or shutil.which("umount") is None:
         return False
-    folder = Path(f"/tmp/may-mount-{os.getpid()}")  # noqa: S108 - nobody else's
+    folder = Path(f"/tmp/can-mount-{os.getpid()}")  # noqa: S108 - the process id makes it unique
     folder.mkdir(exist_ok=True)
     try:
         _mount("-t", "tmpfs", "-o", "size=4k", "none", str(folder))
@@ -48,13 +48,13 @@ def may_mount() -> bool:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
-    """A tmpfs of `size` (as 64k or 2m) on `folder`, which is made."""
+    """Mount a tmpfs of `size`, such as 64k or 2m, on a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
     try:
         yield SmallDisk(folder)
     finally:
-        # Lazily: a process that is just dying may still hold a file there.
+        # Lazily, because a killed process may still have a file open there.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S607
 
 

@@ -1,4 +1,4 @@
-"""A container engine for tests: podman with a storage of its own, a base image without a registry, Baton's images.
+"""A container engine for tests: podman with its own storage, a base image without a registry, Baton's images.
 
     engine = engine_or_skip()
     image = engine.build("checkpoint")     # localhost/baton/checkpoint:<digest of the files that make it>
@@ -6,9 +6,9 @@
     with engine.serving() as address:      # DOCKER_HOST for docker-py, or for Prefect's docker worker
         ...
 
-What is slow (Debian's base, layers with TensorFlow) is kept below `${XDG_CACHE_HOME:-~/.cache}/baton-tests`, a folder
-that may be deleted (`umount` its storage/overlay first). Any number of processes may ask at once. Name images as
-`build` does, in full: podman's Docker API takes a name without "localhost/" for one of Docker's registry.
+Slow results (Debian's base, layers with TensorFlow) are cached in `${XDG_CACHE_HOME:-~/.cache}/baton-tests`. The folder
+may be deleted after `umount` of its storage/overlay. Several processes may build at once. Use the full names of images:
+podman's Docker API looks for a name without "localhost/" in Docker's registry.
 """
 
 import ast
@@ -34,7 +34,7 @@ from tests.support.checkout import CHECKOUT
 
 REQUIRED = "BATON_TEST_CONTAINERS"  # = required: tests that find no engine fail instead of being skipped
 BASE = "BATON_TEST_BASE_IMAGE"  # an image to start from, where a registry can be reached
-_PATIENCE = 3600
+_LONGEST_SECONDS = 3600
 _SUITE = "bookworm"
 _PACKAGES = "ca-certificates,python3-minimal,python3-pip,python3-venv"
 _CONTAINERS_CONF = """\
@@ -49,11 +49,11 @@ events_logger = "file"
 
 
 class NoEngine(RuntimeError):
-    """What containers need is not here."""
+    """The container engine or its requirements are missing."""
 
 
 class EngineFailed(AssertionError):
-    """A command of the engine's failed; the text ends with what it said."""
+    """A command of the engine failed; the text ends with its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Engine:
 
     Attributes:
         folder: the cache: configuration, storage, Debian's base.
-        environment: what podman is started with.
+        environment: environment variables of podman.
         base: the image that Baton's are built from.
     """
 
@@ -70,7 +70,9 @@ class Engine:
     environment: dict[str, str]
     base: str
 
-    def podman(self, *words: str, check: bool = True, timeout: float = _PATIENCE) -> subprocess.CompletedProcess[str]:
+    def podman(
+        self, *words: str, check: bool = True, timeout: float = _LONGEST_SECONDS
+    ) -> subprocess.CompletedProcess[str]:
         """Run `podman WORDS`.
 
         Raises:
@@ -85,12 +87,12 @@ class Engine:
         return done
 
     def build(self, image: str, *, context: Path = CHECKOUT, revision: str | None = None) -> str:
-        """Build one of Baton's images, unless the same files made it before; its full name.
+        """Build one of Baton's images unless the same files built it before; returns its full name.
 
         Args:
             image: such as "train-cpu".
             context: the checkout to build from.
-            revision: for the label; left out: the checkout's commit, or that of whoever built it first.
+            revision: for the label; None: the checkout's commit at the first build.
         """
         tag = "-".join(filter(None, (_digest_of(context, self.base), revision)))
         name = f"localhost/baton/{image}:{tag}"
@@ -98,11 +100,11 @@ class Engine:
             if self.podman("image", "exists", name, check=False).returncode:
                 command = [sys.executable, str(context / "containers" / "build.py"), image, "--tag", tag]
                 command += ["--base", self.base, *(["--revision", revision] if revision else [])]
-                _call([*command, "--", *_of_this_machine(self.folder)], self.environment)
+                _call([*command, "--", *_machine_options(self.folder)], self.environment)
         return name
 
     def derive(self, name: str, folder: Path) -> str:
-        """Build a folder that holds a Dockerfile of a user's, with no network; its full name."""
+        """Build a folder with a Dockerfile, without network; returns the full name."""
         tag = f"localhost/{name}"
         self.podman("build", "--network", "none", "--pull=never", "--tag", tag, str(folder))
         return tag
@@ -110,7 +112,7 @@ class Engine:
     def run(
         self, image: str, *command: str, options: Sequence[str] = (), check: bool = True, timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a container of its own and wait for it, with options of `podman run`, such as --volume.
+        """Run a command in a new container and wait for it; `options` are those of `podman run`.
 
         Raises:
             EngineFailed: it ended with another code than 0, and `check` is set.
@@ -119,7 +121,7 @@ class Engine:
 
     @contextmanager
     def started(self, image: str, *command: str, options: Sequence[str] = ()) -> Iterator[str]:
-        """A running container's id; the container is gone afterwards, however it ended."""
+        """Start a container and remove it afterwards; yields its id."""
         container = self.podman("run", "--detach", "--pull=never", *options, image, *command).stdout.strip()
         try:
             yield container
@@ -127,15 +129,15 @@ class Engine:
             self.podman("rm", "--force", "--time", "0", container, check=False)
 
     def inspect(self, image: str) -> dict[str, Any]:
-        """What the engine knows of an image."""
+        """The output of `podman image inspect`."""
         found: list[dict[str, Any]] = json.loads(self.podman("image", "inspect", image).stdout)
         return found[0]
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        """The Docker API on a socket of its own, for as long as the block lasts: what to set DOCKER_HOST to.
+        """Serve the Docker API during the block; yields a value for DOCKER_HOST.
 
-        Containers started through it live on when it ends; whoever starts them removes them.
+        The caller removes containers that it starts through this API.
         """
         socket = self.folder / f"api-{os.getpid()}.sock"
         address = f"unix://{socket}"
@@ -158,7 +160,7 @@ class Engine:
 
 
 def engine_or_skip() -> Engine:
-    """The engine; where none can be had the test is skipped, or fails where `BATON_TEST_CONTAINERS=required`."""
+    """The engine. Without one the test is skipped, or fails if BATON_TEST_CONTAINERS=required."""
     try:
         return find_engine()
     except NoEngine as why:
@@ -195,7 +197,7 @@ def _configuration(folder: Path) -> dict[str, str]:
 
 
 def _base_image(folder: Path, environment: dict[str, str]) -> str:
-    """Debian with its Python 3.11, made once."""
+    """Debian with its Python 3.11, built once."""
     name = f"localhost/baton-base:{_SUITE}"
     exists = ["podman", "image", "exists", name]
     if subprocess.run(exists, env=environment, check=False, capture_output=True).returncode == 0:
@@ -205,7 +207,7 @@ def _base_image(folder: Path, environment: dict[str, str]) -> str:
         if shutil.which("debootstrap") is None:
             raise NoEngine(f"debootstrap not found, and {BASE} names no base image; .ci/engine installs it")
         root, partial = folder / "debootstrap", folder / "partial.tar"
-        shutil.rmtree(root, ignore_errors=True)  # one that was interrupted
+        shutil.rmtree(root, ignore_errors=True)  # from an interrupted build
         command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _SUITE, str(root), *_mirror()]
         _call(command, environment)
         left_out = ["--exclude=./var/cache/apt/archives/*.deb", "--exclude=./var/lib/apt/lists/*"]
@@ -217,7 +219,7 @@ def _base_image(folder: Path, environment: dict[str, str]) -> str:
 
 
 def _mirror() -> list[str]:
-    """Where this machine has its own packages from; nothing, where that is not found: debootstrap has its own idea."""
+    """The mirror of this machine's apt sources; empty if not found, and debootstrap uses its default."""
     sources = Path("/etc/apt")
     files = [sources / "sources.list", *sorted((sources / "sources.list.d").glob("*"))]
     lines = [line for file in files if file.is_file() for line in file.read_text(encoding="utf-8").splitlines()]
@@ -230,8 +232,8 @@ def _mirror() -> list[str]:
     return found[:1]
 
 
-def _of_this_machine(folder: Path) -> list[str]:
-    """Options of `build` that lend it this machine's certificates and its configuration of pip, read-only."""
+def _machine_options(folder: Path) -> list[str]:
+    """Options of `build` that mount this machine's certificates and pip configuration read-only."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -243,7 +245,7 @@ def _of_this_machine(folder: Path) -> list[str]:
     if certificates:
         settings["cert"] = certificates
     conf = folder / "pip.conf"
-    # In one piece, and in place of the old one: somebody may be reading it.
+    # Replaced atomically: another process may read it.
     partial = folder / f"pip.conf.{os.getpid()}"
     text = "".join(f"{key} = {' '.join(value.split())}\n" for key, value in settings.items())
     partial.write_text(f"[global]\n{text}", encoding="utf-8")
@@ -254,15 +256,15 @@ def _of_this_machine(folder: Path) -> list[str]:
 
 
 def _local(word: str) -> Iterator[str]:
-    """The file or folder of this machine that a setting of pip's names, if it does."""
+    """The local file or folder that a pip setting names, if any."""
     path = Path(urlsplit(word).path if word.startswith("file:") else word)
     if path.is_absolute() and path.exists():
-        # The links of an index in a folder lead to files beside it.
+        # A local index links to files beside it.
         yield str(path.parent if path.name == "simple" else path)
 
 
 def _digest_of(context: Path, base: str) -> str:
-    """Names everything that images are built from."""
+    """A digest of all files that images are built from."""
     digest = hashlib.sha256(f"{base}\n".encode())
     names = ("pyproject.toml", "README.md", "LICENSE", ".dockerignore", "containers/Dockerfile", "containers/build.py")
     files = [context / name for name in names]
@@ -284,7 +286,7 @@ def _call(command: Sequence[str], environment: dict[str, str]) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One process at a time; a process that ends lets go."""
+    """Hold an exclusive lock; the kernel releases it when the process ends."""
     with file.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

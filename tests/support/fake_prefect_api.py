@@ -1,4 +1,4 @@
-"""Prefect's API, played state by state, and a launcher that asks it."""
+"""A fake of Prefect's API that plays flow runs state by state, and a launcher that uses it."""
 
 import json
 import time
@@ -12,9 +12,9 @@ from uuid import UUID
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Pending, Running, Scheduled
 
-from flows.launching.launcher import Launcher, forgetting
-from flows.launching.remote_stage import Elsewhere
-from flows.launching.stage_results import write_answer
+from flows.launching.launcher import Launcher
+from flows.launching.remote_stage import RemoteStages
+from flows.launching.runner import InProcess
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.contracts.run_file import load_run_file
@@ -23,13 +23,16 @@ from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
     PrepareDataCall,
+    RemoteCheckpointToGcsCall,
+    RemoteTrainSegmentCall,
     StageCall,
     TrainSegmentCall,
+    unpack,
 )
-from tasks.foundation.errors import (
-    InvalidInput,
-)
-from tasks.foundation.telemetry.events import Event, Note
+from tasks.foundation.runlog.stage_results import write_answer
+from tasks.foundation.stage import Place
+from tasks.stages import CHECKPOINT_TO_GCS, PREPARE_DATA, TRAIN_SEGMENT
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 
 DATASET = DatasetRef(
@@ -44,7 +47,7 @@ Play = Callable[["Api", UUID, StageCall], list[State | None]]
 
 
 class Api:
-    """Prefect's API, played: each flow run that is started takes the next play, which gives its states in turn."""
+    """A fake of `FlowRuns`: each flow run that is started takes the next play, which gives its states in turn."""
 
     def __init__(self, run: FakeRun, *plays: Play) -> None:
         self.run = run
@@ -61,10 +64,12 @@ class Api:
         found = uuid.uuid4()
         self.started.append({"deployment": deployment, "id": found, "call": json.loads(parameters["call"]), **facts})
         keys = self.started[-1]["call"]
-        asked = {"result": CheckpointToGcsCall, "request": TrainSegmentCall, "checkpoint": EvaluateCall}
-        call: type[StageCall] = next((kind for key, kind in asked.items() if key in keys), PrepareDataCall)
-        told = call.from_json(parameters["call"].encode(), where="call", error=InvalidInput)
-        self.states[found] = self.plays.pop(0)(self, found, told)
+        kinds: dict[str, type[StageCall]] = {
+            "result": RemoteCheckpointToGcsCall, "request": RemoteTrainSegmentCall, "checkpoint": EvaluateCall,
+        }  # fmt: skip
+        kind = next((kind for key, kind in kinds.items() if key in keys), PrepareDataCall)
+        call, _ = unpack(kind, parameters["call"])
+        self.states[found] = self.plays.pop(0)(self, found, call)
         return found
 
     def require_deployment(self, name: str, *, of: str) -> None:
@@ -81,18 +86,6 @@ class Api:
     def unfinished(self, tags: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> list[UUID]:
         assert "run:digits" in tags
         return [flow_run for flow_run, parameters in self.left.items() if wanted(parameters)]
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(event.text for event in self.events if isinstance(event, Note))
 
 
 def answers(answer: Any, *states: State | None) -> Play:
@@ -112,8 +105,8 @@ def run_with_code(folder: Path) -> FakeRun:
     return FakeRun(folder).train(100)
 
 
-class Asked:
-    """A launcher on a played API."""
+class LauncherHarness:
+    """A launcher on a fake of Prefect's API."""
 
     def __init__(
         self, run: FakeRun, *plays: Play, stop: Mapping[str, Any] | None = None, attempt: str | None = "a" * 32
@@ -123,29 +116,31 @@ class Asked:
         self.file = load_run_file(
             run.run_file(), [*settings, *(f"stop.{key}={value}" for key, value in (stop or {}).items())]
         )
-        self.run, self.api, self.heard = run, Api(run, *plays), Heard()
+        self.run, self.api, self.recorder = run, Api(run, *plays), EventRecorder()
         self.slept = 0.0
-        elsewhere = Elsewhere(
+        stages = RemoteStages(
             flow_runs=self.api,  # type: ignore[arg-type]
             attempt=attempt,
             clock=lambda: time.monotonic() + self.slept,
             sleep=self.sleep,
         )
-        self.launcher = Launcher(self.file, elsewhere)
+        self.launcher = Launcher(local=InProcess(), stages=stages)
 
     def until(self, seconds: float) -> None:
         """Have a time budget."""
-        elsewhere = replace(self.launcher.elsewhere, until=self.launcher.elsewhere.clock() + seconds)
-        self.launcher = Launcher(self.file, elsewhere)
+        stages = self.launcher.stages
+        self.launcher = replace(self.launcher, stages=replace(stages, until=stages.clock() + seconds))
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.run.root, self.file.spec.run, code_folder=self.file.folder, telemetry=self.recorder)
 
     def sleep(self, seconds: float) -> None:
         self.slept += seconds
         time.sleep(0.001)  # lets a signal's handler note it
 
     def prepare(self) -> DatasetRef:
-        return self.launcher.prepare_data(
-            self.file.spec, code_folder=self.file.folder, storage=self.run.root, telemetry=self.heard
-        )
+        return self.launcher.run(PREPARE_DATA, PrepareDataCall(spec=self.file.spec), self.place)
 
     @property
     def request(self) -> SegmentRequest:
@@ -155,25 +150,26 @@ class Asked:
             number=1,
         )  # fmt: skip
 
+    @property
+    def segment_call(self) -> TrainSegmentCall:
+        return TrainSegmentCall.of(self.request, self.run.head.environment)
+
     def train(self) -> SegmentResult:
-        return self.launcher.train_segment(
-            self.request,
-            code_folder=self.file.folder,
-            storage=self.run.root,
-            recorded=self.run.head.environment,
-            telemetry=self.heard,
-        )
+        return self.launcher.run(TRAIN_SEGMENT, self.segment_call, self.place)
 
     def commit(self, result: SegmentResult) -> Entry:
-        commit = forgetting(self.launcher.checkpoint_to_gcs)
-        return commit(self.request, result, storage=self.run.root, telemetry=self.heard)
+        return self.launcher.run(CHECKPOINT_TO_GCS, CheckpointToGcsCall.of(self.request, result), self.place)
+
+    def sent(self, call: TrainSegmentCall | None = None) -> str:
+        """A segment's call as JSON, as it is sent."""
+        return self.launcher.stages.remote_call(TRAIN_SEGMENT, call or self.segment_call, self.place).text
 
 
-def on_the_tip(asked: Asked) -> SegmentResult:
+def on_the_tip(harness: LauncherHarness) -> SegmentResult:
     """What a segment stages that starts from the tip as it is now."""
-    result = staged(asked.run)
+    result = staged(harness.run)
     assert result.staged is not None
-    return result.model_copy(update={"staged": result.staged.model_copy(update={"base": asked.request.base})})
+    return result.model_copy(update={"staged": result.staged.model_copy(update={"base": harness.request.base})})
 
 
 def staged(run: FakeRun, loss: float = 0.5) -> SegmentResult:

@@ -1,4 +1,4 @@
-"""A run's home as training leaves it: real log, real files, invented numbers. No TensorFlow."""
+"""A run's home as training leaves it, with invented numbers and without TensorFlow."""
 
 import uuid
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tasks.foundation.checkpoint.retention import KeepLast, clear_away
+from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
@@ -60,6 +60,7 @@ class FakeRun:
         return self.home.root / name
 
     def run_file(self, steps: int = 400) -> Path:
+        """Write the run file; returns its path."""
         path = self.folder / "run.yaml"
         spec = {
             "run": self.name,
@@ -72,6 +73,7 @@ class FakeRun:
         return path
 
     def commit(self, step: int, rows: Sequence[MetricRow] = ()) -> CheckpointRef:
+        """Write a checkpoint with a manifest, and commit it with these rows; returns its reference."""
         head = self.head
         attempt = uuid.uuid4().hex
         path = checkpoint_folder(step=step, base=head.base, attempt=attempt)
@@ -104,7 +106,7 @@ class FakeRun:
         return ref
 
     def train(self, *steps: int) -> "FakeRun":
-        """A commit at each step; its loss is 100 / step."""
+        """Commit at each step, with the loss 100 / step."""
         for step in steps:
             self.commit(step, [MetricRow(step=step, metrics={"loss": 100 / step, "accuracy": 0.5})])
         return self
@@ -117,15 +119,15 @@ class FakeRun:
         self.log.append(lambda _: body, attempt=uuid.uuid4().hex)
 
     def attempt(self, name: str, **changes: Any) -> None:
-        """The record of an attempt, see `record_of`."""
+        """Write the record of an attempt; see `record_of`."""
         record = record_of(name, **changes)
         self.home.write(f"attempts/{name}.json", record.to_json())
 
     def retire(self, keep_last: int) -> None:
-        clear_away(self.log, [KeepLast(keep_last)], attempt=uuid.uuid4().hex)
+        apply_retention(self.log, [KeepLast(keep_last)], attempt=uuid.uuid4().hex)
 
     def files(self) -> dict[str, bytes]:
-        """Everything below the storage root, to show that nothing was written."""
+        """The bytes of every file below the storage root."""
         return {path: self.root.read(path) for path in self.root.files("")}
 
     def _write_dataset(self) -> str:

@@ -1,4 +1,4 @@
-"""A store far away, with shards in it: what is asked of it is noted, and may be made to wait, to fail or to lie."""
+"""A remote store with shards: it records its calls, and hooks make them wait, fail or return other bytes."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.checksum import checksum_bytes
 
-# Longer than anything takes; no test waits so long unless it fails.
+# Seconds; only a failing test waits this long.
 PATIENCE = 30
 
 
 class FarStorage:
-    """Passes every call on to another store, which has no local files.
+    """Forwards every call to another store, which has no local files.
 
     Attributes:
         calls: (method, path) of each call, in the order in which they began.
-        done: likewise, of those that had their effect.
-        before: is called with the same two before each call.
-        after: likewise, after each call that succeeded.
+        done: the same for calls that took effect.
+        before: called with method and path before each call.
+        after: called with both after each call that succeeded.
     """
 
     def __init__(
@@ -40,24 +40,24 @@ class FarStorage:
         return FarStorage(self.inner.at(folder), transfers=self.transfers, top=self._top, folder=below)
 
     def of(self, method: str) -> list[str]:
-        """The names of the files that a method was called for."""
+        """Names of the files that a method was called for."""
         return [path.rpartition("/")[2] for name, path in self.calls if name == method]
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self.inner, name)
-        if not callable(asked):
-            return asked
+        attribute = getattr(self.inner, name)
+        if not callable(attribute):
+            return attribute
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             path = f"{self._folder}{args[1] if name == 'upload' else args[0]}"
             self._top.calls.append((name, path))
             self._top.before(name, path)
-            result = asked(*args, **kwargs)
+            result = attribute(*args, **kwargs)
             self._top.done.append((name, path))
             self._top.after(name, path)
             return result
 
-        return noted
+        return recorded
 
 
 class FailOnce:
@@ -73,7 +73,7 @@ class FailOnce:
 
 
 class Gate:
-    """A hook: downloads of a file wait until it is opened."""
+    """A hook: downloads of a file wait until the gate opens."""
 
     def __init__(self, name: str, patience: float | None = PATIENCE) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Gate:
 
 
 def put_shards(store: FarStorage, sizes: Sequence[int]) -> list[ShardRecord]:
-    """Shards s0, s1, … of so many bytes, each of its own."""
+    """Write shards s0, s1, … of these sizes in bytes, each with other content."""
     records = []
     for index, size in enumerate(sizes):
         store.inner.write(f"s{index}", content(index, size))
@@ -110,7 +110,7 @@ def read(paths: Sequence[str]) -> list[bytes]:
 
 
 def wait_for_threads() -> None:
-    """Until all fetching has come to its end."""
+    """Wait until all downloads in the background have ended."""
     for thread in threading.enumerate():
         if thread.name == "baton-fetch":
             thread.join(PATIENCE)
@@ -118,7 +118,7 @@ def wait_for_threads() -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes of all files below a folder, of which some may be deleted meanwhile."""
+    """Total size of the files below a folder; files may be deleted meanwhile."""
     return sum(map(_size, folder.rglob("*")))
 
 

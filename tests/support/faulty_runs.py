@@ -1,12 +1,13 @@
-"""A small run that the doctor has nothing against, and one fault at a time put into it."""
+"""A small run that passes every check of the doctor, and edits that put a fault into it."""
 
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.doctor.all_checks import Question, examine
+from flows.doctor.all_checks import DoctorOptions, run_checks
 from flows.doctor.finding import Finding
 from tasks.foundation.accelerator.tpu_types import TpuType, tpu_type
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
 
 ALL_CHECKS = [
     "run file",
@@ -61,29 +62,34 @@ def build_model():
 
 
 def make_run(folder: Path, *edits: tuple[str, str, str]) -> Path:
-    """The run's folder with edits: (file, old text, new text)."""
+    """Make the run's folder with edits, each (file, old text, new text); return the run file."""
     folder.mkdir()
     for name, text in (("run.yaml", _RUN), ("data.py", _DATA), ("model.py", _MODEL)):
         (folder / name).write_text(textwrap.dedent(text).lstrip(), encoding="utf-8")
     for file, old, new in edits:
         text = (folder / file).read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{file} holds {old!r} {text.count(old)} times"
+        assert text.count(old) == 1, f"{file} contains {old!r} {text.count(old)} times"
         (folder / file).write_text(text.replace(old, new), encoding="utf-8")
     return folder / "run.yaml"
 
 
+def load_faulty_run(tmp_path: Path, *overrides: str) -> RunFile:
+    """Make the run in a subfolder of `tmp_path`, and load its run file."""
+    return load_run_file(make_run(tmp_path / "run"), overrides)
+
+
 def layer_doing(*lines: str) -> tuple[str, str, str]:
-    """An edit: the layer `between` does this with x instead of nothing."""
+    """Return an edit that makes the layer `between` run these lines on its input `x`."""
     return "model.py", "        return x", textwrap.indent("\n".join(lines), " " * 8)
 
 
 def diagnose(
     file: Path, *, tpu: TpuType | None = V5E, step_seconds: float | None = None, overrides: Sequence[str] = ()
 ) -> dict[str, Finding]:
-    """All findings by the names of their checks; each check is made once, in order."""
-    question = Question(file=file, overrides=tuple(overrides), tpu=tpu, step_seconds=step_seconds)
-    told: list[Finding] = []
-    checks = examine(question, told.append)
-    assert told == checks.findings
-    assert [finding.check for finding in told] == ALL_CHECKS
-    return {finding.check: finding for finding in told}
+    """Run the doctor; return the findings by the names of their checks, after asserting that each check ran once."""
+    options = DoctorOptions(file=file, overrides=tuple(overrides), tpu=tpu, step_seconds=step_seconds)
+    reported: list[Finding] = []
+    checks = run_checks(options, reported.append)
+    assert reported == checks.findings
+    assert [finding.check for finding in reported] == ALL_CHECKS
+    return {finding.check: finding for finding in reported}

@@ -1,11 +1,12 @@
-"""A process that has imported TensorFlow, Keras and Baton and used nothing of them: each of its forks runs one program.
+"""A process that has imported TensorFlow, Keras and Baton without using them. Each fork of it runs one program.
 
-Started by forked.py as `python fork_server.py FD`, with its end of a socket pair. A request is a message with the
-program's words, folder and environment, and four descriptors: its three streams, and the socket on which the process's
-id is told, and how it ended. The server ends when the other end of the pair is closed.
+forked.py starts it as `python fork_server.py FD PATH`. FD is one end of a socket pair, PATH is where the server listens
+for `forking_python.py`. A request is a JSON message with the program's arguments, folder and environment, together with
+file descriptors: the three standard streams and, on FD, a socket for the reply. The reply is the process id, then the
+exit code. The server ends when the other end of the pair is closed.
 """
 
-from flows.process.leaving import leaves_with  # isort: skip - registers first what is to be called last
+from flows.process.exit import exits_with  # isort: skip - registers first what is to be called last
 
 import atexit
 import gc
@@ -26,8 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-# What the processes of the tests import sooner or later, and none of which starts a thread when it is imported.
-IMPORTED = (
+# Modules that the tests' processes need. Importing them starts no thread.
+PRELOADED = (
     "flows.without_prefect",
     "tasks.prepare_data.stage",
     "tasks.init_or_restore.stage",
@@ -38,7 +39,7 @@ IMPORTED = (
     "keras",
     "h5py",
     "sklearn.datasets",
-    # Not gcsfs and not Prefect, whose settings are read when they are imported, but what they import.
+    # Not gcsfs or Prefect, which read their settings at import, but what they import.
     "aiohttp",
     "anyio",
     "cyclopts",
@@ -56,74 +57,117 @@ IMPORTED = (
     "tensorflow.python.data.util.convert",
 )
 _STREAMS = 3
+_CTRL_C_EXIT = 256
 _set_by_imports: dict[str, str] = {}
-_BY_CTRL_C = 256
 
 
-def prepare() -> None:
-    """Import, and see that a fork is safe: no thread but OpenBLAS's, which know of forks, and no device yet."""
+def preload() -> None:
+    """Import the modules and check that a fork is safe: TensorFlow has no device and no thread yet.
+
+    OpenBLAS has threads, and handles forks.
+    """
     from tasks.foundation.accelerator.environment import quiet_tensorflow
 
     before = dict(os.environ)
     quiet_tensorflow()
-    for name in IMPORTED:
+    for name in PRELOADED:
         importlib.import_module(name)
     _set_by_imports.update((name, value) for name, value in os.environ.items() if before.get(name) != value)
     from tensorflow.python.eager import context
 
     if context.context()._context_handle is not None:
-        raise RuntimeError("TensorFlow is in use already; its threads would be missing in a fork")
+        raise RuntimeError("TensorFlow is already in use; a fork would miss its threads")
     gc.collect()
-    gc.freeze()  # what is here stays, in every fork: collections need not look at it, nor copy its pages
+    gc.freeze()  # collections in a fork would copy the pages of every object
 
 
-def serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; returns the request in the new process, and None in the server when it is over."""
-    waiting: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor that becomes readable when a process ends
-    poll = select.poll()
-    poll.register(requests, select.POLLIN)
-    while True:
-        for ready, _event in poll.poll():
-            if ready in waiting:
-                poll.unregister(ready)
-                _tell_the_end(ready, *waiting.pop(ready))
-                continue
-            message, descriptors, _flags, _address = socket.recv_fds(requests, 1 << 20, _STREAMS + 1)
-            if not message:
-                return None
-            status = socket.socket(fileno=descriptors[_STREAMS])
-            child = os.fork()
-            if child == 0:
-                requests.close()
-                status.close()
-                for handle, (_process, other) in waiting.items():
-                    os.close(handle)
-                    other.close()
-                for number, descriptor in enumerate(descriptors[:_STREAMS]):
-                    os.dup2(descriptor, number)
-                    os.close(descriptor)
-                return dict(json.loads(message))
-            for descriptor in descriptors[:_STREAMS]:
+class ForkServer:
+    """Forks for each request and reports how each process ends."""
+
+    def __init__(self, requests: socket.socket, listener: socket.socket) -> None:
+        """Serve requests from a socket pair and from clients that connect to `listener`."""
+        self._requests = requests
+        self._listener = listener
+        self._clients: dict[int, socket.socket] = {}
+        self._processes: dict[int, tuple[int, socket.socket]] = {}  # by pidfd, readable when the process ends
+        self._poll = select.poll()
+        for each in (requests, listener):
+            self._poll.register(each, select.POLLIN)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Serve until the requests' socket is closed.
+
+        Returns:
+            the request in each new process; None in the server.
+        """
+        while True:
+            for ready, _event in self._poll.poll():
+                if ready in self._processes:
+                    self._report_exit(ready)
+                elif ready == self._listener.fileno():
+                    client, _address = self._listener.accept()
+                    self._clients[client.fileno()] = client
+                    self._poll.register(client, select.POLLIN)
+                elif ready in self._clients:
+                    request = self._serve_client(ready)
+                    if request is not None:
+                        return request
+                else:
+                    message, descriptors, _flags, _address = socket.recv_fds(self._requests, 1 << 20, _STREAMS + 1)
+                    if not message:
+                        return None
+                    request = self._fork(message, descriptors[:_STREAMS], socket.socket(fileno=descriptors[_STREAMS]))
+                    if request is not None:
+                        return request
+
+    def _serve_client(self, ready: int) -> dict[str, Any] | None:
+        """Fork for a client's request. If a client has ended, kill the process group of its fork."""
+        client = self._clients[ready]
+        message, descriptors, _flags, _address = socket.recv_fds(client, 1 << 20, _STREAMS)
+        if message:
+            return self._fork(message, descriptors, client)
+        self._poll.unregister(client)
+        del self._clients[ready]
+        for process, status in self._processes.values():
+            if status is client:
+                with suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+        return None
+
+    def _fork(self, message: bytes, streams: list[int], status: socket.socket) -> dict[str, Any] | None:
+        child = os.fork()
+        if child == 0:
+            for each in (self._requests, self._listener, status, *self._clients.values()):
+                each.close()
+            for handle, (_process, other) in self._processes.items():
+                os.close(handle)
+                other.close()
+            for number, descriptor in enumerate(streams):
+                os.dup2(descriptor, number)
                 os.close(descriptor)
+            return dict(json.loads(message))
+        for descriptor in streams:
+            os.close(descriptor)
+        handle = os.pidfd_open(child)
+        self._processes[handle] = (child, status)
+        self._poll.register(handle, select.POLLIN)
+        with suppress(BrokenPipeError):  # the client was killed; the next poll notices
             status.send(str(child).encode())
-            handle = os.pidfd_open(child)
-            waiting[handle] = (child, status)
-            poll.register(handle, select.POLLIN)
+        return None
 
-
-def _tell_the_end(handle: int, process: int, status: socket.socket) -> None:
-    _process, how = os.waitpid(process, 0)
-    os.close(handle)
-    try:
-        status.send(str(os.waitstatus_to_exitcode(how)).encode())
-    except BrokenPipeError:  # who started it does not ask any more
-        return
-    finally:
-        status.close()
+    def _report_exit(self, handle: int) -> None:
+        process, status = self._processes.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _process, exit_status = os.waitpid(process, 0)
+        if self._clients.pop(status.fileno(), None):
+            self._poll.unregister(status)
+        with status, suppress(BrokenPipeError):  # its parent is gone
+            status.send(str(os.waitstatus_to_exitcode(exit_status)).encode())
 
 
 def become(request: dict[str, Any]) -> None:
-    """Make this fork what a fresh interpreter would be, as far as a program can see."""
+    """Make this fork look like a fresh interpreter to the program that it runs."""
     if request["session"]:
         os.setsid()
     if request["group"] is not None:
@@ -135,6 +179,7 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(_set_by_imports | request["environment"])
     sys.path[:] = [*_python_path(), *(path for path in sys.path[1:] if path not in paths)]
+    sys.executable = request["executable"] or sys.executable
     tempfile.tempdir = None
     random.seed()
     sys.modules["numpy"].random.seed()
@@ -148,7 +193,7 @@ def _python_path() -> list[str]:
 
 
 def run(request: dict[str, Any]) -> None:
-    """What `python FILE`, `python -m MODULE` and `python -c CODE` do."""
+    """Run the program as `python FILE`, `python -m MODULE` or `python -c CODE` does."""
     kind, what, words = request["kind"], request["what"], request["words"]
     program = types.ModuleType("__main__")
     program.__dict__["__builtins__"] = __builtins__
@@ -167,8 +212,8 @@ def run(request: dict[str, Any]) -> None:
     exec(compile(source, what if kind == "file" else "<string>", "exec"), program.__dict__)  # noqa: S102
 
 
-def run_and_leave(request: dict[str, Any]) -> NoReturn:
-    """Run it, and end as the interpreter does, without its teardown, which takes seconds."""
+def run_and_exit(request: dict[str, Any]) -> NoReturn:
+    """Run the program and exit as the interpreter does, without its teardown, which takes seconds."""
     code = 0
     try:
         run(request)
@@ -178,24 +223,32 @@ def run_and_leave(request: dict[str, Any]) -> NoReturn:
             sys.stderr.write(f"{ended.code}\n")
     except BaseException as fault:  # noqa: BLE001 - as the interpreter itself
         sys.excepthook(type(fault), fault, fault.__traceback__)
-        code = _BY_CTRL_C if isinstance(fault, KeyboardInterrupt) else 1
+        code = _CTRL_C_EXIT if isinstance(fault, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a closed pipe
             stream.flush()
-    if code == _BY_CTRL_C:
+    if code == _CTRL_C_EXIT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code & 0xFF)
 
 
-if __name__ == "__main__":
+def main(descriptor: int, path: str) -> None:
+    """Serve until the tests end; in a fork, run the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; the server ends with them
-    prepare()
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        asked = serve(given)
-    if asked is None:
-        sys.exit(leaves_with(0))
-    become(asked)
-    run_and_leave(asked)
+    with socket.socket(fileno=descriptor) as requests, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        # Clients may connect while the server still imports.
+        listener.bind(path)
+        listener.listen(64)
+        preload()
+        request = ForkServer(requests, listener).serve()
+    if request is None:
+        sys.exit(exits_with(0))
+    become(request)
+    run_and_exit(request)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

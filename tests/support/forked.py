@@ -1,11 +1,11 @@
-"""Processes of the tests' own that need not import TensorFlow again: `subprocess`'s face, on fork servers.
+"""`Popen` and `run` of `subprocess`, on fork servers: Python processes that need not import TensorFlow again.
 
-`Popen` and `run` take what those of `subprocess` take. A command of this interpreter becomes a fork of a process that
-has imported everything (fork_server.py): with an id, streams, folder and environment of its own, and its own end.
-Anything else starts as ever: other programs, and commands whose environment differs in what is read at import.
+A command of this interpreter becomes a fork of a process that has imported everything (fork_server.py). The fork has
+its own id, streams, folder, environment and exit code. Other commands start as usual: other programs, and commands
+whose environment differs in a variable that is read at import.
 
-There are two servers, which take turns: what depends on the hash seed, on addresses or on a generator that nobody seeds
-differs between one process and the next, as it does between fresh ones.
+Two servers take turns. Values that depend on the hash seed, on addresses or on an unseeded generator therefore differ
+between one process and the next, as they do between fresh processes.
 """
 
 import atexit
@@ -17,16 +17,20 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 _SERVER = Path(__file__).with_name("fork_server.py")
-_SERVERS = 2
-# Not read when the server imports what it imports (not Prefect, nor gcsfs), so these may differ from the server's.
+_FORKING_PYTHON = Path(__file__).with_name("forking_python.py")
+_COUNT = 2
+_FORKING = "BATON_TEST_FORKING_PYTHON"
+# Variables that no preloaded module reads at import (Prefect and gcsfs are not preloaded).
 _READ_LATE = {
     "COLUMNS",
+    "DOCKER_HOST",
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT",
     "NO_GCE_CHECK",
     "NO_PROXY",
@@ -38,9 +42,9 @@ _READ_LATE = {
     "XLA_FLAGS",
     "no_proxy",
 }
-_READ_LATE_BEGINNINGS = ("BATON_", "PREFECT_")
-_ENVIRONMENT = dict(os.environ)  # as it is before any test changes it
-# What importing Baton, TensorFlow and Prefect sets, here and in the servers.
+_READ_LATE_PREFIXES = ("BATON_", "PREFECT_")
+_ENVIRONMENT = dict(os.environ)  # before any test changes it
+# Variables that importing Baton, TensorFlow and Prefect sets, here and in the servers.
 _SET_BY_IMPORTS = {
     "DO_NOT_TRACK": "1",
     "ENABLE_RUNTIME_UPTIME_TELEMETRY": "1",
@@ -56,107 +60,138 @@ _PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameter
 
 
 class _Server:
-    """One fork server, started when it is first needed."""
+    """A fork server, started when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, number: int) -> None:
+        """Start it; its socket and its stand-in for the interpreter are in `folder`."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests = ours
         self._lock = threading.Lock()
+        address = folder / f"{number}.sock"
+        self.python = folder / f"python{number}"
+        source = _FORKING_PYTHON.read_text(encoding="utf-8")
+        source = source.replace("@INTERPRETER@", sys.executable).replace("@SERVER@", str(address))
+        self.python.write_text(f"#!{sys.executable} -IS\n{source}", encoding="utf-8")
+        self.python.chmod(0o700)
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(_SERVER), str(its.fileno())],
+                [sys.executable, "-W", "ignore", str(_SERVER), str(its.fileno()), str(address)],
                 pass_fds=(its.fileno(),),
                 env=_ENVIRONMENT,
-                # Pipes, so that no fork takes its streams for files in which one can seek.
+                # Pipes: a fork must not inherit streams that can seek.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
 
     def fork(self, request: dict[str, Any], streams: tuple[int, int, int]) -> tuple[int, socket.socket]:
-        """A new process; its id, and the socket that tells how it ends."""
+        """Start a process; returns its id and the socket that receives its exit code."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its, self._lock:
             socket.send_fds(self._requests, [json.dumps(request).encode()], [*streams, its.fileno()])
-        told = ours.recv(64)
-        if not told:
+        reply = ours.recv(64)
+        if not reply:
             raise RuntimeError(f"the fork server has ended: {self.end().decode(errors='replace')[-3000:]}")
-        return int(told), ours
+        return int(reply), ours
 
     def end(self) -> bytes:
-        """What it said; nothing, where all went well."""
+        """End it; returns its output, which is empty unless it failed."""
         self._requests.close()
         return bytes(self._process.communicate()[0])
 
 
-_servers: list[_Server] = []
-_turns = itertools.count()
-_starting = threading.Lock()
+class _Servers:
+    """The fork servers of this process."""
+
+    def __init__(self) -> None:
+        self._running: list[_Server] = []
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def next(self) -> _Server:
+        """The server whose turn it is; starts them at the first call."""
+        with self._lock:
+            if not self._running:
+                self._folder = tempfile.TemporaryDirectory(prefix="baton-forks-")
+                self._running = [_Server(Path(self._folder.name), number) for number in range(_COUNT)]
+                atexit.register(self.end)
+            return self._running[next(self._turns) % _COUNT]
+
+    def end(self) -> None:
+        """End the servers; the next call of `next` starts new ones."""
+        with self._lock:
+            while self._running:
+                self._running.pop().end()
+            if self._folder is not None:
+                self._folder.cleanup()
+                self._folder = None
 
 
-def _next_server() -> _Server:
-    with _starting:
-        if not _servers:
-            _servers.extend(_Server() for _ in range(_SERVERS))
-            atexit.register(end)
-        return _servers[next(_turns) % _SERVERS]
+_servers = _Servers()  # one set for each process, as the servers are its children
 
 
 def end() -> None:
-    """End the servers; the next process starts new ones."""
-    with _starting:
-        while _servers:
-            _servers.pop().end()
+    """End the servers."""
+    _servers.end()
+
+
+def forking_python() -> dict[str, str]:
+    """The environment that makes a Prefect worker's own processes forks too.
+
+    It takes effect in processes that `Popen` forks. Their `sys.executable` is then `forking_python.py`.
+    """
+    return {_FORKING: str(_servers.next().python)}
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """`subprocess.Popen`, whose process is a fork of a server's where that can be."""
+    """`subprocess.Popen`; its process is a fork where possible."""
 
-    _end: socket.socket | None = None
+    _status: socket.socket | None = None  # receives the exit code
 
     def _execute_child(self, *given: Any) -> None:
-        told = dict(zip(_PARAMETERS, given, strict=True))
-        request = _request_of(told)
+        arguments = dict(zip(_PARAMETERS, given, strict=True))
+        request = _request_of(arguments)
         if request is None:
             super()._execute_child(*given)  # type: ignore[misc]
             return
-        pipes = [told[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        pipes = [arguments[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = tuple(number if pipe == -1 else pipe for number, pipe in enumerate(pipes))
-        self.pid, self._end = _next_server().fork(request, streams)  # type: ignore[arg-type]
+        self.pid, self._status = _servers.next().fork(request, streams)  # type: ignore[arg-type]
         self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
-            *(told[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+            *(arguments[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
         )
 
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
-        if self._end is None:
+        if self._status is None:
             return super()._internal_poll(*given, **named)  # type: ignore[misc,no-any-return]
-        return self._ended(0)
+        return self._poll_status(0)
 
     def _wait(self, timeout: float | None) -> int:
-        if self._end is None:
+        if self._status is None:
             return super()._wait(timeout=timeout)  # type: ignore[misc,no-any-return]
-        if self._ended(timeout) is None:
+        if self._poll_status(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return int(self.returncode)
 
-    def _ended(self, timeout: float | None) -> int | None:
+    def _poll_status(self, timeout: float | None) -> int | None:
         with self._waitpid_lock:  # type: ignore[attr-defined]
-            if self.returncode is None and self._end is not None:
+            if self.returncode is None and self._status is not None:
                 poll = select.poll()
-                poll.register(self._end, select.POLLIN)
+                poll.register(self._status, select.POLLIN)
                 if poll.poll(None if timeout is None else timeout * 1000):
-                    told = self._end.recv(64)
-                    self._end.close()
-                    # No word: the server itself was killed, and nobody knows.
-                    self.returncode = int(told) if told else 255
+                    reply = self._status.recv(64)
+                    self._status.close()
+                    # No reply: the server itself was killed, and the exit code is unknown.
+                    self.returncode = int(reply) if reply else 255
         return self.returncode
 
 
 def run(
     command: list[str], *, capture_output: bool = False, timeout: float | None = None, check: bool = False, **named: Any
 ) -> "subprocess.CompletedProcess[Any]":
-    """`subprocess.run`, by `Popen`."""
+    """`subprocess.run` with `Popen` of this module."""
     if capture_output:
         named |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with Popen(command, **named) as process:
@@ -170,33 +205,34 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _request_of(told: dict[str, Any]) -> dict[str, Any] | None:
-    """What to ask a server for; None for what only a fresh process can be."""
-    program = _program_of([os.fspath(word) for word in told["args"]])
-    plain = not (told["preexec_fn"] or told["pass_fds"] or told["shell"] or told["executable"])
-    own_rights = any(told[name] not in {None, -1} for name in ("gid", "gids", "uid")) or told["umask"] != -1
-    environment = dict(os.environ if told["env"] is None else told["env"])
-    if program is None or not plain or own_rights or not hasattr(os, "pidfd_open") or _read_early(environment):
+def _request_of(arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """The request for a server; None for a command that needs a fresh process."""
+    program = _program_of([os.fspath(word) for word in arguments["args"]])
+    special = any(arguments[name] for name in ("preexec_fn", "pass_fds", "shell", "executable"))
+    other_user = any(arguments[name] not in {None, -1} for name in ("gid", "gids", "uid")) or arguments["umask"] != -1
+    environment = dict(os.environ if arguments["env"] is None else arguments["env"])
+    if program is None or special or other_user or not hasattr(os, "pidfd_open") or _read_early(environment):
         return None
-    cwd = told["cwd"]
-    group = told["process_group"]
+    cwd = arguments["cwd"]
+    group = arguments["process_group"]
     return program | {
+        "executable": environment.pop(_FORKING, None),
         "environment": environment,
         "cwd": None if cwd is None else os.fspath(cwd),
-        "session": bool(told["start_new_session"]),
+        "session": bool(arguments["start_new_session"]),
         "group": None if group == -1 else group,
     }
 
 
 def _read_early(environment: dict[str, str]) -> set[str]:
-    """Variables that differ from the server's and may be read when something is imported."""
-    servers, asked = _SET_BY_IMPORTS | _ENVIRONMENT, _SET_BY_IMPORTS | environment
-    changed = {name for name in servers.keys() | asked.keys() if servers.get(name) != asked.get(name)}
-    return {name for name in changed - _READ_LATE if not name.startswith(_READ_LATE_BEGINNINGS)}
+    """Variables that differ from the server's and may be read at import."""
+    servers, wanted = _SET_BY_IMPORTS | _ENVIRONMENT, _SET_BY_IMPORTS | environment
+    changed = {name for name in servers.keys() | wanted.keys() if servers.get(name) != wanted.get(name)}
+    return {name for name in changed - _READ_LATE if not name.startswith(_READ_LATE_PREFIXES)}
 
 
 def _program_of(command: list[str]) -> dict[str, Any] | None:
-    """The interpreter's options, and what it is to run; None if this is not this interpreter, or not known here."""
+    """The interpreter's options and its program; None for another program or an unknown option."""
     if command[0] != sys.executable:
         return None
     words, found = command[1:], {"warnings": [], "safe_path": False}

@@ -1,10 +1,10 @@
-"""Looking at a run's home from outside, while and after things happen to it."""
+"""Read a run's home from outside, during and after training."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.checkpoint.verify import damage
+from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head
 from tasks.foundation.errors import BatonError
@@ -28,8 +28,8 @@ def tip_of(home: Path) -> CheckpointRef:
     return head.tip
 
 
-def commits_of(home: Path) -> int:
-    """How many commits the log holds; 0 while it is not there, or not to be read."""
+def commit_count(home: Path) -> int:
+    """The number of commits in the log; 0 if it is missing or unreadable."""
     try:
         head = head_of(home)
     except BatonError:
@@ -45,20 +45,20 @@ def commits_in(entries: Iterable[Entry]) -> list[CheckpointRef]:
     return [entry.body.checkpoint for entry in entries if isinstance(entry.body, Commit)]
 
 
-def told_by(home: Path) -> tuple[Any, Any]:
-    """Training rows and evaluations along the lineage of the tip, each by step."""
-    history = history_of(entries_of(home))
+def read_history(home: str | Path) -> tuple[Any, Any]:
+    """Return the training rows and the evaluations along the lineage of the tip, each by step."""
+    history = history_of(entries_of(Path(home)))
     rows = [(row.step, row.metrics) for row in history.rows]
     return rows, [(item.checkpoint.step, item.metrics) for item in history.evaluations]
 
 
 def log_bytes(home: Path) -> dict[str, bytes]:
-    """The entries as they are on disk."""
+    """The bytes of each entry by file name."""
     return {path.name: path.read_bytes() for path in sorted((home / "log").glob("[0-9]*.json"))}
 
 
 def committed_bytes(home: Path) -> dict[str, bytes]:
-    """Every entry, and every file of every retained checkpoint."""
+    """The bytes of every entry and of every file of the retained checkpoints."""
     found = {f"log/{name}": data for name, data in log_bytes(home).items()}
     head = head_of(home)
     for ref in head.retained if head else ():
@@ -68,13 +68,13 @@ def committed_bytes(home: Path) -> dict[str, bytes]:
 
 
 def damaged(home: Path) -> set[str]:
-    """Paths of the retained checkpoints that do not agree with their manifests."""
+    """Paths of retained checkpoints that do not match their manifests."""
     head = head_of(home)
-    return {ref.path for ref in (head.retained if head else ()) if damage(LocalStorage(home), ref)}
+    return {ref.path for ref in (head.retained if head else ()) if find_damage(LocalStorage(home), ref)}
 
 
 def folders_of(home: Path) -> set[str]:
-    """Checkpoint folders on disk."""
+    """Paths of the checkpoint folders on disk."""
     return {f"checkpoints/{path.name}" for path in (home / "checkpoints").glob("*-*-*")}
 
 

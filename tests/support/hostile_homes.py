@@ -1,4 +1,4 @@
-"""A home that a stranger wrote: one string of its files is replaced, and everything else agrees with it."""
+"""A home with one string of its files replaced; all digests match the new content."""
 
 import json
 import os
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.launching.stage_results import write_answer
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.log_entry import Change, Finish
@@ -17,13 +16,14 @@ from tasks.foundation.contracts.weights_report import SourceReport, WeightsRepor
 from tasks.foundation.dataset.manifest import content_digest
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.runlog.stage_results import write_answer
 from tests.support.fake_run import DATASET, FakeRun
 
 Key = str | int
 Place = tuple[Key, ...]
-KEY = "(key)"  # at the end of a place: the key itself, and not what is below it
+KEY = "(key)"  # at the end of a place: the key itself, not its value
 
-# Mappings whose keys are names of the user's; the keys of all others are the contracts' own.
+# Mappings with user-defined keys.
 _NAMED = {"metrics", "seconds", "versions", "loaded", "origin", "identity"}
 LENGTH = 1_000_000
 ESCAPES = "\x1b]0;owned\x07\x1b[31m[/x][bold]$\\frac\u202e\x9b2J\nerror: forged\r"
@@ -39,7 +39,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is replaced: a string at one place in all files of a kind; numbers of lists are left out of the place."""
+    """The string to replace: its place in all files of a kind. List indices are not part of the place."""
 
     kind: str
     place: Place
@@ -49,7 +49,7 @@ class Case:
 
 
 class HostileHome:
-    """A sound run with something of every kind, to be spoiled and made sound again; and a victim beside it."""
+    """A sound run with a file of every kind, which can be changed and restored, and a victim folder beside it."""
 
     def __init__(self, folder: Path) -> None:
         self.run = _varied(folder / "storage")
@@ -64,21 +64,21 @@ class HostileHome:
         self._outside = self.outside()
 
     def json_of(self, path: str) -> Any:
-        """A sound file of the home, to be changed and given to `spoil_files`."""
+        """The content of a sound file of the home."""
         return json.loads(self._sound[path])
 
     def cases(self) -> list[Case]:
-        """One for every string, and every key of the user's, that the files hold anywhere."""
+        """One for every string and every user-defined key in the files."""
         found = {Case(kind, place) for kind in KINDS for _, data in self._files(kind) for place in _places(data)}
         return sorted(found, key=str)
 
     def spoil(self, case: Case, text: str, *, once: bool = False) -> None:
-        """Replace what a case is about, then the digests of what was changed.
+        """Replace the string of a case, then the digests of the changed files.
 
         Args:
-            case: what.
-            text: by what.
-            once: in the newest file only, and there once.
+            case: the string to replace.
+            text: the new string.
+            once: replace only one occurrence, in the newest file.
         """
         changed: dict[str, Any] = {}
         for path, data in self._files(case.kind):
@@ -91,7 +91,7 @@ class HostileHome:
         self.spoil_files(changed)
 
     def spoil_files(self, changed: dict[str, Any]) -> None:
-        """Make the home sound, but for these files; their digests in the log are those of what they hold now."""
+        """Restore the home except for these files; the log gets the digests of their new content."""
         files = self._sound | {path: json.dumps(data).encode() for path, data in changed.items()}
         digests = {
             manifest_digest(self._sound[path]): manifest_digest(data)
@@ -115,7 +115,7 @@ class HostileHome:
                 file.write_bytes(data)
 
     def outside(self) -> dict[str, bytes | str]:
-        """Everything around the storage: names, contents and what links lead to."""
+        """Everything around the storage: names, contents and targets of links."""
         found: dict[str, bytes | str] = {}
         for folder, below, files in os.walk(self._watched):
             if folder == str(self.storage.parent):
@@ -126,7 +126,7 @@ class HostileHome:
         return found
 
     def assert_nothing_left_it(self, what: str) -> None:
-        """Nothing outside was made, changed or removed."""
+        """Assert that nothing outside was created, changed or removed."""
         found = self.outside()
         assert found.keys() == self._outside.keys(), what
         assert found == self._outside, what
@@ -144,7 +144,7 @@ def _varied(folder: Path) -> FakeRun:
     quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
     run.train(500)
     run.retire(keep_last=2)
-    run.train(600, 700)  # so that what is retired is due to be deleted
+    run.train(600, 700)  # the retired checkpoints are now due for deletion
     head = run.head
     changed = Change(environment=head.environment, identity=head.identity, accepted=("data",))
     run.log.append(lambda _: changed, attempt="c")
@@ -164,7 +164,7 @@ def _varied(folder: Path) -> FakeRun:
 
 
 def _begun_from_weights(run: FakeRun) -> None:
-    """The log then tells of initial weights, in the first commit, and of a run that this was forked from."""
+    """Add initial weights to the first commit, and the run that this one was forked from."""
     report = WeightsReport(
         sources=(
             SourceReport(
@@ -183,7 +183,7 @@ def _begun_from_weights(run: FakeRun) -> None:
 
 
 def _with_digest(data: Any) -> tuple[bytes, str]:
-    """A dataset's manifest with its own digest, as far as it can be read at all."""
+    """A dataset manifest and its digest, if the manifest can be read."""
     text = json.dumps(data).encode()
     try:
         manifest = DatasetManifest.from_json(text, where="", error=DamagedDataset)
@@ -222,5 +222,5 @@ def _replaced(value: Any, place: Place, text: str, done: list[bool] | None = Non
 
 
 def traversals(home: HostileHome) -> Sequence[str]:
-    """Names that lead to the victim: from the home, from a checkpoint's folder, and from anywhere."""
+    """Paths to the victim: from the home, from a checkpoint folder, and absolute."""
     return ("checkpoints/../../../../victim", f"{'../' * 5}victim/.bashrc", str(home.victim))

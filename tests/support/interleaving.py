@@ -1,9 +1,8 @@
-"""Runs several writers against one store in every order that their storage calls can come in.
+"""Run several writers against one store in every possible order of their storage calls.
 
-Each writer is a coroutine (a greenlet: the code under test knows nothing of it) that stops before every storage call
-until it is given the turn, so an execution is a list of turns and can be played again. `explore` walks all of them
-depth first. Two calls that do not touch the same path, or that both change nothing, may come in either order with the
-same result; sleep sets (Godefroid, 1996) leave out the orders that differ only in such pairs, so that what remains is
+Each writer is a greenlet that stops before every storage call until it is its turn. An execution is a list of turns and
+can be replayed. `explore` walks all of them depth first. The order of two calls does not matter if they touch different
+paths or both change nothing. Sleep sets (Godefroid, 1996) leave out orders that differ only in such pairs; the rest is
 complete and small.
 """
 
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from greenlet import greenlet
 
-from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.base import FileStat, Storage
 
 _CHANGING = {"create", "write", "upload", "copy", "delete"}
 
@@ -40,13 +39,13 @@ class Call(NamedTuple):
 
 @dataclass
 class Writer:
-    """One process of the protocol: what it does, and what is done to it.
+    """One process of the protocol and its faults.
 
     Attributes:
-        work: is given the store.
-        dies_after: so many changing calls later, it never makes another call. Dying between calls that only read
-            leaves nothing else behind than dying after the last change, so these are all the moments there are.
-        loses: raised, once, in place of the answer to its first create that took effect.
+        work: called with the store.
+        dies_after: number of changing calls after which it makes no more calls. A death between reading calls leaves
+            the same files as a death after the last change, so these are all the moments.
+        loses: raised once in place of the response to its first create that took effect.
     """
 
     work: Callable[[Storage], object]
@@ -56,7 +55,7 @@ class Writer:
 
 @dataclass
 class Execution:
-    """One order of turns, being played."""
+    """An execution of one order of turns."""
 
     store: Storage
     writers: list[Writer]
@@ -72,16 +71,16 @@ class Execution:
             one.switch(number)
 
     def pending(self) -> dict[int, Call]:
-        """The next call of every writer that is neither done nor dead."""
+        """The next call of every writer that still runs."""
         return dict(self._pending)
 
     def step(self, number: int) -> None:
-        """Let one writer make its call and run on to its next."""
+        """Let one writer make its call and run to its next."""
         del self._pending[number]
         self._greenlets[number].switch()
 
     def end(self) -> None:
-        """Unwind what still waits."""
+        """Unwind the writers that still wait."""
         for one in self._greenlets:
             if not one.dead:
                 one.throw()
@@ -89,11 +88,11 @@ class Execution:
     def _run(self, number: int) -> None:
         try:
             self.results[number] = self.writers[number].work(Stepped(self, number))
-        except Exception as fault:  # noqa: BLE001 - looked at by the check
+        except Exception as fault:  # noqa: BLE001 - `check` receives it
             self.faults[number] = fault
 
     def turn(self, number: int, call: Call) -> None:
-        """A writer waits here before its call."""
+        """Wait for the writer's turn before its call."""
         if self.writers[number].dies_after == self._changes[number]:
             self.dead.add(number)
         else:
@@ -101,17 +100,17 @@ class Execution:
         greenlet.getcurrent().parent.switch()
         self._changes[number] += call.changes
 
-    def answer(self, number: int, call: Call) -> None:
+    def finish_call(self, number: int, call: Call) -> None:
         """Called when a writer's call has taken effect."""
         lost = self.writers[number].loses
         if lost is not None and call.verb == "create":
-            # A fresh list of writers is made for each execution, so this one's loss is its own.
+            # Each execution has new writers, so this changes no other execution.
             self.writers[number].loses = None
             raise lost
 
 
 class Stepped:
-    """A store, or a folder of it, that waits for the writer's turn before every call."""
+    """A store or a folder of it; every call waits for the writer's turn."""
 
     def __init__(self, execution: Execution, number: int, folder: str = "") -> None:
         self._execution, self._number, self._folder = execution, number, folder
@@ -142,26 +141,26 @@ class Stepped:
     def create(self, path: str, data: bytes) -> None:
         call = self._turn("create", path)
         self._store.create(path, data)
-        self._execution.answer(self._number, call)
+        self._execution.finish_call(self._number, call)
 
     def write(self, path: str, data: bytes) -> None:
         self._turn("write", path)
         self._store.write(path, data)
 
-    def upload(self, source: Path, path: str) -> Stored:
+    def upload(self, source: Path, path: str) -> FileStat:
         self._turn("upload", path)
         return self._store.upload(source, path)
 
     def copy(self, path: str, target: str) -> None:
-        # Nobody changes what is copied.
+        # No writer changes the source of a copy.
         self._turn("copy", target)
         self._store.copy(path, target)
 
-    def stat(self, path: str) -> Stored:
+    def stat(self, path: str) -> FileStat:
         self._turn("stat", path)
         return self._store.stat(path)
 
-    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
         self._turn("checksum", path)
         return self._store.checksum(path, begin=begin, size=size)
 
@@ -169,7 +168,7 @@ class Stepped:
         self._turn("local_path", path)
         return self._store.local_path(path)
 
-    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
         self._turn("download", path)
         return self._store.download(path, target, begin=begin, size=size)
 
@@ -200,7 +199,7 @@ class Stepped:
 
 @dataclass
 class _Node:
-    """A state on the way down: what could be done there, what need not be, what has been."""
+    """A state of the search: the pending calls, those to skip, those taken."""
 
     pending: dict[int, Call]
     asleep: set[int]
@@ -217,12 +216,12 @@ def explore(
     """Play every order of storage calls.
 
     Args:
-        start: a fresh execution of the same writers on the same state.
-        check: looks at an execution that has run to its end.
-        reduced: leave out orders that differ from one played only in calls that do not meet.
+        start: returns a new execution of the same writers on the same state.
+        check: called with each finished execution.
+        reduced: skip orders that differ from another only in calls whose order does not matter.
 
     Returns:
-        How many executions were checked.
+        The number of executions checked.
     """
     path: list[_Node] = []
     checked = 0
@@ -249,7 +248,7 @@ def explore(
 
 
 def sample(start: Callable[[], Execution], check: Callable[[Execution], None], *, executions: int, seed: int) -> None:
-    """Play random orders of storage calls, where there are too many to `explore`. Arguments: see there."""
+    """Play random orders of storage calls, if there are too many for `explore`, which describes the arguments."""
     draw = random.Random(seed)
     for _ in range(executions):
         execution = start()
@@ -262,7 +261,7 @@ def sample(start: Callable[[], Execution], check: Callable[[Execution], None], *
 
 
 def _descend(execution: Execution, path: list[_Node], *, reduced: bool) -> bool:
-    """Go on to the end, noting the way; False if all that is left was seen in another order."""
+    """Run to the end and extend the path; returns False if every remaining order was played before."""
     while pending := execution.pending():
         asleep: set[int] = set()
         if path and reduced:

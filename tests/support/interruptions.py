@@ -1,7 +1,7 @@
-"""The kinds of interruption that a training process meets in a chaos run.
+"""The kinds of interruption of a chaos run.
 
-Each is given a process that runs, does its harm, and returns whether it really hit: whether the kernel says that the
-process was alive, and that it ended as this kind of harm ends it.
+Each function interrupts a running training process. It returns whether the interruption hit: the kernel reports that
+the process was alive and ended as this kind of interruption ends it.
 """
 
 import random
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.chaos_tally import Witness
+from tests.support.chaos_tally import HomeChecker
 from tests.support.disks import SmallDisk
-from tests.support.homes import commits_of, damaged, head_of, tip_of
+from tests.support.homes import commit_count, damaged, head_of, tip_of
 from tests.support.run_stoppable import RESUMABLE
 from tests.support.training_child import Child
 
@@ -24,17 +24,17 @@ _FILE_BYTES = 16 << 10
 
 @dataclass
 class Scene:
-    """One run on its way, and how to start a process on it."""
+    """A run during training, and a way to start a process on it."""
 
     start: Callable[..., Child]
     home: Path
     disk: SmallDisk | None
     chance: random.Random
-    witness: Witness
+    checker: HomeChecker
 
     def working(self, *, commits: int = 1) -> Child | None:
-        """A process at a random moment of its work, after so many commits at least; None if it was done first."""
-        before = commits_of(self.home)
+        """Start a process and wait for a random moment after at least `commits` commits; None if it finishes first."""
+        before = commit_count(self.home)
         child = self.start()
         alive = child.until_commits(before + self.chance.randrange(commits, commits + 3))
         time.sleep(self.chance.uniform(0, 0.5))
@@ -55,61 +55,61 @@ def killed(scene: Scene, *, commits: int = 1) -> bool:
 
 
 def terminated(scene: Scene) -> bool:
-    """SIGTERM: it commits what it has, and says that work is left."""
+    """SIGTERM: the process commits and exits with work left to do."""
     child = scene.working()
     if child is None:
         return False
     child.process.send_signal(signal.SIGTERM)
     done = child.finish()
-    if done.code == 0:  # it was done before it heard
+    if done.code == 0:  # it finished before the signal arrived
         return False
     if done.code != RESUMABLE:
-        scene.witness.fault("other", f"SIGTERM led to exit code {done.code}: {done.stderr[-500:]}")
+        scene.checker.fault("other", f"SIGTERM gave exit code {done.code}: {done.stderr[-500:]}")
     reached, tip = done.result.get("reached"), tip_of(scene.home).step
     if reached is not None and reached != tip:
-        scene.witness.fault("lost", f"SIGTERM at step {reached} left the tip at step {tip}")
+        scene.checker.fault("lost", f"SIGTERM at step {reached} left the tip at step {tip}")
     return True
 
 
 def overtaken(scene: Scene) -> bool:
-    """SIGSTOP, and another process commits meanwhile: the first one's work is void, and it is told."""
+    """SIGSTOP while another process commits: the first process is refused as a stale writer."""
     child = scene.working()
     if child is None or not child.stop():
         return False
-    before = commits_of(scene.home)
+    before = commit_count(scene.home)
     rival = scene.start("--take-over", "--max-segments", "1").finish()
     if rival.code not in {0, RESUMABLE}:
-        scene.witness.fault("other", f"the rival ended with {rival.code}: {rival.stderr[-500:]}")
-    passed = commits_of(scene.home) > before
-    mark = commits_of(scene.home)
-    child.go_on()
+        scene.checker.fault("other", f"the rival ended with {rival.code}: {rival.stderr[-500:]}")
+    rival_committed = commit_count(scene.home) > before
+    mark = commit_count(scene.home)
+    child.resume()
     if child.until_commits(mark + 1):
-        # It stood between two segments, so it goes on from the rival's commit, and is right to.
+        # It was stopped between two segments, so it may continue from the rival's commit.
         child.kill()
-        return passed
+        return rival_committed
     done = child.finish()
     if done.code != 0 and not (done.code == 1 and "error: StaleWriter" in done.stderr):
-        scene.witness.fault("other", f"who was overtaken ended with {done.code}: {done.stderr[-500:]}")
-    return passed
+        scene.checker.fault("other", f"the stopped process ended with {done.code}: {done.stderr[-500:]}")
+    return rival_committed
 
 
 def torn(scene: Scene) -> bool:
-    """SIGKILL, and the newest checkpoint's data end in the middle."""
-    return killed(scene, commits=2) and _harm(scene, lambda data: data[: len(data) // 2])
+    """SIGKILL, then a file of the newest checkpoint is cut in half."""
+    return killed(scene, commits=2) and _damage(scene, lambda data: data[: len(data) // 2])
 
 
 def flipped(scene: Scene) -> bool:
-    """SIGKILL, and one bit of the newest checkpoint is another."""
+    """SIGKILL, then one bit of the newest checkpoint is flipped."""
 
     def flip(data: bytes) -> bytes:
-        place = scene.chance.randrange(len(data))
-        return data[:place] + bytes([data[place] ^ 1 << scene.chance.randrange(8)]) + data[place + 1 :]
+        index = scene.chance.randrange(len(data))
+        return data[:index] + bytes([data[index] ^ 1 << scene.chance.randrange(8)]) + data[index + 1 :]
 
-    return killed(scene, commits=2) and _harm(scene, flip)
+    return killed(scene, commits=2) and _damage(scene, flip)
 
 
 def littered(scene: Scene) -> bool:
-    """SIGKILL, and what a power cut can leave: an unfinished entry, a checkpoint without its manifest."""
+    """SIGKILL, then files that a power cut can leave: an unfinished entry, a checkpoint without a manifest."""
     if not killed(scene):
         return False
     head = head_of(scene.home)
@@ -127,7 +127,7 @@ def littered(scene: Scene) -> bool:
 
 
 def full(scene: Scene) -> bool:
-    """The disk fills up under the process; where none can be mounted, its files may not grow any more."""
+    """The disk fills up. Where no small disk can be mounted, a file size limit stops the writes."""
     child = scene.working()
     if child is None or not child.stop():
         return False
@@ -135,25 +135,25 @@ def full(scene: Scene) -> bool:
         child.limit_files(_FILE_BYTES)
     else:
         scene.disk.fill()
-    child.go_on()
+    child.resume()
     done = child.finish()
     if scene.disk is not None:
         scene.disk.free()
     if done.code == 0:
         return False
     if done.code != 1 or "error: StorageError" not in done.stderr or "Traceback" in done.stderr:
-        scene.witness.fault("other", f"a full disk led to exit code {done.code}: {done.stderr[-1000:]}")
+        scene.checker.fault("other", f"a full disk gave exit code {done.code}: {done.stderr[-1000:]}")
     return True
 
 
-def _harm(scene: Scene, change: Callable[[bytes], bytes]) -> bool:
-    """Change a file of the tip, unless no other whole checkpoint is left to go back to."""
+def _damage(scene: Scene, change: Callable[[bytes], bytes]) -> bool:
+    """Damage a file of the tip, if the run can fall back to another sound checkpoint."""
     head = head_of(scene.home)
     whole = [ref for ref in (head.retained if head else ()) if ref.path not in damaged(scene.home)]
     if head is None or head.tip is None or len(whole) < 2 or head.tip not in whole:
         return False
     file = scene.chance.choice(sorted((scene.home / head.tip.path).iterdir()))
-    scene.witness.harmed.add(head.tip.path)
+    scene.checker.damaged_by_test.add(head.tip.path)
     file.write_bytes(change(file.read_bytes()))
     return True
 

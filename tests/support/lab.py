@@ -1,6 +1,6 @@
-"""What tests of the stages share: a small run, taken through its stages one call at a time.
+"""A small run for tests of the stages, taken through its stages one call at a time.
 
-Imports TensorFlow only when a stage is called, so that a module of tests can choose its process's devices.
+TensorFlow is imported only when a stage is called, so that a test module can configure the devices first.
 """
 
 import json
@@ -18,32 +18,26 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.stage_calls import (
+    CheckpointToGcsCall,
+    EvaluateCall,
+    InitOrRestoreCall,
+    PrepareDataCall,
+    TrainSegmentCall,
+)
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Event, Note
 from tests.support import forked
+from tests.support.event_recorder import EventRecorder
 
 ZOO = Path(__file__).with_name("zoo")
 _RESULT = "result: "
 
 
-class Heard:
-    """A sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    @property
-    def warnings(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Note) and event.warning]
-
-
 def spec_of(build: str, *, run: str | None = None, form: str = "plain", replicas: int = 1, **changes: Any) -> RunSpec:
-    """A run of a model of the zoo; `train__seed=1` changes a key."""
+    """The run file of a model of the zoo; `train__seed=1` sets train.seed."""
     values: dict[str, Any] = {
         "run": run or build.replace("_", "-"),
         "storage": "unused",
@@ -63,11 +57,11 @@ def spec_of(build: str, *, run: str | None = None, form: str = "plain", replicas
 
 @dataclass
 class Lab:
-    """One storage root and one folder of user code."""
+    """A storage root and a folder of user code."""
 
     root: Path
     code: Path = ZOO
-    heard: Heard = field(default_factory=Heard)
+    recorder: EventRecorder = field(default_factory=EventRecorder)
 
     @property
     def storage(self) -> Storage:
@@ -83,26 +77,29 @@ class Lab:
         return self.root / "storage" / spec.run / ref.path
 
     def copy_of_code(self, name: str, *edits: tuple[str, str, str]) -> "Lab":
-        """The same storage with a copy of the user code, edited: (file, old text, new text)."""
+        """The same storage with an edited copy of the user code; an edit is (file, old text, new text)."""
         code = self.root / name
         shutil.copytree(self.code, code, ignore=shutil.ignore_patterns("__pycache__"))
         for file, old, new in edits:
             text = (code / file).read_text(encoding="utf-8")
             if text.count(old) != 1:
-                raise AssertionError(f"{file} holds {old!r} {text.count(old)} times")
+                raise AssertionError(f"{file} contains {old!r} {text.count(old)} times")
             (code / file).write_text(text.replace(old, new), encoding="utf-8")
-        return Lab(self.root, code, self.heard)
+        return Lab(self.root, code, self.recorder)
+
+    def place(self, spec: RunSpec, **settings: Any) -> Place:
+        """Where the stages of a run are called; a clock can be given."""
+        return Place.of(self.storage, spec.run, code_folder=self.code, telemetry=self.recorder, **settings)
 
     def prepare(self, spec: RunSpec) -> DatasetRef:
         from tasks.prepare_data.stage import prepare_data
 
-        return prepare_data(spec, code_folder=self.code, storage=self.storage, telemetry=self.heard)
+        return prepare_data(PrepareDataCall(spec=spec), self.place(spec))
 
     def begin(self, spec: RunSpec) -> Head:
         from tasks.init_or_restore.stage import init_or_restore
 
-        dataset = self.prepare(spec)
-        return init_or_restore(spec, dataset, code_folder=self.code, storage=self.storage, telemetry=self.heard)
+        return init_or_restore(InitOrRestoreCall(spec=spec, dataset=self.prepare(spec)), self.place(spec))
 
     def request(
         self, spec: RunSpec, start: CheckpointRef, until: int, *, base: int | None = None, skipped_batches: int = 0
@@ -118,22 +115,17 @@ class Lab:
         )
 
     def train(self, spec: RunSpec, start: CheckpointRef, until: int, **settings: Any) -> SegmentResult:
-        """One segment, staged and not committed."""
+        """Train one segment; it is staged and not committed."""
         from tasks.train_segment.stage import train_segment
 
         head = self.log(spec).head()
         assert head is not None
-        return train_segment(
-            self.request(spec, start, until, base=head.base, skipped_batches=head.skipped_batches),
-            code_folder=self.code,
-            storage=self.storage,
-            recorded=head.environment,
-            telemetry=self.heard,
-            **settings,
-        )
+        request = self.request(spec, start, until, base=head.base, skipped_batches=head.skipped_batches)
+        seams = {"land": settings.pop("land")} if "land" in settings else {}
+        return train_segment(TrainSegmentCall.of(request, head.environment), self.place(spec, **settings), **seams)
 
     def train_and_commit(self, spec: RunSpec, *borders: int) -> Head:
-        """Segments to each of the borders from the tip, each committed."""
+        """Train and commit a segment to each of the borders."""
         from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
 
         head = self.log(spec).head() or self.begin(spec)
@@ -141,7 +133,7 @@ class Lab:
             assert head.tip is not None
             result = self.train(spec, head.tip, border)
             request = self.request(spec, head.tip, border, base=head.base)
-            entry: Entry = checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.heard)
+            entry: Entry = checkpoint_to_gcs(CheckpointToGcsCall.of(request, result), self.place(spec))
             newest = self.log(spec).head()
             assert entry.head.tip == result.staged
             assert newest is not None
@@ -149,9 +141,10 @@ class Lab:
         return head
 
     def relay(self, spec: RunSpec, *borders: int, cold: bool = False, **settings: Any) -> Head:
-        """Segments to each of the borders, as often as it takes: stops and rewinds are gone on from.
+        """Train and commit to each of the borders; continue after stops and rewinds.
 
-        Cold: each as a new process would.
+        Args:
+            cold: start each segment without a warm trainer, as a new process does.
         """
         from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
         from tasks.train_segment.stage import forget_trainer
@@ -163,7 +156,7 @@ class Lab:
             request = self.request(spec, head.tip, left[0], base=head.base)
             result = self.train(spec, head.tip, left[0], **settings)
             if result.staged is not None:
-                checkpoint_to_gcs(request, result, storage=self.storage, telemetry=self.heard)
+                checkpoint_to_gcs(CheckpointToGcsCall.of(request, result), self.place(spec))
             newest = self.log(spec).head()
             assert newest is not None
             head = newest
@@ -174,19 +167,11 @@ class Lab:
 
         head = self.log(spec).head()
         assert head is not None
-        evaluation = evaluate(
-            spec,
-            self.prepare(spec),
-            checkpoint,
-            code_folder=self.code,
-            storage=self.storage,
-            recorded=head.environment,
-            telemetry=self.heard,
-        )
-        return evaluation.metrics
+        call = EvaluateCall(spec=spec, dataset=self.prepare(spec), checkpoint=checkpoint, recorded=head.environment)
+        return evaluate(call, self.place(spec)).metrics
 
     def tensors(self, spec: RunSpec, ref: CheckpointRef) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-        """A checkpoint as TensorFlow itself reads it: key -> dtype, shape, bytes; without the object graph."""
+        """Read a checkpoint with TensorFlow: key -> (dtype, shape, bytes), without the object graph."""
         import tensorflow as tf
 
         reader = tf.train.load_checkpoint(str(self.folder(spec, ref) / "ckpt"))
@@ -196,7 +181,7 @@ class Lab:
 
 
 def lab_of(root: Path, model: str) -> Lab:
-    """A lab whose model.py holds this text, with what most models import, beside the zoo's data.py and layers.py."""
+    """A lab whose model.py is this text after the usual imports, with the zoo's data.py and layers.py."""
     code = root / "code"
     code.mkdir()
     for file in ("data.py", "layers.py"):
@@ -210,24 +195,27 @@ _KEPT: list[Any] = []
 
 
 def keep_trainer() -> None:
-    """Let the warm trainer's data outlive it, in a process that ends soon.
+    """Keep the warm trainer's iterator alive, in a process that ends soon.
 
-    TensorFlow 2.19 at times waits, up to a minute, for the autotuning of an iterator that it destroys.
+    TensorFlow 2.19 sometimes waits up to a minute for autotuning when it destroys an iterator.
     """
-    from tasks.train_segment import stage
+    from tasks.train_segment.warm_trainer import WARM_TRAINER
 
-    _KEPT.extend((trainer, trainer._iterator) for trainer in stage._warm)
+    if (trainer := WARM_TRAINER.trainer) is not None:
+        _KEPT.append((trainer, trainer._iterator))
 
 
 def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
-    """A train state built anew that holds a checkpoint."""
+    """A new train state, restored from a checkpoint."""
+    from tasks.foundation.checkpoint.restore import restore_checkpoint
+
     state = built(lab, spec)
-    state.restore(lab.home(spec), ref)
+    restore_checkpoint(state, lab.home(spec), ref)
     return state
 
 
 def built(lab: Lab, spec: RunSpec) -> Any:
-    """A train state at its initial values."""
+    """A new train state with its initial values."""
     from tasks.foundation.accelerator.strategy import acquire
     from tasks.foundation.dataset.reader import load_manifest, zero_batch
     from tasks.foundation.state.train_state import build_train_state
@@ -240,7 +228,7 @@ def built(lab: Lab, spec: RunSpec) -> Any:
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Keys that only one has or that differ."""
+    """Keys that are missing on one side or differ."""
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
@@ -249,9 +237,16 @@ def rows_of(results: Sequence[SegmentResult]) -> list[MetricRow]:
 
 
 def in_fresh_process(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a function of a test's module in a process of its own; arguments and result are JSON."""
+    """Call a function of a test module in another process; arguments and result are JSON."""
     done = forked.run(
-        [sys.executable, "-m", "tests.support.fresh", function.__module__, function.__name__, json.dumps(arguments)],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.call_function",
+            function.__module__,
+            function.__name__,
+            json.dumps(arguments),
+        ],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
-"""A clock that is told the time, a head to begin from, and attempts' records with invented numbers."""
+"""Heads, ledgers and attempt records with invented numbers."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tasks.foundation.contracts.attempt import AttemptRecord
@@ -8,29 +8,10 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.ledger import Ledger
-
-NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-
-class Clock:
-    """Seconds and the time of day, both moved by hand."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-        self.day = NOON
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def now(self) -> datetime:
-        return self.day
-
-    def passes(self, seconds: float) -> None:
-        self.seconds += seconds
-        self.day += timedelta(seconds=seconds)
+from tests.support.clock import NOON, FakeClock
 
 
-def ledger_of(clock: Clock, age: float = 0.0) -> Ledger:
+def ledger_of(clock: FakeClock, age: float = 0.0) -> Ledger:
     return Ledger(whole_process=True, clock=clock, now=clock.now, age=lambda: age)
 
 
@@ -45,7 +26,7 @@ def head_at(step: int, *, evaluated: bool = False, path: str = "") -> Head:
 
 
 def record_of(name: str, **changes: Any) -> AttemptRecord:
-    """An attempt that died without a word at noon, in train, on its way from step 100."""
+    """The record of an attempt that was killed at noon while it trained from step 100."""
     facts: dict[str, Any] = {
         "attempt": name, "host": "host", "pid": 1, "began": (NOON - timedelta(seconds=60)).isoformat(),
         "alive": NOON.isoformat(), "mark": "100", "from_step": 100, "step": 130, "committed_step": 100,
@@ -55,5 +36,5 @@ def record_of(name: str, **changes: Any) -> AttemptRecord:
 
 
 def written(home: Storage, name: str) -> AttemptRecord:
-    """A record as the ledger left it in the store."""
+    """The record that a ledger wrote to the store."""
     return AttemptRecord.model_validate_json(home.read(f"attempts/{name}.json"))

@@ -1,4 +1,4 @@
-"""What a user of a Prefect server does: a work pool, deployments, workers, flow runs."""
+"""A user of a Prefect server: work pool, deployments, workers, flow runs."""
 
 import json
 import subprocess
@@ -8,22 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.prefect_server import ask, environment_with, interrupt
-from tests.support.shipped_runs import CHECKOUT
+from tests.support import forked
+from tests.support.checkout import CHECKOUT
+from tests.support.prefect_server import environment_with, interrupt, post
 
 POOL = "baton-process"  # as in deploy/prefect.yaml
 ENDED = {"CANCELLED", "COMPLETED", "CRASHED", "FAILED"}
 
 
 class Prefect:
-    """One user, with one process pool, against one server."""
+    """A user with one process work pool on one server."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        """Make the pool.
+        """Create the work pool.
 
         Args:
-            url: of the server's API.
-            folder: an existing one, for the user's PREFECT_HOME and what workers say.
+            url: the server's API.
+            folder: an existing folder for the user's PREFECT_HOME and the logs.
         """
         self.url = url
         self.environment = environment_with(folder / "prefect", PREFECT_API_URL=url, PREFECT_WORKER_QUERY_SECONDS="1")
@@ -31,8 +32,8 @@ class Prefect:
         self.command("work-pool", "create", POOL, "--type", "process", "--overwrite")
 
     def command(self, *words: str) -> str:
-        """What a `prefect` command says."""
-        done = subprocess.run(
+        """Run a `prefect` command; returns its output."""
+        done = forked.run(
             [sys.executable, "-m", "prefect", "--no-prompt", *words],
             cwd=CHECKOUT,
             env=self.environment,
@@ -45,27 +46,27 @@ class Prefect:
         return done.stdout
 
     def deploy(self, entrypoint: str, name: str) -> str:
-        """A deployment of a flow on the pool, with nothing set; its id."""
+        """Deploy a flow to the pool with default settings; returns the deployment id."""
         self.command("deploy", entrypoint, "--name", name, "--pool", POOL)
         return self._id_of(name)
 
     def deploy_shipped(self, flow: str, name: str, *words: str, **parameters: Any) -> str:
-        """A deployment of deploy/prefect.yaml, with other settings; its id."""
+        """Deploy one of deploy/prefect.yaml with other settings; returns the deployment id."""
         given = ["--prefect-file", "deploy/prefect.yaml", "--params", json.dumps(parameters)]
         self.command("deploy", "--name", f"{flow}/{name}", *given, *words)
         return self._id_of(name)
 
     def _id_of(self, name: str) -> str:
-        found = ask(self.url, "deployments/filter", {"deployments": {"name": {"any_": [name]}}})
+        found = post(self.url, "deployments/filter", {"deployments": {"name": {"any_": [name]}}})
         return str(found[0]["id"])
 
     @contextmanager
     def worker(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker; its flow runs are forks unless `environment` changes what is imported."""
+        environment = self.environment | (environment or forked.forking_python())
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
         with (self.folder / "worker.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=CHECKOUT, env=self.environment | environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            process = forked.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=subprocess.STDOUT)
             try:
                 yield process
             finally:
@@ -73,11 +74,13 @@ class Prefect:
 
     @contextmanager
     def executing(self, flow_run: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`prefect flow-run execute`, told to reschedule on SIGTERM."""
+        """Run `prefect flow-run execute`, configured to reschedule on SIGTERM."""
         command = [sys.executable, "-m", "prefect", "flow-run", "execute", flow_run]
-        environment = self.environment | {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}
+        environment = (
+            self.environment | {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"} | forked.forking_python()
+        )
         with (self.folder / "execute.log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            process = forked.Popen(command, cwd=CHECKOUT, env=environment, stdout=log, stderr=subprocess.STDOUT)
             try:
                 yield process
             finally:
@@ -86,42 +89,42 @@ class Prefect:
                 process.wait()
 
     def start(self, deployment: str, **parameters: Any) -> str:
-        """A flow run of a deployment; its id."""
-        answer = ask(self.url, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        """Create a flow run of a deployment; returns its id."""
+        answer = post(self.url, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(answer["id"])
 
     def set_state(self, flow_run: str, **state: str) -> None:
-        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": state})
+        post(self.url, f"flow_runs/{flow_run}/set_state", {"state": state})
 
     def cancel(self, flow_run: str) -> None:
-        ask(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        post(self.url, f"flow_runs/{flow_run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
 
     def deployment(self, deployment: str) -> dict[str, Any]:
-        """A deployment as the API has it."""
-        found = ask(self.url, "deployments/filter", {"deployments": {"id": {"any_": [deployment]}}})
+        """The API's record of a deployment."""
+        found = post(self.url, "deployments/filter", {"deployments": {"id": {"any_": [deployment]}}})
         return dict(found[0])
 
     def pause(self, deployment: str) -> None:
-        """Its schedule starts nothing more."""
-        ask(self.url, f"deployments/{deployment}/pause_deployment", {})
+        """Pause the schedule."""
+        post(self.url, f"deployments/{deployment}/pause_deployment", {})
 
     def resume(self, deployment: str) -> None:
-        ask(self.url, f"deployments/{deployment}/resume_deployment", {})
+        post(self.url, f"deployments/{deployment}/resume_deployment", {})
 
     def run(self, flow_run: str) -> dict[str, Any]:
-        """A flow run as the API has it."""
-        found = ask(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
+        """The API's record of a flow run."""
+        found = post(self.url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
         return dict(found[0])
 
     def state(self, flow_run: str) -> str:
         return str(self.run(flow_run)["state_type"])
 
     def runs(self, deployment: str, *states: str) -> list[dict[str, Any]]:
-        """Flow runs of a deployment in one of these states, in the order of their times."""
+        """Flow runs of a deployment in one of these states, ordered by start time."""
         filters = {"state": {"type": {"any_": list(states)}}}
         wanted = {
             "deployments": {"id": {"any_": [deployment]}},
             "flow_runs": filters,
             "sort": "EXPECTED_START_TIME_ASC",
         }
-        return list(ask(self.url, "flow_runs/filter", wanted))
+        return list(post(self.url, "flow_runs/filter", wanted))

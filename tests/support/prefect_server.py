@@ -1,17 +1,20 @@
-"""A Prefect server of the tests' own, and how it is talked to."""
+"""A Prefect server for tests, requests to its API, and `baton` commands that use it."""
 
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ def environment_with(home: Path, **more: str) -> dict[str, str]:
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """End a process as Ctrl-C does; one that does not go is killed, and one that has ended is left alone."""
+    """Send SIGINT and wait; kill a process that does not end within a minute."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGINT)
@@ -40,15 +43,41 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+class _MigratedDatabase:
+    """A copy of the first server's database. Migrating a new one takes four seconds of processor time."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def keep(self, home: Path) -> None:
+        """Copy the database of a running server, unless there is a copy already."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="baton-prefect-")
+            with (
+                closing(sqlite3.connect(home / _DATABASE)) as source,
+                closing(sqlite3.connect(Path(self._folder.name) / _DATABASE)) as copy,
+            ):
+                source.backup(copy)
+
+    def give(self, home: Path) -> None:
+        """Put the copy into a new server's home."""
+        if self._folder is not None and not (home / _DATABASE).exists():
+            shutil.copy(Path(self._folder.name) / _DATABASE, home)
+
+
+_DATABASE = "prefect.db"
+_migrated = _MigratedDatabase()  # one for the process, like its temporary folder
+
+
 class Server:
-    """A Prefect server on a free port of 127.0.0.1, that can be killed and started again on the same database."""
+    """A Prefect server on a free port of 127.0.0.1. It can be killed and started again on the same database."""
 
     def __init__(self, home: Path, **settings: str) -> None:
         """Start it.
 
         Args:
-            home: an existing folder, for its database and its log.
-            settings: environment variables of its own.
+            home: an existing folder for its database and its log.
+            settings: more environment variables.
         """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -60,19 +89,21 @@ class Server:
             **{
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
                 "PREFECT_UI_ENABLED": "false",
-                "PREFECT_UI_API_URL": self.url,  # else the pages ask at port 4200
+                "PREFECT_UI_API_URL": self.url,  # the default is port 4200
                 **settings,
             },
         )
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it and wait until it responds."""
+        _migrated.give(self._home)
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
         with (self._home / "server.log").open("ab") as log:
             self._process = forked.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_for(f"{self.url}/health", self._process)
+            _migrated.keep(self._home)
         except BaseException:
             self.stop()
             raise
@@ -83,20 +114,20 @@ class Server:
         self._process.wait()
 
     def stop(self) -> None:
-        """As Ctrl-C does."""
+        """Stop it as Ctrl-C does."""
         interrupt(self._process)
 
 
 @contextmanager
 def running_server(home: Path) -> Iterator[str]:
-    """A Prefect server of its own; its API's address."""
+    """Run a new Prefect server; yields the URL of its API."""
     with serving(Server(home)) as url:
         yield url
 
 
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
-    """A server that is stopped in the end, if it still lives; its API's address."""
+    """Stop a server at the end of the block; yields the URL of its API."""
     try:
         yield server.url
     finally:
@@ -109,23 +140,24 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None, "the Prefect server ended"
         assert time.monotonic() < deadline, "the Prefect server did not start"
         try:
-            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - our own server on 127.0.0.1
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a server of the tests on 127.0.0.1
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
 
 
-def ask(url: str, path: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(  # noqa: S310 - our own server on 127.0.0.1
+def post(url: str, path: str, body: dict[str, Any]) -> Any:
+    """Send a POST request with a JSON body to Prefect's API; returns the JSON response. Retries while it is busy."""
+    request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
         f"{url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     deadline = time.monotonic() + 120
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-                return json.load(answer)
+            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+                return json.load(response)
         except urllib.error.HTTPError as fault:
-            # A server whose database is busy says so and has done nothing; Prefect's own client asks again too.
+            # 503: the database is busy and nothing was done. Prefect's own client retries too.
             if fault.code != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
                 raise
         time.sleep(0.5)

@@ -1,11 +1,11 @@
-"""A run to set rivals on, played in every order of their storage calls."""
+"""A run with rival writers, report_interleavings in every order of their storage calls."""
 
 import uuid
 from collections.abc import Callable
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, clear_away
+from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -39,19 +39,30 @@ SPEC = RunSpec.model_validate(
     }
 )
 
-# Three writers on a disk: three commits show it; the rest of the long ones run in memory.
+# Long explorations run in memory only; three commits cover three writers on a disk.
 in_memory = pytest.mark.parametrize("home", ["memory"], indirect=True)
 
 
 class Scene:
-    """A run of four commits, of which the eldest is long retired and the next is to be; and two rivals for its base."""
+    """A run with four commits, and checkpoints that three rivals staged on top of its tip.
+
+    Retention keeps the last two commits, so the older two are retired.
+
+    Attributes:
+        base: the base of the rivals' checkpoints.
+        tip: the parent of the rivals' checkpoints.
+        rivals: the staged checkpoints at step 40.
+        stale: a checkpoint that was staged on an older base.
+        state: the bytes of every file of the home.
+        entries: paths of the log's entries.
+    """
 
     def __init__(self) -> None:
         home = MemoryStorage(f"scene-{uuid.uuid4().hex}")
         log = begin(home)
         for step in (10, 20, 30):
             train(log, step)
-            clear_away(log, [KeepLast(2)], attempt="keeper")
+            apply_retention(log, [KeepLast(2)], attempt="keeper")
         self.base = head_of(log).base
         self.tip = head_of(log).tip
         assert self.tip is not None
@@ -62,11 +73,11 @@ class Scene:
         home.delete("")
 
     def set_up(self, home: Storage) -> Storage:
-        """Make the home what it was: remove what is new, restore what is gone. Nothing else is ever written anew."""
+        """Restore the home: delete new files and write missing ones. Other files never change, except the HINT."""
         there = set(home.files(""))
         for path in there - self.state.keys():
             home.delete(path)
-        # On a disk an emptied folder stays, and is seen.
+        # On a disk an empty folder stays.
         for folder in set(home.folders("checkpoints")) - {path.rsplit("/", 1)[0] for path in self.state}:
             home.delete(folder)
         for path in (self.state.keys() - there) | {"log/HINT"}:
@@ -77,7 +88,7 @@ class Scene:
         return lambda store: commit(RunLog(store), committing(self.rivals[rival], parent=self.parent.path))
 
     def commits_twice(self, rival: int) -> Act:
-        """Commit, stage the next on top of it, commit that."""
+        """Commit, then stage and commit another checkpoint on top of it."""
 
         def work(store: Storage) -> Entry:
             log = RunLog(store)
@@ -87,23 +98,23 @@ class Scene:
 
         return work
 
-    def keeps_house(self, store: Storage) -> None:
+    def evaluates_and_retires(self, store: Storage) -> None:
         log = RunLog(store)
         log.append(lambda head: None if head is None else evaluation(self.parent, accuracy=0.5), attempt="keeper")
-        clear_away(log, [KeepLast(1), KeepBestEvaluated()], attempt="keeper")
+        apply_retention(log, [KeepLast(1), KeepBestEvaluated()], attempt="keeper")
 
-    def clears_away(self, store: Storage) -> None:
-        clear_away(RunLog(store), [KeepLast(1)], attempt="keeper")
+    def retires(self, store: Storage) -> None:
+        apply_retention(RunLog(store), [KeepLast(1)], attempt="keeper")
 
     def quarantines(self, store: Storage) -> None:
         quarantine(RunLog(store), self.parent, "crc32c differs", attempt="doctor")
 
-    def rewinds(self, blown_up_at: int, attempt: str = "steersman") -> Act:
-        """The loss blew up at a step: at 35 the tip, at step 30, is the place to go back to; at 30 the one before."""
+    def rewinds(self, blown_up_at: int, attempt: str = "rewinder") -> Act:
+        """Rewind after a blow-up at a step: 35 returns to the tip, at step 30; 30 returns to the commit before it."""
         fault = BlowUp(f"the loss blew up at step {blown_up_at}", step=blown_up_at)
         return lambda store: rewind(RunLog(store), fault, base=self.base, spec=SPEC, attempt=attempt)
 
-    def accepts_another_seed(self, store: Storage) -> object:
+    def changes_seed(self, store: Storage) -> object:
         return RunLog(store).append(change_of_seed, attempt="owner")
 
     @property
@@ -114,21 +125,23 @@ class Scene:
     def play(
         self, home: Storage, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
     ) -> int:
-        def look(execution: Execution) -> None:
+        """Run the writers in every order of their storage calls; returns the number of orders."""
+
+        def check_all(execution: Execution) -> None:
             for path in self.entries:
                 assert execution.store.read(path) == self.state[path], "an entry of the log was changed"
             check(execution, assert_sound(execution.store))
 
-        return explore(lambda: Execution(self.set_up(home), writers()), look)
+        return explore(lambda: Execution(self.set_up(home), writers()), check_all)
 
 
-def on(entries: list[Entry], base: int) -> list[Commit]:
+def commits_on(entries: list[Entry], base: int) -> list[Commit]:
     return [entry.body for entry in entries if isinstance(entry.body, Commit) and entry.body.checkpoint.base == base]
 
 
 def assert_one_winner(execution: Execution, entries: list[Entry], rivals: list[int], base: int) -> None:
-    """Of the rivals that lived exactly one came through, unless a dead one did; the others were told."""
-    won = on(entries, base)
+    """Assert that one rival committed on the base, and that all others that did not die got `StaleWriter`."""
+    won = commits_on(entries, base)
     assert len(won) <= 1
     winners = [number for number in rivals if number in execution.results]
     losers = [number for number in rivals if number in execution.faults]
@@ -147,13 +160,13 @@ def assert_one_winner(execution: Execution, entries: list[Entry], rivals: list[i
 
 
 def first_mover(entries: list[Entry], base: int) -> Entry | None:
-    """The entry that moved the tip away from a base; there is one history, so there is one at most."""
+    """The first entry after a base that moves the base, if any."""
     return next((entry for entry in entries[base + 1 :] if moves_base(entry.body)), None)
 
 
-def assert_rivals_folders_are_kept_or_swept(store: Storage, rivals: list[CheckpointRef]) -> None:
-    """After the next clearing away: what was committed is whole, and what lost is gone, by the base in its name."""
-    clear_away(RunLog(store), [KeepLast(9)], attempt="sweeper")
+def assert_only_committed_folders_are_kept(store: Storage, rivals: list[CheckpointRef]) -> None:
+    """Apply retention; assert that committed checkpoints are kept, and that others on an older base are deleted."""
+    apply_retention(RunLog(store), [KeepLast(9)], attempt="sweeper")
     head = head_of(RunLog(store))
     committed = {ref.path for ref in head.retained}
     there = folders(store)
@@ -166,10 +179,11 @@ def assert_rivals_folders_are_kept_or_swept(store: Storage, rivals: list[Checkpo
 
 
 def moments(changes: int) -> list[tuple[int | None, int | None]]:
-    """Nobody dies; or one of two dies, after so many of its changes."""
+    """Deaths of two writers, as their `dies_after`: none dies, or one of them after each number of its changes."""
     return [(None, None), *((count, None) for count in range(changes)), *((None, count) for count in range(changes))]
 
 
-def played(request: pytest.FixtureRequest, count: int, at_least: int) -> None:
+def report_interleavings(request: pytest.FixtureRequest, count: int, at_least: int) -> None:
+    """Print the number of interleavings, and assert that there were enough."""
     print(f"{request.node.name}: {count} interleavings")  # noqa: T201 - shown by pytest -rP
     assert count >= at_least

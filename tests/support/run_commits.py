@@ -1,10 +1,10 @@
-"""Commits without TensorFlow, along the real path, in a process that kills itself at a given moment.
+"""Real commits without TensorFlow, in a process that kills itself at a given moment.
 
 `python run_commits.py HOME --until-step N [--kill-at M | --count]`
 
-A checkpoint's content is a function of its parent's, so a wrong restore or a lost commit shows in every later one.
-Moments are counted from the first upload of the first commit on, before and after every call of the store and of the
-file system below it.
+The content of a checkpoint is a function of its parent's, so a wrong restore or a lost commit changes every later one.
+A moment is before or after a call of the store or of the file system below it. Counting starts with the first upload of
+the first commit.
 """
 
 import argparse
@@ -18,17 +18,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.checkpoint.commit_staged import commit_staged
+from tasks.foundation.checkpoint.commit import commit_staged
+from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow
-from tasks.foundation.runlog.commits import commit, evaluation_due, sound_tip
+from tasks.foundation.runlog.commits import commit, evaluation_due
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.download import side_by_side
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.temporary_files import temporary_folder
 from tasks.foundation.telemetry.events import Silent
 
@@ -43,7 +44,7 @@ SPEC = RunSpec.model_validate(
         "data": {"source": "digits", "validation_fraction": 0.1},
         "model": {"build": "model.py:build_model"},
         "train": {"steps": 100, "segment_steps": STEPS, "global_batch_size": 8},
-        # So that every commit retires one, and deletes one that was retired before.
+        # Every commit retires a checkpoint and deletes one that was retired before.
         "checkpoint": {"keep_last": 2},
         "evaluate": {"every_steps": 2 * STEPS},
     }
@@ -51,7 +52,7 @@ SPEC = RunSpec.model_validate(
 
 
 class Moments:
-    """Counts what happens once it is `armed`, and ends the process at one of the moments."""
+    """Counts moments once it is `armed` and kills the process at one of them."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.count = 0
@@ -59,6 +60,8 @@ class Moments:
         self._kill_at = kill_at
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function: count a moment before and after each call."""
+
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
             self._pass()
@@ -78,7 +81,7 @@ class Moments:
 
 
 def watched(store: LocalStorage, moments: Moments) -> Storage:
-    """The store, with a moment before and after each of its calls and each of the system's that change something."""
+    """The store, with a moment before and after each of its calls and each call of `os` that changes files."""
     for name in _STORE:
         setattr(store, name, moments.around(getattr(store, name)))
     for name in _SYSTEM:
@@ -87,7 +90,7 @@ def watched(store: LocalStorage, moments: Moments) -> Storage:
 
 
 def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointRef:
-    """As `TrainState.stage`: files side by side, asked about, and the manifest last."""
+    """Stage as `TrainState.stage` does: files in parallel, checked, and the manifest last."""
     attempt = uuid.uuid4().hex
     folder = checkpoint_folder(step=step, base=base, attempt=attempt)
     with temporary_folder("baton-staging-") as local:
@@ -100,7 +103,7 @@ def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointR
                 raise AssertionError(name)
             return FileRecord(name=name, size=sent.size, crc32c=sent.crc32c)
 
-        records = side_by_side(upload, ["ckpt.data", "ckpt.index"], workers=home.transfers)
+        records = parallel_map(upload, ["ckpt.data", "ckpt.index"], workers=home.transfers)
     manifest = CheckpointManifest(
         step=step,
         base=base,
@@ -128,7 +131,7 @@ def restored(home: Storage, ref: CheckpointRef) -> bytes:
         content = (local / "ckpt.index").read_bytes()
         data = (local / "ckpt.data").read_bytes()
     if content.hex() != ref.state_digest or data != content * 500:
-        raise AssertionError(f"{ref.path} holds another state than the log says")
+        raise AssertionError(f"{ref.path} holds another state than its log entry")
     return content
 
 
@@ -143,7 +146,7 @@ def begin(log: RunLog) -> Head:
 
 
 def train(log: RunLog, head: Head) -> None:
-    """One segment: restore, go on, stage, verify, commit, retire, sweep."""
+    """One segment: restore, train, stage, verify, commit, retire, delete."""
     tip = head.tip
     if tip is None:
         raise AssertionError("nothing to train from")
@@ -173,12 +176,12 @@ def main() -> None:
     parser.add_argument("home", type=Path)
     parser.add_argument("--until-step", type=int, required=True)
     parser.add_argument("--kill-at", type=int)
-    parser.add_argument("--count", action="store_true", help="print how many moments the first commit has")
+    parser.add_argument("--count", action="store_true", help="print the number of moments of the first commit")
     options = parser.parse_args()
     moments = Moments(options.kill_at)
     log = RunLog(watched(LocalStorage(options.home), moments))
     log.require_whole()
-    head = sound_tip(log, attempt=uuid.uuid4().hex, telemetry=Silent())
+    head = quarantine_damaged_tips(log, attempt=uuid.uuid4().hex, telemetry=Silent())
     if head is None or head.tip is None:
         head = begin(log)
     while True:
@@ -193,7 +196,7 @@ def main() -> None:
             return
         head = log.head()
         if head is None:
-            raise AssertionError("the log is gone")
+            raise AssertionError("the log is missing")
 
 
 if __name__ == "__main__":

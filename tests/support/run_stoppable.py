@@ -1,7 +1,7 @@
-"""A run file through the real stages without Prefect, answering signals as `baton run` does.
+"""Train a run file without Prefect and handle signals as `baton run` does.
 
-`python run_stoppable.py FILE [options]`: exits 3 where work is left. The last line of standard output tells how far the
-training in memory had come, and what the log says.
+`python run_stoppable.py FILE [options]` exits with 3 if work is left. The last line of standard output is the result as
+JSON, with the last step that was trained in memory as `reached`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ RESUMABLE = 3
 
 
 class Reached:
-    """A sink that keeps the last step that was trained in memory."""
+    """A sink that keeps the last step that was trained."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -31,34 +31,34 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--max-segments", type=int)
-    parser.add_argument("--report", action="store_true", help="write the report too, which takes its time")
+    parser.add_argument("--report", action="store_true", help="write the report too")
     options = parser.parse_args(arguments)
-    reached, told = Reached(), {"exit_reason": "sigterm"}
+    reached, result = Reached(), {"exit_reason": "sigterm"}
     try:
         with sigterm_raises():
-            told = trained(options, reached)
+            result = trained(options, reached)
     except Terminated as fault:
-        told = {"exit_reason": stop_reason(fault)}
-    sys.stdout.write(json.dumps({**told, "reached": reached.step}) + "\n")
-    return 0 if told["exit_reason"] in {"complete", "nothing_to_do"} else RESUMABLE
+        result = {"exit_reason": stop_reason(fault)}
+    sys.stdout.write(json.dumps({**result, "reached": reached.step}) + "\n")
+    return 0 if result["exit_reason"] in {"complete", "nothing_to_do"} else RESUMABLE
 
 
 def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
-    # Imported here: a signal that comes while TensorFlow is being imported is answered too.
-    from flows import goal as goals
+    # Imported here so that signals during the import of TensorFlow are handled too.
+    from flows import result
     from flows.goal import Goal
-    from flows.relay import relay
-    from flows.without_prefect import PLAIN
+    from flows.run import Run
+    from flows.without_prefect import train
     from tasks.foundation.contracts.run_file import load_run_file
     from tasks.foundation.telemetry.console import Console
     from tasks.foundation.telemetry.events import Several
 
     if not options.report:
-        goals.write_report = lambda _home, **_title: None
+        result.write_report = lambda _home, **_title: None
     run = load_run_file(options.file, options.overrides)
     goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:
-        return dict(relay(run, goal, PLAIN, telemetry=Several((console, reached))).model_dump(mode="json"))
+        return dict(train(Run.open(run), goal, telemetry=Several((console, reached))).model_dump(mode="json"))
 
 
 if __name__ == "__main__":

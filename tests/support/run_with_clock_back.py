@@ -1,4 +1,4 @@
-"""`run_without_prefect.py` on a machine whose clock was set back to 1985, and goes back an hour whenever it is read."""
+"""`run_without_prefect.py` with a wall clock that starts in 1985 and goes back an hour at each reading."""
 
 import itertools
 import sys
@@ -12,7 +12,7 @@ _READ = itertools.count()
 
 
 class Back(datetime):
-    """Its `now` runs backwards."""
+    """A datetime whose `now` runs backwards."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> "Back":

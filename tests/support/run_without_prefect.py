@@ -1,13 +1,13 @@
 """Train a run file without Prefect: `python run_without_prefect.py FILE [options]`; see `flows.without_prefect`.
 
-Two options more: `--without-seed-state` leaves the seeds out of the state tree, to see that the tests notice, and
-`--report` writes the report, whose pictures would otherwise be a tenth of such a short process.
+Two more options: `--without-seed-state` leaves the seeds out of the state tree, so that a test can show that it
+notices. `--report` writes the report, which takes a tenth of such a short process.
 """
 
 import sys
 
-from flows import goal
-from flows.process.leaving import leaves_with
+from flows import result
+from flows.process.exit import exits_with
 from flows.without_prefect import main
 from tasks.foundation.model import train_step
 from tasks.foundation.state import train_state
@@ -16,15 +16,15 @@ _BROKEN, _REPORT = "--without-seed-state", "--report"
 
 
 def leave_out_seed_state() -> None:
-    """Break the state tree on purpose."""
+    """Leave the seeds out of the state tree."""
     complete = train_state.leaves_of
     train_state.leaves_of = lambda *given: tuple(leaf for leaf in complete(*given) if not leaf.seed)
-    train_step.uncovered = lambda _function, _leaves: ()
+    train_step.untracked_variables = lambda _function, _leaves: ()
 
 
 def leave_out_report() -> None:
-    """For processes that nobody looks at."""
-    goal.write_report = lambda _home, **_title: None
+    """Do not write the report."""
+    result.write_report = lambda _home, **_title: None
 
 
 if __name__ == "__main__":
@@ -32,4 +32,4 @@ if __name__ == "__main__":
         leave_out_report()
     if _BROKEN in sys.argv:
         leave_out_seed_state()
-    sys.exit(leaves_with(main([word for word in sys.argv[1:] if word not in {_BROKEN, _REPORT}])))
+    sys.exit(exits_with(main([word for word in sys.argv[1:] if word not in {_BROKEN, _REPORT}])))

@@ -1,5 +1,6 @@
-"""Real processes on the shipped run files, shortened."""
+"""The shipped run files, shortened for tests, and the digits run slowed down."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,32 @@ SHORT: dict[str, list[str]] = {
         "model.options.length=16",
         "model.options.width=16",
         "model.options.heads=2",
+        "model.options.blocks=1",  # a block takes seconds of tracing in each process
         "train.global_batch_size=16",
     ],
 }
 
 
+# For runs that are interrupted: seconds to act in, at little processor time. See `slow_digits`.
+SLOW = [
+    *SHORT["digits"], "evaluate.every_steps=null", "train.log_every_steps=40", "train.callbacks=model.py:pauses",
+]  # fmt: skip
+NO_PAUSES = {"BATON_TEST_PAUSE_SECONDS": "0"}
+_PAUSES = """
+
+class Pause(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(float(os.environ.get("BATON_TEST_PAUSE_SECONDS", "0.3")))
+
+
+def pauses():
+    return [Pause()]
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A process that has ended."""
+    """The outcome of a process."""
 
     code: int
     result: dict[str, Any]
@@ -38,6 +57,19 @@ class Finished:
 
 def run_file(name: str) -> Path:
     return CHECKOUT / "deploy" / "runs" / name / "run.yaml"
+
+
+def slow_digits(folder: Path) -> Path:
+    """A run file of the digits whose training pauses at each logged row, with the settings `SLOW`.
+
+    Args:
+        folder: is made, for the run file and its code.
+    """
+    shutil.copytree(run_file("digits").parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    model = folder / "model.py"
+    text = model.read_text(encoding="utf-8").replace("import keras\n", "import os\nimport time\n\nimport keras\n", 1)
+    model.write_text(text + _PAUSES, encoding="utf-8")
+    return folder / "run.yaml"
 
 
 def settings(name: str, storage: Path, *, replicas: int = 1, extra: Sequence[str] = ()) -> list[str]:

@@ -1,4 +1,4 @@
-"""A handler of SIGTERM, as Prefect's is one: it raises."""
+"""A SIGTERM handler that raises, like Prefect's."""
 
 import signal
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def sigterm_raises(error: type[BaseException]) -> Iterator[None]:
+    """Install the handler during the block."""
+
     def handle(*_: object) -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""Small runs to try the log with."""
+"""Small runs for tests of the log."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -40,7 +40,7 @@ def origin() -> Origin:
 
 
 def ref(step: int, base: int = 0, attempt: str = "a") -> CheckpointRef:
-    """A reference to nothing, for folding."""
+    """A reference without files, for folding."""
     return CheckpointRef(
         path=checkpoint_folder(step=step, base=base, attempt=attempt),
         step=step,
@@ -53,7 +53,7 @@ def ref(step: int, base: int = 0, attempt: str = "a") -> CheckpointRef:
 
 
 def stage(home: Storage, step: int, base: int, attempt: str) -> CheckpointRef:
-    """A whole staged checkpoint: one file of state and its manifest, written last."""
+    """Stage a whole checkpoint: one file, and the manifest last."""
     folder = checkpoint_folder(step=step, base=base, attempt=attempt)
     data = f"state at {step} by {attempt}".encode()
     home.write(f"{folder}/ckpt.data", data)
@@ -92,7 +92,7 @@ def evaluation(checkpoint: CheckpointRef, keep_best: KeepBest | None = ACCURACY,
 
 
 def change_of_seed(head: Head | None) -> Body | None:
-    """Accept another seed, as `init_or_restore` does: it moves the base, whatever the base is."""
+    """Accept another seed, as `init_or_restore` does; this moves the base."""
     if head is None or head.identity == {"seed": 1}:
         return None
     return Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",))
@@ -113,7 +113,7 @@ def begin(home: Storage) -> RunLog:
 
 
 def train(log: RunLog, to_step: int, attempt: str = "a") -> Entry:
-    """Stage on the tip and commit."""
+    """Stage a checkpoint on the tip and commit it."""
     head = log.head()
     assert head is not None
     staged = stage(log.home, to_step, head.base, attempt)
@@ -137,7 +137,7 @@ def folders(home: Storage) -> set[str]:
     return {path.rsplit("/", 1)[0] for path in home.files("checkpoints")}
 
 
-# Thousands of logs are looked at that begin alike.
+# Cached, because thousands of logs begin with the same entries.
 @lru_cache(maxsize=10_000)
 def _read(data: bytes, number: int) -> Entry:
     return Entry.from_json(data, where=str(number), error=RunLogError)
@@ -150,12 +150,12 @@ def _replays(entry: Entry, before: Head | None) -> bool:
     if (id(entry), id(before)) not in _REPLAYED:
         if repr(entry.head) != repr(fold(before, entry.body)):
             return False
-        _REPLAYED[id(entry), id(before)] = (entry, before)  # kept, so that the ids stay theirs
+        _REPLAYED[id(entry), id(before)] = (entry, before)  # keeps the objects alive, so that their ids stay unique
     return True
 
 
 def assert_sound(home: Storage) -> list[Entry]:
-    """What must hold of every log, whatever was done to it."""
+    """Assert what holds for every log, and return its entries."""
     numbers = log_numbers(home)
     assert numbers == list(range(len(numbers))), "the log has gaps"
     newest = RunLog(home).head()
@@ -178,7 +178,7 @@ def assert_sound(home: Storage) -> list[Entry]:
         before = entry.head
     on_disk = folders(home)
     if before is not None:
-        assert {kept.path for kept in before.retained} <= on_disk, "files of a retained checkpoint are gone"
+        assert {kept.path for kept in before.retained} <= on_disk, "files of a retained checkpoint are missing"
     return entries
 
 

@@ -1,20 +1,20 @@
-"""A machine that looks as if it had a TPU, as far as that can be without one."""
+"""Stand-ins for a TPU VM and for TensorFlow's TPU functions, on a machine without a TPU."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 DEVICE_FILE = "accel0"
-TOLD = ("PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
+ANNOUNCED = ("PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
 
 
-def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, told: bool = True) -> Path:
-    """Device file, packages and libtpu as on a TPU VM.
+def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, announced: bool = True) -> Path:
+    """Make this machine look like a TPU VM: device file, packages and libtpu.
 
     Args:
-        folder: takes the place of /dev.
+        folder: used instead of /dev.
         set_attribute: setattr, or pytest's monkeypatch.setattr.
-        told: whether TensorFlow has been told of it, as `announce_tpu` does before it is imported.
+        announced: set the environment variables that `announce_tpu` sets before TensorFlow is imported.
 
     Returns:
         The device file.
@@ -27,18 +27,18 @@ def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, told: bool
     set_attribute(tpu_environment, "_DEVICES", folder)
     set_attribute(tpu_environment, "tensorflow_distributions", lambda: ("tensorflow-tpu",))
     set_attribute(tpu_environment, "library_path", lambda: "/opt/libtpu.so")
-    for name in (*TOLD, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
         os.environ.pop(name, None)
-    if told:
-        os.environ.update(dict(zip(TOLD, ("TPU", "true", "/opt/libtpu.so"), strict=True)))
+    if announced:
+        os.environ.update(dict(zip(ANNOUNCED, ("TPU", "true", "/opt/libtpu.so"), strict=True)))
     return file
 
 
 class StandInResolver:
-    """What `TPUClusterResolver` is asked for.
+    """Replaces `TPUClusterResolver`.
 
     Attributes:
-        made: the arguments of each one made.
+        made: the arguments of each resolver.
         workers: addresses of the hosts of a named TPU.
     """
 
@@ -56,7 +56,14 @@ class StandInResolver:
 
 
 class StandInSystem:
-    """TensorFlow's calls for a TPU, recorded in order; the strategy is one over logical CPUs."""
+    """Replaces TensorFlow's TPU functions.
+
+    Attributes:
+        calls: the names of the calls, in order.
+
+    Args:
+        replicas: number of logical CPUs of the strategy.
+    """
 
     def __init__(self, replicas: int = 2) -> None:
         self.calls: list[str] = []
@@ -84,6 +91,6 @@ class StandInSystem:
             logical = [tf.config.LogicalDeviceConfiguration()] * self._replicas
             tf.config.set_logical_device_configuration(cpu, logical)
             devices = [f"CPU:{index}" for index in range(self._replicas)]
-            # One for the process: a second MirroredStrategy would end it, which a second TPUStrategy does not.
+            # One for the process, because a second MirroredStrategy would end it. A second TPUStrategy does not.
             self._strategy = tf.distribute.MirroredStrategy(devices)
         return self._strategy

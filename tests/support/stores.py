@@ -1,4 +1,4 @@
-"""Fixtures: stores to keep a run in."""
+"""Fixtures: stores for the home of a run."""
 
 import os
 import shutil
@@ -31,14 +31,15 @@ def store(request: pytest.FixtureRequest, memory: MemoryStorage, tmp_path: Path)
 
 @pytest.fixture(params=["memory", "file"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    """The home of a run, in memory and on a disk."""
     if request.param == "memory":
         memory = MemoryStorage(f"interleavings-{uuid.uuid4().hex}")
         yield memory
         memory.delete("")
         return
-    # Who comes first does not depend on when the bytes reach the disk; waiting for that takes most of the time.
+    # The order of calls does not depend on fsync, which takes most of the time.
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    shared_memory = Path("/dev/shm")  # noqa: S108 - a file system like any other, but quick
+    shared_memory = Path("/dev/shm")  # noqa: S108 - a fast file system
     folder = tempfile.mkdtemp(dir=shared_memory if os.access(shared_memory, os.W_OK) else tmp_path)
     yield LocalStorage(Path(folder) / "home")
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""A training process that things happen to: started, watched through its log, hit, and looked at afterwards."""
+"""A training process to interrupt: start it, watch its log, send signals, read its result."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import forked
-from tests.support.homes import commits_of
+from tests.support.homes import commit_count
 from tests.support.shipped_runs import DRIVER, Finished, run_file, settings
 
-# Root may do anything, by two capabilities. Without them it is a user like any other.
-_OBEYING = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
-_PATIENCE_SECONDS = 300
-_LOOK_EVERY_SECONDS = 0.02
+# Without these two capabilities, file permissions apply to root too.
+_WITHOUT_ROOT_RIGHTS = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+_LONGEST_SECONDS = 300
+_POLL_SECONDS = 0.02
 
 
 class Child:
-    """One process on a shipped run file. What it says goes to files beside the storage."""
+    """A process that trains a shipped run file; its output goes to files."""
 
     def __init__(
         self,
@@ -32,29 +32,29 @@ class Child:
         extra: Sequence[str] = (),
         notes: Path,
         env: dict[str, str] | None = None,
-        obedient: bool = False,
+        without_root_rights: bool = False,
         file_bytes: int | None = None,
         driver: Path = DRIVER,
     ) -> None:
         """Start it.
 
         Args:
-            name: of the run file, `digits` or `text`.
+            name: `digits` or `text`.
             storage: the storage root.
-            options: for the driver.
-            extra: settings besides the usual ones, as key=value.
-            notes: an existing folder for what it says.
-            env: environment variables besides this process's.
-            obedient: permissions hold for it, also where the tests are run by root.
-            file_bytes: no file that it writes may become larger.
+            options: options of the driver.
+            extra: more settings, as key=value.
+            notes: an existing folder for its output.
+            env: more environment variables.
+            without_root_rights: file permissions apply to it, even if root runs the tests.
+            file_bytes: the size limit of files that it writes.
             driver: the program.
         """
         command = [sys.executable, str(driver), str(run_file(name)), *settings(name, storage, extra=extra), *options]
-        if obedient and os.geteuid() == 0:
-            command = [*_OBEYING, *command]
+        if without_root_rights and os.geteuid() == 0:
+            command = [*_WITHOUT_ROOT_RIGHTS, *command]
         self.home = storage / {"digits": "digits-cnn", "text": "stdlib-transformer"}[name]
-        self._said = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
-        with self._said[0].open("wb") as out, self._said[1].open("wb") as err:
+        self._output = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
+        with self._output[0].open("wb") as out, self._output[1].open("wb") as err:
             self.process = forked.Popen(
                 command,
                 stdout=out,
@@ -66,58 +66,58 @@ class Child:
 
     @property
     def stderr(self) -> str:
-        """What it has said so far."""
-        return self._said[1].read_text(errors="replace")
+        """Its standard error so far."""
+        return self._output[1].read_text(errors="replace")
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (or is stopped), by the kernel's word."""
+        """Whether the process still exists, running or stopped."""
         return self.process.poll() is None
 
     def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for something to become true; False if the process ended first."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Wait for a condition; False if the process ends first."""
+        deadline = time.monotonic() + _LONGEST_SECONDS
         while not condition():
             if not self.alive:
                 return False
             if time.monotonic() > deadline:
                 self.process.kill()
-                raise TimeoutError(f"nothing came of waiting; {self.stderr[-2000:]}")
-            time.sleep(_LOOK_EVERY_SECONDS)
+                raise TimeoutError(f"the condition never became true; {self.stderr[-2000:]}")
+            time.sleep(_POLL_SECONDS)
         return self.alive
 
     def until_commits(self, count: int) -> bool:
-        """Wait until the run's log holds so many commits."""
-        return self.until(lambda: commits_of(self.home) >= count)
+        """Wait until the log has `count` commits."""
+        return self.until(lambda: commit_count(self.home) >= count)
 
-    def until_said(self, text: str) -> bool:
-        """Wait for words on standard error."""
+    def until_printed(self, text: str) -> bool:
+        """Wait until standard error contains a text."""
         return self.until(lambda: text in self.stderr)
 
     def stop(self) -> bool:
-        """SIGSTOP, and wait until the kernel has stopped it; False if it had ended."""
+        """Send SIGSTOP and wait until the process is stopped; False if it has ended."""
         if not self.alive:
             return False
         self.process.send_signal(signal.SIGSTOP)
         return self.until(lambda: self._state() == "T")
 
-    def go_on(self) -> None:
-        """SIGCONT."""
+    def resume(self) -> None:
+        """Send SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def limit_files(self, size: int) -> None:
-        """From now on no file that the running process writes may become larger than so many bytes."""
+        """Limit the size of files that the running process writes, in bytes."""
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, size))
 
     def kill(self) -> bool:
-        """SIGKILL; True if that is what it died of."""
+        """Send SIGKILL; returns whether the signal ended the process."""
         self.process.kill()
         return self.process.wait(60) == -signal.SIGKILL
 
     def finish(self, code: int | None = None) -> Finished:
-        """Wait for its end."""
+        """Wait for the process; a `code` other than None must be its exit code."""
         try:
-            self.process.wait(_PATIENCE_SECONDS)
+            self.process.wait(_LONGEST_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -125,7 +125,7 @@ class Child:
         done = Finished(
             code=self.process.returncode,
             result=self._result(),
-            stdout=self._said[0].read_text(errors="replace"),
+            stdout=self._output[0].read_text(errors="replace"),
             stderr=self.stderr,
         )
         if code is not None and done.code != code:
@@ -133,7 +133,7 @@ class Child:
         return done
 
     def _result(self) -> dict[str, Any]:
-        lines = self._said[0].read_text(errors="replace").splitlines()
+        lines = self._output[0].read_text(errors="replace").splitlines()
         return dict(json.loads(lines[-1])) if lines and lines[-1].startswith("{") else {}
 
     def _state(self) -> str:

@@ -1,4 +1,4 @@
-"""Real processes that listen for signals, and waiting for what they say."""
+"""Python processes that handle signals, and helpers that wait for their output."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.checkout import CHECKOUT
 
-PATIENCE_SECONDS = 300.0  # a bound for tests that would hang, never an expectation
+LONGEST_SECONDS = 300.0  # only a hanging test waits this long
 
 PRELUDE = """
 import hashlib, os, signal, sys, time
@@ -19,7 +19,7 @@ from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
 
 def say(*words):
-    # In one piece: notes are printed by another thread.
+    # One write: another thread prints the notes.
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
 class Printing:
@@ -27,19 +27,19 @@ class Printing:
         say("note:", event.text)
 
 def in_c_code(_stops):
-    # Minutes in one call that lets other threads run, as TensorFlow's calls do.
+    # Minutes in one call without the GIL, like a call of TensorFlow.
     say("in C code")
     hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 2**31 - 1)
 
-def until_asked(stops):
+def until_requested(stops):
     say("waiting")
-    while stops.asked is None:
+    while stops.requested is None:
         time.sleep(0.01)
 """
 
 
 class Process:
-    """A Python process with PRELUDE; its stdout is read by line."""
+    """A Python process that runs PRELUDE first; reads its stdout by line."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         self.popen = popen
@@ -51,7 +51,7 @@ class Process:
             self.lines.append(line)
             if text in line:
                 return line
-        raise AssertionError(f"{text!r} never came; {self.lines}, {self.popen.wait()}")
+        raise AssertionError(f"{text!r} was not printed; {self.lines}, {self.popen.wait()}")
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
@@ -64,15 +64,16 @@ class Process:
 
 @contextmanager
 def process(body: str, **settings: Any) -> Iterator[Process]:
+    """Start a Python process that runs `body` after PRELUDE; kill its process group at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "GCE_METADATA_HOST": ""}
-    environment.pop("PYTHONUNBUFFERED", None)  # a pipe's buffer is part of what is tested
+    environment.pop("PYTHONUNBUFFERED", None)  # the tests cover the buffering of pipes
     started = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + body],
         cwd=CHECKOUT,
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group of its own, to end with its children
+        start_new_session=True,  # its children are killed with it
         **settings,
     )
 
@@ -80,8 +81,8 @@ def process(body: str, **settings: Any) -> Iterator[Process]:
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
 
-    # Ends it if it hangs, so that reading from it ends too.
-    watchdog = threading.Timer(PATIENCE_SECONDS, end)
+    # Kills a process that hangs, which also ends the reading.
+    watchdog = threading.Timer(LONGEST_SECONDS, end)
     watchdog.start()
     try:
         yield Process(started)
@@ -94,10 +95,10 @@ def process(body: str, **settings: Any) -> Iterator[Process]:
 
 
 def wait_for(happened: Any) -> None:
-    """Until `happened()` is true; fails after a generous time."""
-    patience = threading.Event()
-    for _ in range(int(PATIENCE_SECONDS / 0.01)):
+    """Wait until `happened()` is true; fails after `LONGEST_SECONDS`."""
+    pause = threading.Event()
+    for _ in range(int(LONGEST_SECONDS / 0.01)):
         if happened():
             return
-        patience.wait(0.01)
-    raise AssertionError("it never happened")
+        pause.wait(0.01)
+    raise AssertionError("the condition never became true")

@@ -1,4 +1,4 @@
-"""Looks into a run's home from outside, while a process works there."""
+"""Watch a run's home while another process trains in it."""
 
 import subprocess
 import time
@@ -11,8 +11,10 @@ from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.homes import entries_of
 
-# Several processes may have to start one after another first, each with TensorFlow, beside others that do the same.
-_PATIENCE_SECONDS = 600
+# Several processes may have to start first, each with TensorFlow, on a busy machine.
+_LONGEST_SECONDS = 600
+# Conditions may ask a Prefect server, which then works for the whole time.
+_POLL_SECONDS = 0.2
 
 
 def commits_of(home: Path) -> list[tuple[int, str]]:
@@ -26,15 +28,15 @@ def attempts_of(home: Path) -> tuple[AttemptRecord, ...]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait, with patience; not for a process that has ended."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    """Wait for a condition; fails after ten minutes, or when the process ends first."""
+    deadline = time.monotonic() + _LONGEST_SECONDS
     while not condition():
         assert process is None or process.poll() is None, f"the process ended with code {process.returncode}"
-        assert time.monotonic() < deadline, "nothing came of it"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, "the condition never became true"
+        time.sleep(_POLL_SECONDS)
 
 
 def trains(home: Path, after: int) -> bool:
-    """Whether an attempt, besides the first `after` ones, has taken steps that are not committed yet."""
+    """Whether an attempt after the first `after` ones has trained steps that are not committed yet."""
     new = attempts_of(home)[after:]
     return any(record.doing == "train" and record.step > record.committed_step for record in new)

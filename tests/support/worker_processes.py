@@ -1,4 +1,4 @@
-"""Several real processes that train one run together, on loopback."""
+"""Several processes that train one run together on this machine."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ THREADS = ["accelerator.intra_op_threads=1", "accelerator.inter_op_threads=1"]
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on loopback whose ports are free at this moment, each a different one."""
+    """`count` different addresses on 127.0.0.1 with free ports."""
     with ExitStack() as open_sockets:
         sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -22,7 +22,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 class Workers:
-    """As many processes as there are hosts, each told its place by TF_CONFIG; the first is the chief."""
+    """One process for each host, configured by TF_CONFIG; the first is the chief."""
 
     def __init__(
         self, hosts: int, storage: Path, *options: str, name: str = "digits", extra: Sequence[str] = (), notes: Path
@@ -37,14 +37,14 @@ class Workers:
         self.home = self.children[0].home
 
     def finish(self, code: int | None = 0) -> list[Finished]:
-        """Wait for all of them; `code` is what each has to end with, None is anything."""
+        """Wait for all; each must exit with `code` unless it is None."""
         try:
             return [child.finish(code) for child in self.children]
         finally:
             self.end()
 
     def end(self) -> None:
-        """Leave none behind."""
+        """Kill the processes that still run."""
         for child in self.children:
             if child.alive:
                 child.kill()

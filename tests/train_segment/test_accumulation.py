@@ -1,4 +1,4 @@
-"""Micro-batches within a step: the same training, to float tolerance, and bit-exact however it is cut."""
+"""Gradient accumulation: micro-batches train like the whole batch, to float tolerance, and bit-exactly across cuts."""
 
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ STEPS = 11
 
 
 def trained(folder: str, accumulate: int, replicas: int, form: str, dropout: float = 0.0) -> dict[str, Any]:
-    """Straight, and cut in two with a restore between; values by key of the straight one."""
+    """Train straight, and cut in two with a restore between; return the values of the straight run, by key."""
     lab = Lab(Path(folder), Path(folder) / "code")
     spec = spec_of(
         "build",
@@ -116,18 +116,18 @@ def trained(folder: str, accumulate: int, replicas: int, form: str, dropout: flo
     return {"differing": differing(one, other), "values": values, "rows": rows, "cut": len(rows_of([first, second]))}
 
 
-def assert_close(told: dict[str, Any], whole: dict[str, Any]) -> None:
-    assert told["differing"] == whole["differing"] == []
-    assert told["values"].keys() == whole["values"].keys()
+def assert_close(result: dict[str, Any], whole: dict[str, Any]) -> None:
+    assert result["differing"] == whole["differing"] == []
+    assert result["values"].keys() == whole["values"].keys()
     for key, value in whole["values"].items():
-        np.testing.assert_allclose(told["values"][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
-    assert len(told["rows"]) == len(whole["rows"]) == 2
-    for mine, theirs in zip(told["rows"], whole["rows"], strict=True):
+        np.testing.assert_allclose(result["values"][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+    assert len(result["rows"]) == len(whole["rows"]) == 2
+    for mine, theirs in zip(result["rows"], whole["rows"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.parametrize("form", ["plain", pytest.param("weighted", marks=pytest.mark.slow)])
-def test_micro_batches_train_what_the_batch_does(tmp_path: Path, form: str) -> None:
+def test_micro_batches_train_like_the_whole_batch(tmp_path: Path, form: str) -> None:
     lab_of(tmp_path, MODELS)
     whole = trained(str(tmp_path), 1, 1, form)
     for accumulate in (2, 8):
@@ -135,12 +135,12 @@ def test_micro_batches_train_what_the_batch_does(tmp_path: Path, form: str) -> N
 
 
 @pytest.mark.slow
-def test_each_micro_batch_draws_its_own_mask(tmp_path: Path) -> None:
+def test_each_micro_batch_draws_its_own_dropout_mask(tmp_path: Path) -> None:
     lab_of(tmp_path, MODELS)
-    told = trained(str(tmp_path), 4, 1, "plain", dropout=0.5)
-    assert told["differing"] == []
-    # Keras draws once a micro-batch: the seed's counter says how often.
-    assert told["values"] != trained(str(tmp_path), 1, 1, "plain", dropout=0.5)["values"]
+    result = trained(str(tmp_path), 4, 1, "plain", dropout=0.5)
+    assert result["differing"] == []
+    # Keras draws once for each micro-batch; the seed's counter counts the draws.
+    assert result["values"] != trained(str(tmp_path), 1, 1, "plain", dropout=0.5)["values"]
 
 
 def refused_on_two_replicas(folder: str) -> str:
@@ -151,47 +151,47 @@ def refused_on_two_replicas(folder: str) -> str:
     return ""
 
 
-def test_a_mask_is_warned_of(tmp_path: Path) -> None:
+def test_keras_mask_is_warned_about(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODELS)
     spec = spec_of("build_masked", train__accumulate=2)
     start = lab.begin(spec).tip
     assert start is not None
     lab.train(spec, start, 2)
-    assert any("a Keras mask reaches the loss" in text for text in lab.heard.warnings)
+    assert any("a Keras mask reaches the loss" in text for text in lab.recorder.warnings)
 
 
 @pytest.mark.slow
-def test_on_two_replicas(tmp_path: Path) -> None:
+def test_accumulation_works_on_two_replicas(tmp_path: Path) -> None:
     lab_of(tmp_path, MODELS)
     whole = trained(str(tmp_path), 1, 1, "plain")
-    told = in_fresh_process(trained, folder=str(tmp_path), accumulate=2, replicas=2, form="plain")
-    told["values"] = {key: value for key, value in told["values"].items() if "/replica_" not in key}
+    result = in_fresh_process(trained, folder=str(tmp_path), accumulate=2, replicas=2, form="plain")
+    result["values"] = {key: value for key, value in result["values"].items() if "/replica_" not in key}
     whole["values"] = {key: value for key, value in whole["values"].items() if "/replica_" not in key}
-    assert_close(told, whole)
+    assert_close(result, whole)
     refused = in_fresh_process(refused_on_two_replicas, folder=str(tmp_path))
     assert "batch_normalization is synchronized between replicas" in refused
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
-        ("build_own", "has a train_step of its own, which cannot be cut"),
-        ("build_function_sum", "it is no mean over the examples"),
-        ("build_batch_loss", "it is no mean over the examples"),
-        ("build_own_loss", "has a compute_loss of its own"),
-        ("build_sum", "so it is no mean over the examples"),
+        ("build_own", "has a custom train_step, which Baton cannot split"),
+        ("build_function_sum", "it is not a mean over the examples"),
+        ("build_batch_loss", "it is not a mean over the examples"),
+        ("build_own_loss", "has a custom compute_loss"),
+        ("build_sum", "so it is not a mean over the examples"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(tmp_path: Path, build: str, told: str) -> None:
+def test_models_that_cannot_accumulate_are_refused(tmp_path: Path, build: str, message: str) -> None:
     lab = lab_of(tmp_path, MODELS)
     spec = spec_of(build, train__accumulate=2)
-    with pytest.raises(ModelError, match=told) as refused:
+    with pytest.raises(ModelError, match=message) as refused:
         lab.begin(spec)
     assert refused.value.exit_code == 2
     assert lab.log(spec).head() is None
 
 
-def test_a_batch_that_cannot_be_cut_is_refused_with_values_that_can(tmp_path: Path) -> None:
+def test_indivisible_batch_is_refused_with_divisible_sizes(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODELS)
     with pytest.raises(AcceleratorError, match=r"8 is not divisible by 1 replicas of 3 micro-batches; try 6 or 9; or "):
         lab.begin(spec_of("build", train__accumulate=3))

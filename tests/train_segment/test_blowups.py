@@ -1,4 +1,4 @@
-"""Losses that run away: the run stops, or goes back to a segment border and skips batches, as a function of its log."""
+"""A loss that blows up stops the run, or rewinds it to a segment border and skips batches, as its log determines."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -29,23 +29,23 @@ def rows(*losses: float) -> list[MetricRow]:
     return [MetricRow(step=step, metrics={"loss": loss}) for step, loss in enumerate(losses, start=1)]
 
 
-def test_a_loss_over_k_times_the_running_median_is_a_blow_up() -> None:
+def test_loss_far_above_the_running_median_is_a_blow_up() -> None:
     watch = LossWatch(3.0, rows(1.0, 1.0, 2.0, 2.0, 2.0))
-    watch.look_at(MetricRow(step=6, metrics={"loss": 6.0}))
+    watch.check(MetricRow(step=6, metrics={"loss": 6.0}))
     with pytest.raises(BlowUp, match=r"logged at step 7 is 6.1, more than train.blowup_factor = 3 times the median 2"):
-        watch.look_at(MetricRow(step=7, metrics={"loss": 6.1}))
+        watch.check(MetricRow(step=7, metrics={"loss": 6.1}))
 
 
-def test_few_rows_no_factor_and_no_loss_are_no_verdict() -> None:
-    LossWatch(2.0, rows(1.0, 1.0, 1.0, 1.0)).look_at(MetricRow(step=9, metrics={"loss": 99.0}))
-    LossWatch(None, rows(*[1.0] * 30)).look_at(MetricRow(step=31, metrics={"loss": 99.0}))
-    LossWatch(2.0, rows(*[1.0] * 30)).look_at(MetricRow(step=31, metrics={"error": 99.0}))
+def test_without_rows_factor_or_loss_nothing_is_a_blow_up() -> None:
+    LossWatch(2.0, rows(1.0, 1.0, 1.0, 1.0)).check(MetricRow(step=9, metrics={"loss": 99.0}))
+    LossWatch(None, rows(*[1.0] * 30)).check(MetricRow(step=31, metrics={"loss": 99.0}))
+    LossWatch(2.0, rows(*[1.0] * 30)).check(MetricRow(step=31, metrics={"error": 99.0}))
 
 
 def test_old_losses_are_forgotten() -> None:
     watch = LossWatch(3.0, rows(*[100.0] * MEDIAN_ROWS, *[1.0] * MEDIAN_ROWS))
     with pytest.raises(BlowUp):
-        watch.look_at(MetricRow(step=99, metrics={"loss": 4.0}))
+        watch.check(MetricRow(step=99, metrics={"loss": 4.0}))
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def rewinds(lab: Lab, spec: RunSpec) -> list[tuple[int, int, int]]:
 
 
 def bad_step(lab: Lab) -> int:
-    """The step at which the first bad batch is met."""
+    """The step that trains on the first bad batch."""
     spec = divergent("stopping", train__on_blowup="stop")
     with pytest.raises(NonFinite) as stopped:
         lab.relay(spec, *BORDERS)
     return stopped.value.step
 
 
-def test_a_rewind_goes_back_to_a_border_and_skips_batches(lab: Lab) -> None:
+def test_rewind_returns_to_a_border_and_skips_batches(lab: Lab) -> None:
     bad = bad_step(lab)
     spec = divergent("rewinding")
     head = lab.relay(spec, *BORDERS)
@@ -92,12 +92,12 @@ def test_a_rewind_goes_back_to_a_border_and_skips_batches(lab: Lab) -> None:
     assert [row.step for row in history_of(lab.log(spec).entries()).rows] == list(range(2, 21, 2))
     assert any(
         f"Rewound to step {border}, skipping {bad - border + 6} global batches" in warning
-        for warning in lab.heard.warnings
+        for warning in lab.recorder.warnings
     )
 
 
-def test_a_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
-    """Commits between the borders, made by a clock, change neither the place to go back to nor the bits."""
+def test_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
+    """Commits by time between the borders change neither the border of the rewind nor the bits."""
     straight = divergent("straight")
     often = divergent("often", checkpoint={"every_seconds": 1e-9, "keep_last": 1})
     one = lab.relay(straight, *BORDERS)
@@ -112,13 +112,13 @@ def test_a_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
     assert "interval" in {body.exit_reason for body in committed}
 
 
-def test_a_running_median_can_rewind_too(lab: Lab) -> None:
-    """With a factor, the verdict falls at log steps, and comes out the same from a cold start."""
-    told = {}
+def test_loss_above_the_median_can_rewind(lab: Lab) -> None:
+    """With a factor, blow-ups are detected at log steps, and also after a cold start."""
+    rewinds_of = {}
     for run, cold in (("warm", False), ("cold", True)):
         spec = divergent(run, data__options={"form": "plain", "examples": 120}, train__blowup_factor=1.0000001)
-        with suppress(BlowUp):  # tries may be used up, and are so in both
+        with suppress(BlowUp):  # both runs may use up all tries
             lab.relay(spec, *BORDERS, cold=cold)
-        told[run] = rewinds(lab, spec)
-    assert told["warm"] == told["cold"] != []
-    assert all(blown_up_at > 10 for blown_up_at, _, _ in told["warm"]), "five rows come before a verdict"
+        rewinds_of[run] = rewinds(lab, spec)
+    assert rewinds_of["warm"] == rewinds_of["cold"] != []
+    assert all(blown_up_at > 10 for blown_up_at, _, _ in rewinds_of["warm"]), "a factor needs five rows"

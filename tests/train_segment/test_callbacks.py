@@ -1,4 +1,4 @@
-"""Callbacks act at absolute steps and go on where they were, however a run is cut; what cannot hold is refused."""
+"""Callbacks run at absolute steps and resume exactly, however a run is cut; unsupported callbacks are refused."""
 
 import json
 import sys
@@ -10,26 +10,30 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import goal
-from flows.goal import Goal, RelayResult
-from flows.relay import relay
-from flows.without_prefect import PLAIN
-from tasks.evaluate import stage as evaluating
+from flows import result as results
+from flows.goal import Goal
+from flows.result import RelayResult
+from flows.run import Run
+from flows.without_prefect import train as train_to
+from tasks.evaluate.warm_evaluator import WARM_EVALUATOR
 from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
-from tasks.foundation.model.callback_memory import give_back, remembered
-from tasks.foundation.runlog.fork import fork
+from tasks.foundation.model.callback_state import callback_state, restore_callback_state
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
 from tasks.train_segment.trainer import Recipe, Trainer
 from tests.support import forked
-from tests.support.lab import Heard, Lab, in_fresh_process, lab_of
+from tests.support.event_recorder import EventRecorder
+from tests.support.lab import Lab, in_fresh_process, lab_of
 from tests.support.shipped_runs import DRIVER
 
 MODEL = """
@@ -47,16 +51,16 @@ import numpy as np
 
 
 class Recorder(keras.callbacks.Callback):
-    """Remembers all that it is told."""
+    """Records every call."""
 
     def on_train_begin(self, logs=None):
-        self.told, self.sums, self.begun = [], np.zeros(2), ()
+        self.calls, self.sums, self.begun = [], np.zeros(2), ()
 
     def on_epoch_begin(self, epoch, logs=None):
         self.begun = (*self.begun, epoch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.told.append({"epoch": epoch, **logs})
+        self.calls.append({"epoch": epoch, **logs})
         self.sums += [epoch, logs["loss"]]
 
 
@@ -71,17 +75,17 @@ def on_rows():
     return [early, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
 
 
-class Teller(Recorder):
-    """Tells others, too."""
+class Sender(Recorder):
+    """Sends its logs to another service."""
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, logs)
-        with open(__file__ + ".told", "a") as file:
+        with open(__file__ + ".calls", "a") as file:
             print(epoch, sorted(logs), file=file)
 
 
-def telling():
-    return [Teller()]
+def sending():
+    return [Sender()]
 
 
 def scheduled():
@@ -96,6 +100,7 @@ def make_code(folder: Path) -> Lab:
 
 
 def run_file(folder: Path, name: str, *extra: str, callbacks: str = "both", every: int | None = 6) -> Any:
+    """Write a run file with callbacks, and load it."""
     path = folder / "code" / "run.yaml"
     content = {
         "run": name,
@@ -118,24 +123,24 @@ def run_file(folder: Path, name: str, *extra: str, callbacks: str = "both", ever
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at its pictures."""
-    monkeypatch.setattr(goal, "write_report", lambda _home, **_title: None)
+    """Skip the report, which training does not need."""
+    monkeypatch.setattr(results, "write_report", lambda _home, **_title: None)
 
 
 def forget() -> None:
-    """As a new process would begin."""
+    """Drop warm models, as a new process would start."""
     forget_trainer()
-    evaluating._warm.clear()
+    WARM_EVALUATOR.forget()
 
 
 def train(run: Any, *until: int, accept: tuple[str, ...] = ()) -> RelayResult:
-    """To each of the steps in turn, each as a new process would; at last to the end."""
-    heard = Heard()
+    """Train to each of the steps in turn, each time like a new process, and then to the end."""
+    recorder = EventRecorder()
     for step in until:
         forget()
-        relay(run, Goal.of(run.spec, until_step=step), PLAIN, telemetry=heard, accept=accept)
+        train_to(Run.open(run), Goal.of(run.spec, until_step=step), telemetry=recorder, accept=accept)
     forget()
-    return relay(run, Goal.of(run.spec), PLAIN, telemetry=heard, accept=accept)
+    return train_to(Run.open(run), Goal.of(run.spec), telemetry=recorder, accept=accept)
 
 
 def log_of(run: Any) -> RunLog:
@@ -143,14 +148,15 @@ def log_of(run: Any) -> RunLog:
 
 
 def memory_of(run: Any, lab: Lab) -> dict[str, Any]:
-    """What the tip's checkpoint remembers, as TensorFlow reads it."""
+    """Read the memory of callbacks in the tip's checkpoint with TensorFlow."""
     head = log_of(run).require_head()
     assert head.tip is not None
     key = "host/callbacks/.ATTRIBUTES/VARIABLE_VALUE"
     return dict(json.loads(lab.tensors(run.spec, head.tip)[key][2]))
 
 
-def story(run: Any) -> tuple[Any, ...]:
+def outcome_of(run: Any) -> tuple[Any, ...]:
+    """Return what must not depend on cuts: state digest, end, rows and evaluations."""
     history = history_of(log_of(run).entries())
     assert history.head is not None
     assert history.head.tip is not None
@@ -162,13 +168,13 @@ def story(run: Any) -> tuple[Any, ...]:
     )
 
 
-def both_ways(folder: str, *extra: str, callbacks: str, every: int | None, cuts: list[int]) -> list[Any]:
+def straight_and_cut(folder: str, *extra: str, callbacks: str, every: int | None, cuts: list[int]) -> list[Any]:
     straight = run_file(Path(folder), "straight", *extra, callbacks=callbacks, every=every)
     first = train(straight)
     cut = run_file(Path(folder), "cut", *extra, callbacks=callbacks, every=every)
     second = train(cut, *cuts)
     assert first.exit_reason == second.exit_reason
-    return [first.exit_reason, story(straight), story(cut)]
+    return [first.exit_reason, outcome_of(straight), outcome_of(cut)]
 
 
 def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
@@ -178,47 +184,47 @@ def curve(run: Any, what: str, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_early_stopping_and_plateau_do_not_show_the_cuts(tmp_path: Path) -> None:
+def test_early_stopping_and_plateau_are_exact_across_cuts(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
     reason = train(run_file(tmp_path, "straight")).exit_reason
-    straight = story(run_file(tmp_path, "straight"))
+    straight = outcome_of(run_file(tmp_path, "straight"))
     processes = run_file(tmp_path, "cut")
     for options in (("--until-step", "14"), ()):
         command = [sys.executable, str(DRIVER), str(processes.path), *options]
         forked.run(command, check=True, capture_output=True)
-    assert story(processes) == straight
-    # A fork takes along what they remember, and is evaluated where it begins.
+    assert outcome_of(processes) == straight
+    # A fork copies the memory of callbacks, and is evaluated where it starts.
     source = LocalStorage(tmp_path / "storage")
     fork(source, "straight", "forked", at_step=24, attempt="a" * 32)
     train(run_file(tmp_path, "forked"))
-    assert story(run_file(tmp_path, "forked"))[:2] == straight[:2]
+    assert outcome_of(run_file(tmp_path, "forked"))[:2] == straight[:2]
     assert curve(processes, "train", "loss") == [(row["step"], row["metrics"]["loss"]) for row in straight[2]]
     assert curve(processes, "validation", "loss") == [(step, metrics["loss"]) for step, metrics in straight[3]]
-    # patience=4: the fifth evaluation is the fourth that is no better than the first.
+    # patience=4: the fifth evaluation is the fourth without an improvement over the first.
     assert (reason, straight[1].step) == ("finished_early", 30)
     assert "EarlyStopping" in straight[1].reason
     run = run_file(tmp_path, "cut")
     memory = memory_of(run, lab)
     plateau, early, recorder = memory["memories"]
-    # As of step 29, since what was done at 30 ended the run.
+    # The state of step 29, because the callbacks at step 30 ended the run.
     assert early["wait"] == 3
     assert plateau["wait"] == 1
-    told = recorder["told"]
-    assert [dict(each["dict"])["epoch"] for each in told] == [0, 1, 2, 3]
-    assert set(dict(told[0]["dict"])) == {"epoch", "loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
+    calls = recorder["calls"]
+    assert [dict(each["dict"])["epoch"] for each in calls] == [0, 1, 2, 3]
+    assert set(dict(calls[0]["dict"])) == {"epoch", "loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
     assert recorder["begun"] == {"tuple": [0, 1, 2, 3, 4]}
     head = log_of(run).require_head()
     tensors = lab.tensors(run.spec, head.tip)
     rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
     assert rates == [np.float32(0.005)]
-    validation = dict(dict(told[0]["dict"]))
+    validation = dict(dict(calls[0]["dict"]))
     first = next(each for step, each in straight[3] if step == 6)
     assert validation["val_loss"] == first["loss"]
     assert validation["loss"] == straight[2][0]["metrics"]["loss"]
 
 
 @pytest.mark.slow
-def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path) -> None:
+def test_finished_run_stays_finished_until_callbacks_change(tmp_path: Path) -> None:
     make_code(tmp_path)
     run = run_file(tmp_path, "ended")
     train(run)
@@ -227,7 +233,7 @@ def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path) -> None:
     assert train(later).exit_reason == "nothing_to_do"
     assert log_of(run).require_head().number == number
     assert isinstance(log_of(run).entry(number).body, Finish)
-    # The same callbacks, accepted: nothing is another, nothing is written.
+    # The same callbacks, accepted: nothing changed, so nothing is written.
     assert train(later, accept=("train.callbacks",)).exit_reason == "finished_early"
     assert log_of(run).require_head().number == number
     others = run_file(tmp_path, "ended", "train.steps=36", callbacks="scheduled")
@@ -243,17 +249,18 @@ def test_a_finished_run_stays_so_until_callbacks_change(tmp_path: Path) -> None:
 
 
 def begin(run: Any) -> None:
-    """The first stages alone."""
+    """Run only the first stages."""
     forget()
     storage = LocalStorage(Path(run.spec.storage))
-    dataset = prepare_data(run.spec, code_folder=run.folder, storage=storage, telemetry=Heard())
-    init_or_restore(run.spec, dataset, code_folder=run.folder, storage=storage, telemetry=Heard())
+    place = Place.of(storage, run.spec.run, code_folder=run.folder, telemetry=EventRecorder())
+    dataset = prepare_data(PrepareDataCall(spec=run.spec), place)
+    init_or_restore(InitOrRestoreCall(spec=run.spec, dataset=dataset), place)
 
 
 @pytest.mark.slow
-def test_without_evaluations_callbacks_act_at_logged_rows(tmp_path: Path) -> None:
+def test_without_evaluations_callbacks_run_at_logged_rows(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
-    reason, straight, cut = both_ways(str(tmp_path), callbacks="on_rows", every=None, cuts=[4, 9])
+    reason, straight, cut = straight_and_cut(str(tmp_path), callbacks="on_rows", every=None, cuts=[4, 9])
     assert straight == cut
     assert (reason, straight[1].step) == ("finished_early", 16)
     run = run_file(tmp_path, "cut", callbacks="on_rows", every=None)
@@ -263,29 +270,29 @@ def test_without_evaluations_callbacks_act_at_logged_rows(tmp_path: Path) -> Non
     tensors = lab.tensors(run.spec, log_of(run).require_head().tip)
     rates = [np.frombuffer(value[2], np.float32)[0] for key, value in tensors.items() if "learning_rate" in key]
     assert rates == [np.float32(0.01 * 0.5**4)]  # epochs 0 to 3 have begun
-    # The end is evaluated, though it is not the end of the run file.
+    # The last step is evaluated, although it is before the target of the run file.
     assert [step for step, _ in straight[3]] == [16]
 
 
 def on_two_replicas(folder: str) -> list[Any]:
-    reason, straight, cut = both_ways(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[29])
+    reason, straight, cut = straight_and_cut(folder, "accelerator.replicas=2", callbacks="both", every=6, cuts=[29])
     elastic = run_file(Path(folder), "elastic", "accelerator.replicas=2")
     train(elastic)
-    (told,) = (each["told"] for each in memory_of(elastic, Lab(Path(folder)))["memories"] if "told" in each)
-    epochs = [dict(each["dict"])["epoch"] for each in told]
+    (calls,) = (each["calls"] for each in memory_of(elastic, Lab(Path(folder)))["memories"] if "calls" in each)
+    epochs = [dict(each["dict"])["epoch"] for each in calls]
     return [reason, straight == cut, straight[1].step, epochs]
 
 
 @pytest.mark.slow
-def test_on_two_replicas_and_from_one_to_two(tmp_path: Path) -> None:
+def test_callbacks_are_exact_on_one_and_two_replicas(tmp_path: Path) -> None:
     make_code(tmp_path)
     elastic = run_file(tmp_path, "elastic")
-    relay(elastic, Goal.of(elastic.spec, until_step=14), PLAIN, telemetry=Heard())
-    told = in_fresh_process(on_two_replicas, folder=str(tmp_path))
-    assert told == ["finished_early", True, 30, [0, 1, 2, 3]]
+    train_to(Run.open(elastic), Goal.of(elastic.spec, until_step=14), telemetry=EventRecorder())
+    calls = in_fresh_process(on_two_replicas, folder=str(tmp_path))
+    assert calls == ["finished_early", True, 30, [0, 1, 2, 3]]
 
 
-def test_a_warm_trainer_does_not_let_them_act_twice(tmp_path: Path) -> None:
+def test_warm_trainer_does_not_call_callbacks_twice(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
     run = run_file(tmp_path, "twice", callbacks="scheduled")
     start = lab.begin(run.spec).tip
@@ -308,20 +315,21 @@ def test_a_warm_trainer_does_not_let_them_act_twice(tmp_path: Path) -> None:
     later = start.model_copy(update={"step": 1})
     trainer.restore(home, start)
     trainer.begin(home, later)
-    assert not trainer.restore(home, start), "where nothing is due, nothing is to be restored"
+    assert not trainer.restore(home, start), "begin changed the state although no callback was due"
 
 
 def refused(folder: Path, body: str, *extra: str) -> str:
+    """Return the message with which a run with these callbacks is refused; assert that nothing is written."""
     path = folder / "code" / "callbacks.py"
     path.write_text(f"import keras\nimport threading\n\n\n{body}\n", encoding="utf-8")
     for name in [name for name in sys.modules if name.startswith("_baton_user_") and name.endswith(".callbacks")]:
         del sys.modules[name]
     forget()
-    with pytest.raises(BatonError) as told:
+    with pytest.raises(BatonError) as refused:
         train(run_file(folder, "refused", *extra, callbacks="make"))
-    assert told.value.exit_code == 2
+    assert refused.value.exit_code == 2
     assert not (folder / "storage" / "refused").exists()
-    return str(told.value)
+    return str(refused.value)
 
 
 def own(hook: str, body: str = "pass") -> str:
@@ -333,7 +341,7 @@ def made(what: str) -> str:
 
 
 @pytest.mark.slow
-def test_what_cannot_hold_is_refused_by_name_before_anything_is_written(tmp_path: Path) -> None:
+def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
     make_code(tmp_path)
     for body, words in (
         (made("[keras.callbacks.ModelCheckpoint('x.keras')]"), "ModelCheckpoint cannot be used: Baton commits"),
@@ -341,13 +349,16 @@ def test_what_cannot_hold_is_refused_by_name_before_anything_is_written(tmp_path
         (made("[keras.callbacks.TensorBoard('x')]"), "TensorBoard cannot be used: Baton writes"),
         (made("[keras.callbacks.SwapEMAWeights()]"), "SwapEMAWeights cannot be used"),
         (made("[keras.callbacks.EarlyStopping(restore_best_weights=True)]"), "baton export --step best"),
-        (made("[keras.callbacks.EarlyStopping('val_f1', mode='max')]"), "monitor = 'val_f1', which is none of accura"),
+        (made("[keras.callbacks.EarlyStopping('val_f1', mode='max')]"), "monitor = 'val_f1'; the available metrics"),
         (made("[keras.callbacks.LambdaCallback(on_train_batch_end=print)]"), "has on_train_batch_end: steps run"),
-        (made("keras.callbacks.EarlyStopping()"), "returned EarlyStopping; it must return a list"),
+        (made("keras.callbacks.EarlyStopping()"), "returned EarlyStopping; return a list"),
         (made("[1 / 0]"), "ZeroDivisionError"),
         (own("def on_batch_end(self, batch, logs=None)"), "callback Own has on_batch_end: steps run inside"),
-        (own("def on_test_end(self, logs=None)"), "Own has on_test_end: it would never be called"),
-        (own("def on_train_begin(self, logs=None)", "self.lock = threading.Lock()"), "Own keeps lock of type lock"),
+        (own("def on_test_end(self, logs=None)"), "Own has on_test_end: it is never called"),
+        (
+            own("def on_train_begin(self, logs=None)", "self.lock = threading.Lock()"),
+            "Own: the attribute lock has type lock",
+        ),
         (own("def on_train_begin(self, logs=None)", "raise ValueError('no')"), "on_train_begin of Own raised Value"),
         (own("def get_state(self)", "return {'x': object()}"), "get_state() returned a object"),
         ("def other():\n    return []", "callbacks.py defines no function make"),
@@ -357,20 +368,20 @@ def test_what_cannot_hold_is_refused_by_name_before_anything_is_written(tmp_path
     assert "set evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
 
 
-def test_the_last_epoch_ends_too(tmp_path: Path) -> None:
+def test_last_epoch_ends_at_the_end_of_training(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
-    told = tmp_path / "code" / "callbacks.py.told"
-    run = run_file(tmp_path, "ends", "train.steps=12", callbacks="telling")
+    calls = tmp_path / "code" / "callbacks.py.calls"
+    run = run_file(tmp_path, "ends", "train.steps=12", callbacks="sending")
     assert train(run, 9).exit_reason == "complete"
     logs = "['accuracy', 'loss', 'val_accuracy', 'val_loss']"
-    assert told.read_text().splitlines() == [f"0 {logs}", f"1 {logs}"]
+    assert calls.read_text().splitlines() == [f"0 {logs}", f"1 {logs}"]
     number = log_of(run).require_head().number
     assert train(run).exit_reason == "nothing_to_do"
     assert log_of(run).require_head().number == number
-    assert len(told.read_text().splitlines()) == 2
-    # Prolonged, the run takes the checkpoint up, which remembers nothing of its own end, as if there had been none.
-    train(run_file(tmp_path, "ends", "train.steps=13", callbacks="telling"))
-    assert [dict(each["dict"])["epoch"] for each in memory_of(run, lab)["memories"][0]["told"]] == [0, 1]
+    assert len(calls.read_text().splitlines()) == 2
+    # With a later target, the run continues from this checkpoint, whose memory has no trace of the end.
+    train(run_file(tmp_path, "ends", "train.steps=13", callbacks="sending"))
+    assert [dict(each["dict"])["epoch"] for each in memory_of(run, lab)["memories"][0]["calls"]] == [0, 1]
 
 
 class Keeps(keras.callbacks.Callback):
@@ -385,24 +396,24 @@ class Keeps(keras.callbacks.Callback):
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_a_callback_remembers_comes_back_exactly(value: Any) -> None:
+def test_memory_of_a_callback_is_restored_exactly(value: Any) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile()
     one, other = Keeps(), Keeps()
     one.set_model(model)
     other.set_model(model)
-    fresh = remembered(other)
+    fresh = callback_state(other)
     one.value, other.late = value, 1
-    memory = json.loads(json.dumps(remembered(one)))
-    give_back(other, memory, fresh=fresh)
+    memory = json.loads(json.dumps(callback_state(one)))
+    restore_callback_state(other, memory, initial=fresh)
     assert repr(other.value) == repr(value)
     assert type(other.value) is type(value)
     assert not hasattr(other, "late")
-    give_back(other, fresh, fresh=fresh)
+    restore_callback_state(other, fresh, initial=fresh)
     assert not hasattr(other, "value")
 
 
-def test_a_callback_may_say_itself_what_it_remembers() -> None:
+def test_callback_may_define_its_own_memory() -> None:
     class Own(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
@@ -416,19 +427,19 @@ def test_a_callback_may_say_itself_what_it_remembers() -> None:
 
     one, other = Own(), Own()
     one.count = 5
-    give_back(other, remembered(one), fresh={})
+    restore_callback_state(other, callback_state(one), initial={})
     assert other.count == 5
 
 
-def test_a_callback_that_comes_to_keep_what_it_cannot_ends_the_segment(tmp_path: Path) -> None:
+def test_callback_with_unsavable_memory_ends_the_segment(tmp_path: Path) -> None:
     make_code(tmp_path)
     (tmp_path / "code" / "callbacks.py").write_text(
         "import keras\n\n\n" + own("def on_epoch_end(self, epoch, logs=None)", "self.file = object()")
     )
     late = run_file(tmp_path, "late", "stop.attempts_without_progress=1", callbacks="make", every=None)
-    with pytest.raises(StepFailed, match="Own keeps file of type object") as failed:
+    with pytest.raises(StepFailed, match="Own: the attribute file has type object") as failed:
         train(late)
     assert failed.value.exit_code == 1
-    # It has cost training, and does so each time: it counts.
-    with pytest.raises(NoProgress, match="StepFailed: callback Own keeps file"):
+    # Each attempt fails after training, so it counts as an attempt without progress.
+    with pytest.raises(NoProgress, match="StepFailed: callback Own: the attribute file"):
         train(late)

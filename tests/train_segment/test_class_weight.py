@@ -1,4 +1,4 @@
-"""`train.class_weight` weighs the loss as Keras's `fit` does, and evaluation not at all."""
+"""`train.class_weight` weights the loss as Keras's `fit` does, and not the evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.class_weight import weighed
+from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.reader import training_dataset
 from tasks.foundation.errors import RunFileError
 from tasks.train_segment.stage import forget_trainer
@@ -35,14 +35,14 @@ def weights_in(lab: Lab, spec: Any, ref: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_one_step_is_that_of_fit(tmp_path: Path) -> None:
+def test_one_step_equals_a_step_of_fit(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     spec = spec_of(
         "build", train__class_weight=WEIGHTS, train__global_batch_size=8, train__log_every_steps=1, train__steps=2
     )
     head = lab.begin(spec)
     one = lab.train(spec, head.tip, 1)
-    # The same examples, read as training does, given to fit.
+    # Give the same examples, read as in training, to fit.
     dataset = training_dataset(
         lab.storage,
         lab.prepare(spec),
@@ -53,17 +53,17 @@ def test_one_step_is_that_of_fit(tmp_path: Path) -> None:
     )
     x, y = next(iter(dataset))
     model = built(lab, spec).model
-    told = model.fit(x, y, batch_size=8, class_weight=WEIGHTS, shuffle=False, verbose=0).history
+    of_fit = model.fit(x, y, batch_size=8, class_weight=WEIGHTS, shuffle=False, verbose=0).history
     assert len(set(y.numpy())) == 3
     wanted = sorted(((variable.path, variable.numpy()) for variable in model.weights), key=lambda each: each[0])
     for mine, (_, keras_own) in zip(weights_in(lab, spec, one.staged), wanted, strict=True):
         np.testing.assert_allclose(mine, keras_own, rtol=1e-6, atol=1e-7)
-    assert one.history[0].metrics == pytest.approx({name: values[0] for name, values in told.items()}, rel=1e-6)
-    # Without them it is another step.
+    assert one.history[0].metrics == pytest.approx({name: values[0] for name, values in of_fit.items()}, rel=1e-6)
+    # Without weights the step gives another result.
     without = spec_of("build", run="plain", train__log_every_steps=1, train__steps=2)
     plain = lab.train(without, lab.begin(without).tip, 1)
     assert plain.history[0].metrics["loss"] != pytest.approx(one.history[0].metrics["loss"], rel=1e-3)
-    # Straight and cut agree; evaluation knows no weights, and restores the same variables.
+    # Straight and cut runs agree. Evaluation uses no weights, and restores the same variables.
     straight = lab.train(spec, head.tip, 2).staged
     forget_trainer()
     assert lab.train(spec, lab.train(spec, head.tip, 1).staged, 2).staged.state_digest == straight.state_digest
@@ -80,8 +80,8 @@ def test_one_step_is_that_of_fit(tmp_path: Path) -> None:
         (np.eye(3, dtype=np.float32)[[1, 0, 2]], [3, 2, 1]),
     ],
 )
-def test_weights_of_labels(y: Any, wanted: list[float]) -> None:
-    x, same, weights = weighed((y, y), {1: 3.0, 0: 2.0})
+def test_labels_are_mapped_to_weights(y: Any, wanted: list[float]) -> None:
+    x, same, weights = apply_class_weight((y, y), {1: 3.0, 0: 2.0})
     assert weights.numpy().tolist() == wanted
     assert weights.shape == (len(y),)
     assert same is y is x
@@ -92,21 +92,21 @@ def test_weights_of_labels(y: Any, wanted: list[float]) -> None:
     [
         ((np.zeros((2, 3)),), "the examples have no y"),
         ((np.zeros(2), {"kind": np.zeros(2), "size": np.zeros(2)}), r"several parts \(kind, size\)"),
-        ((np.zeros(2), np.zeros(2), np.ones(2)), "have a sample_weight already"),
+        ((np.zeros(2), np.zeros(2), np.ones(2)), "already have a sample_weight"),
         ((np.zeros(2), np.zeros((2, 5, 3))), r"y has shape \[2, 5, 3\]"),
-        ((np.zeros(2), np.zeros((2, 3))), r"names class 4, and y of shape \[2, 3\]"),
+        ((np.zeros(2), np.zeros((2, 3))), r"names class 4, but y has shape \[2, 3\]"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(batch: tuple[Any, ...], words: str) -> None:
+def test_batches_that_cannot_be_weighted_are_refused(batch: tuple[Any, ...], words: str) -> None:
     with pytest.raises(RunFileError, match=words):
-        weighed(batch, {4: 2.0})
-    assert weighed(batch, None) == batch
+        apply_class_weight(batch, {4: 2.0})
+    assert apply_class_weight(batch, None) == batch
 
 
-def test_a_run_that_cannot_be_weighed_is_refused_before_it_begins(tmp_path: Path) -> None:
+def test_run_that_cannot_be_weighted_is_refused_first(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     spec = spec_of("build", form="weighted", train__class_weight=WEIGHTS)
-    with pytest.raises(RunFileError, match="sample_weight already"):
+    with pytest.raises(RunFileError, match="already have a sample_weight"):
         lab.begin(spec)
     assert lab.log(spec).head() is None
 
@@ -140,11 +140,11 @@ def build():
 """
 
 
-def test_custom_objects_by_registration(tmp_path: Path) -> None:
+def test_registered_custom_objects_work(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, REGISTERED)
     spec = spec_of("build", run="registered")
     head = lab.begin(spec)
-    straight = lab.train(spec, head.tip, 4).staged  # by a model that is built again, in the same process
+    straight = lab.train(spec, head.tip, 4).staged  # the model is built again in the same process
     assert any("Scaled" in name for name in head.identity["model.code"])
     assert keras.saving.get_registered_object("shop>Scaled") is not None
     assert set(lab.evaluate(spec, straight)) == {"loss", "accuracy"}
@@ -168,11 +168,11 @@ def build():
 """
 
 
-def test_several_losses_and_metrics(tmp_path: Path) -> None:
+def test_several_losses_and_metrics_are_logged(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, SEVERAL)
     spec = spec_of("build", run="several", form="dicts")
     head = lab.begin(spec)
-    straight = lab.train(spec, head.tip, 5)  # that cuts do not show is seen in test_exactness.py
+    straight = lab.train(spec, head.tip, 5)  # test_exactness.py covers cuts
     names = {"loss", "kind_loss", "size_loss", "kind_accuracy", "size_mae", "kind_weighted_accuracy"}
     row = straight.history[0].metrics
     assert set(row) == names

@@ -1,4 +1,4 @@
-"""A clock that is set while training: what was measured with it is wrong, and every commit is made all the same."""
+"""A clock that jumps during training gives wrong measurements, but every commit is made."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Origin
+from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Head, Origin
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, TracedStep
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import history_of
@@ -28,7 +28,8 @@ from tasks.train_segment import loop
 from tasks.train_segment.commit_interval import CommitInterval
 from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.stage import forget_trainer
-from tests.support.lab import Heard, Lab, spec_of
+from tests.support.event_recorder import EventRecorder
+from tests.support.lab import Lab, spec_of
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
 SPEC = spec_of("plain")
@@ -47,33 +48,43 @@ def staged(step: int, base: int) -> CheckpointRef:
 
 
 class Hosts:
-    """This host, and one more that says other numbers."""
+    """This host, and another host with given numbers."""
 
     hosts, replicas, is_chief = 2, 2, True
 
     def __init__(self, of_the_other: list[float]) -> None:
         self.of_the_other = of_the_other
 
-    def of_all_hosts(self, numbers: list[float]) -> Any:
+    def gather_from_hosts(self, numbers: list[float]) -> Any:
         return np.array([numbers, (self.of_the_other * 9)[: len(numbers)]], np.float64)
 
-    def of_chief(self, number: int) -> int:
+    def broadcast_from_chief(self, number: int) -> int:
         return number
 
 
 class Trained:
-    """In place of a trainer whose state is at a step."""
+    """A fake trainer with a state at a given step."""
 
     def __init__(self, step: int, accelerator: Hosts) -> None:
         self.accelerator, self.state, self.step = accelerator, self, step
         self.staging_seconds: float | None = None
         self.traced: TracedStep | None = None
 
-    def stage(self, _home: Storage, *, base: int, **_: Any) -> CheckpointRef:
-        return staged(self.step, base)
-
     def holds(self, ref: CheckpointRef | None) -> None:
         pass
+
+
+class AppendingSaver:
+    """Stages nothing; only appends the log entry of a commit."""
+
+    def __init__(self, home: Storage) -> None:
+        self.home = home
+
+    def stage(self, state: Trained, *, base: int, **_: Any) -> CheckpointRef:
+        return staged(state.step, base)
+
+    def commit(self, body: Commit, _hosts: Hosts) -> Head:
+        return commit(RunLog(self.home), body).head
 
 
 def begun() -> tuple[Storage, Entry]:
@@ -91,7 +102,7 @@ def begun() -> tuple[Storage, Entry]:
     losses=some.lists(NUMBERS, max_size=2),
 )
 @settings(deadline=None)
-def test_whatever_was_measured_the_commit_is_made(
+def test_commits_are_made_whatever_was_measured(
     clock: list[float], waited: float, loops: list[float], other: list[float], losses: list[float]
 ) -> None:
     home, start = begun()
@@ -101,15 +112,17 @@ def test_whatever_was_measured_the_commit_is_made(
         number=1,
     )  # fmt: skip
     readings = itertools.cycle(clock)
-    heard = Heard()
+    recorder = EventRecorder()
     interval = CommitInterval(
-        request, home, telemetry=heard, clock=lambda: next(readings),
-        land=lambda at, body, **_: commit(RunLog(at), body),
-    )  # fmt: skip
-    interval.spends("train")
+        request,
+        AppendingSaver(home),
+        telemetry=recorder,
+        clock=lambda: next(readings),  # type: ignore[arg-type]
+    )
+    interval.begin_cause("train")
     interval.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
     for seconds in loops:
-        interval.ran(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
+        interval.add_inner_loop(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
     interval.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
     made = RunLog(home).require_head()
     assert made.tip is not None
@@ -118,17 +131,17 @@ def test_whatever_was_measured_the_commit_is_made(
     body = entries[-1].body
     assert isinstance(body, Commit)
     assert all(0 <= amount < math.inf for amount in body.seconds.values())
-    # What is left out is said; what is not left out is one of each host, and can be added up.
-    assert len(body.workers) == (0 if heard.warnings else 2)
+    # Statistics are left out with a warning, or complete: one for each host.
+    assert len(body.workers) == (0 if recorder.warnings else 2)
     assert len(workers_of(history_of(entries))) == len(body.workers)
 
 
-def test_a_value_that_is_no_time_counts_as_none() -> None:
+def test_invalid_times_count_as_zero() -> None:
     assert [seconds_between(10.0, later) for later in (12.5, 10.0, 3.0, math.nan, math.inf, -math.inf, 1e12)] == [
         2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
     ]  # fmt: skip
-    with pytest.raises(KeyError):  # an error of the program is none of measuring
-        measured(lambda: {}[0], None, what="nothing", telemetry=Heard())
+    with pytest.raises(KeyError):  # a programming error is not an invalid measurement
+        measured(lambda: {}[0], None, what="nothing", telemetry=EventRecorder())
 
 
 @pytest.fixture
@@ -138,10 +151,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     forget_trainer()
 
 
-def test_a_wall_clock_set_back_in_the_middle_of_a_step_loses_nothing(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of the compiled loop goes back an hour at each reading, and then forward by a day."""
+def test_clock_set_back_during_a_step_loses_nothing(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each reading, the clock of the compiled loop goes back an hour, then forward a day."""
     spec = spec_of("plain")
     straight = Lab(tmp_path / "straight").relay(spec, 6, 11)
     back = (1e9 - 3600.0 * number for number in range(9))
@@ -153,7 +164,7 @@ def test_a_wall_clock_set_back_in_the_middle_of_a_step_loses_nothing(
     monkeypatch.setattr(loop, "_python_time", timestamp)
     forget_trainer()
     head = lab.relay(spec, 6, 11)
-    assert next(readings) > 1e9, "the loop has not looked at this clock"
+    assert next(readings) > 1e9, "the loop does not read this clock"
     assert head.tip is not None
     assert straight.tip is not None
     assert (head.tip.step, head.tip.state_digest) == (11, straight.tip.state_digest)

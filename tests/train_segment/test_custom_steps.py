@@ -1,4 +1,4 @@
-"""A train_step and test_step of the user's own: they get what Keras gives them, and what they return is logged."""
+"""A custom train_step and test_step get the same arguments as from Keras, and their results are logged."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.batch_dependence import batch_dependent_parts
 from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.returned_metrics import returned_by
-from tasks.foundation.model.train_step import step_of, take_step
+from tasks.foundation.model.returned_metrics import trace_returned_metrics
+from tasks.foundation.model.train_step import build_train_step, run_train_step
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import describe
@@ -23,7 +23,7 @@ from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODEL = '''
 class Auto(keras.Model):
-    """Sums over axis 1: of a batch within a tuple that is another axis."""
+    """Sums over axis 1, which is another axis if the batch is within a tuple."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ class Auto(keras.Model):
 
 
 class Kinds(Auto):
-    """Returns all that one can."""
+    """Returns every kind of value."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def kinds():
 
 
 class Denoises(Auto):
-    """Its call is for a noisy batch and a time, which only the step makes."""
+    """Its call takes a noisy batch and a time, which only its train_step makes."""
 
     def call(self, parts):
         return self.out(parts["noisy"]) * parts["time"]
@@ -111,23 +111,23 @@ def examples(count: int) -> Any:
 
 
 def returned_of(state: Any, name: str, x: Any) -> Any:
-    return returned_by(state.model, name, (x,), reference="auto", accelerator=state.accelerator)
+    return trace_returned_metrics(state.model, name, (x,), reference="auto", accelerator=state.accelerator)
 
 
 def stepped(state: Any, x: Any) -> dict[str, float]:
-    """What a step on x returns."""
+    """The results of a step on x."""
     logs: dict[str, Any] = {}
-    step = step_of(state.model, (x,), 1, reference="auto", accelerator=state.accelerator)
+    step = build_train_step(state.model, (x,), 1, reference="auto", accelerator=state.accelerator)
 
     def keeping(batch: Any) -> dict[str, Any]:
         logs.update(step(batch))
         return logs
 
-    take_step(keeping, state.accelerator.strategy, (tf.constant(x),))
+    run_train_step(keeping, state.accelerator.strategy, (tf.constant(x),))
     return {name: float(value) for name, value in logs.items()}
 
 
-def test_x_alone_reaches_a_train_step_as_keras_gives_it(lab: Lab) -> None:
+def test_train_step_gets_x_alone_as_from_keras(lab: Lab) -> None:
     spec = spec_of("auto", form="alone")
     x, mine, other = examples(8), built(lab, spec), built(lab, spec)
     history = other.model.fit(x, batch_size=8, shuffle=False, verbose=0).history
@@ -136,7 +136,7 @@ def test_x_alone_reaches_a_train_step_as_keras_gives_it(lab: Lab) -> None:
         assert np.array_equal(weight.numpy(), same.numpy())
 
 
-def test_all_that_a_test_step_returns_is_a_mean_over_the_examples(lab: Lab) -> None:
+def test_results_of_a_test_step_are_means_over_examples(lab: Lab) -> None:
     x, state = examples(11), built(lab, spec_of("auto", form="alone"))
     batches = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
     evaluator = Evaluator(
@@ -147,7 +147,7 @@ def test_all_that_a_test_step_returns_is_a_mean_over_the_examples(lab: Lab) -> N
         assert metrics == {"sum": pytest.approx(np.mean(np.sum((x - state.model(x)) ** 2, axis=1)), rel=1e-5)}
 
 
-def test_what_a_train_step_returns_is_logged_by_what_it_comes_from(lab: Lab) -> None:
+def test_results_of_a_train_step_are_logged(lab: Lab) -> None:
     x, state = examples(8), built(lab, spec_of("kinds", form="alone"))
     returned = returned_of(state, "train_step", x)
     sums = []
@@ -178,7 +178,7 @@ def rows_and_tip(lab: Lab, spec: RunSpec) -> Any:
     return [row.model_dump() for row in history.rows], history.head.tip.state_digest
 
 
-def test_rows_of_what_is_returned_do_not_show_the_cuts(lab: Lab) -> None:
+def test_rows_of_returned_values_are_exact_across_cuts(lab: Lab) -> None:
     straight, cut = (spec_of("auto", run=run, form="alone") for run in ("straight", "cut"))
     lab.relay(straight, 11)
     lab.relay(cut, 3, 6, 11, cold=True)
@@ -186,30 +186,30 @@ def test_rows_of_what_is_returned_do_not_show_the_cuts(lab: Lab) -> None:
     assert (rows, digest) == rows_and_tip(lab, cut)
     assert [list(row["metrics"]) for row in rows] == [["sum"], ["sum"]]
     assert rows[0]["metrics"]["sum"] > rows[1]["metrics"]["sum"] > 0
-    # The first checkpoint has no such means, as those of earlier versions; an evaluation makes nothing of them.
+    # The first checkpoint has no such means, like those of earlier versions; evaluation ignores them.
     head = lab.log(cut).require_head()
     assert head.tip is not None
     assert "metrics/returned/sum/0/replica_0/.ATTRIBUTES/VARIABLE_VALUE" in lab.tensors(cut, head.tip)
     assert list(lab.evaluate(cut, head.tip)) == ["sum"]
 
 
-def test_the_best_can_be_found_by_what_is_returned(lab: Lab) -> None:
+def test_keep_best_works_with_returned_values(lab: Lab) -> None:
     state, zeros = built(lab, spec_of("auto", form="alone")), (np.zeros((8, 6), np.float32),)
     best = {"metric": "sum", "mode": "min"}
     require_best(spec_of("auto", form="alone", checkpoint__keep_best=best), state, zeros)
-    with pytest.raises(ModelError, match="'loss' is no metric of the model; it has: sum"):
+    with pytest.raises(ModelError, match="'loss' is not a metric of the model; it has: sum"):
         require_best(spec_of("auto", form="alone", checkpoint__keep_best={**best, "metric": "loss"}), state, zeros)
 
 
-def test_a_call_that_is_not_for_a_batch_is_accepted_if_the_layers_are_built(lab: Lab) -> None:
+def test_model_with_another_call_is_accepted_once_built(lab: Lab) -> None:
     spec = spec_of("denoises", form="alone")
     start = lab.begin(spec).tip
     assert start is not None
     (row,) = lab.train(spec, start, 4).history
     assert list(row.metrics) == ["sum"]
-    told = [event.text for event in lab.heard.events if isinstance(event, Note) and "compiled with" in event.text]
-    assert len(told) == 1
-    assert "compiled with run_eagerly=True, steps_per_execution=4, which is not used" in told[0]
+    notes = [event.text for event in lab.recorder.events if isinstance(event, Note) and "compiled with" in event.text]
+    assert len(notes) == 1
+    assert "compiled with run_eagerly=True, steps_per_execution=4, which is not used" in notes[0]
     for options, words in (
         ({"built": False}, ["does not take a batch of x float32[8, 6]", "build the layers in the function that makes"]),
         ({"metrics": ["mae"]}, ["keep metrics as attributes of the model"]),
@@ -219,7 +219,7 @@ def test_a_call_that_is_not_for_a_batch_is_accepted_if_the_layers_are_built(lab:
         assert [word for word in words if word not in str(refused.value)] == []
 
 
-def test_a_key_error_of_kerass_is_told_plainly() -> None:
+def test_key_error_in_keras_gets_a_clear_message() -> None:
     raised = KeyError("Exception encountered when calling Own.call().\n\n\x1b[1m'noisy'\x1b[0m\n\nArguments: x")
-    told = describe(raised)
-    assert told == "KeyError: Exception encountered when calling Own.call(). 'noisy' Arguments: x (unknown place)"
+    message = describe(raised)
+    assert message == "KeyError: Exception encountered when calling Own.call(). 'noisy' Arguments: x (unknown line)"

@@ -1,4 +1,4 @@
-"""The same code has one fingerprint in every process; Python state that is read while tracing gives another."""
+"""The same code has the same fingerprint in every process; Python state that is read during tracing changes it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def traced(lab: Lab, build: str) -> list[TracedStep]:
-    """Of two segments, each traced as by a process of its own."""
+    """The fingerprints of two segments, each traced as in a new process."""
     spec = spec_of(build)
     lab.relay(spec, 2, 4, cold=True)
     bodies = [entry.body for entry in lab.log(spec).entries()]
@@ -55,30 +55,30 @@ def traced(lab: Lab, build: str) -> list[TracedStep]:
     return [body.traced for body in commits if body.traced is not None]
 
 
-def test_the_same_code_is_traced_to_the_same_step(lab: Lab) -> None:
+def test_same_code_has_the_same_fingerprint(lab: Lab) -> None:
     one, other = traced(lab, "honest")
     assert one == other
     assert len(one.fingerprint) == len(one.circumstances) == 32
-    assert lab.heard.warnings == []
+    assert lab.recorder.warnings == []
 
 
-def test_a_step_that_reads_what_changes_is_told_of(lab: Lab) -> None:
+def test_step_that_reads_changing_state_is_warned_about(lab: Lab) -> None:
     one, other = traced(lab, "counting")
     assert one.circumstances == other.circumstances
     assert one.fingerprint != other.fingerprint
-    (warning,) = lab.heard.warnings
+    (warning,) = lab.recorder.warnings
     assert "this process traced another train step than the one that committed step 2" in warning
     assert "make it a constant or a variable" in warning
 
 
-def test_two_models_have_two_fingerprints(lab: Lab) -> None:
+def test_two_models_have_different_fingerprints(lab: Lab) -> None:
     assert traced(lab, "honest")[0].fingerprint != traced(lab, "counting")[0].fingerprint
 
 
-def test_a_proof_names_it_as_the_cause() -> None:
+def test_proof_names_another_traced_step_as_the_cause() -> None:
     one, other = (TracedStep(fingerprint=each, circumstances="here") for each in "ab")
     elsewhere = TracedStep(fingerprint="c", circumstances="there")
     assert same_step([one, one, elsewhere])
     assert not same_step([one, elsewhere, other])
-    (cause,) = causes_of(same_examples=True, repeatable=False, ops=None, source="digits", same_step=False)
+    (cause,) = causes_of(same_examples=True, repeatable=False, operations="", source="digits", same_step=False)
     assert cause.startswith("the processes traced different train steps from the same code")

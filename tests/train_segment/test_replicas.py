@@ -1,4 +1,4 @@
-"""Replicas draw their own dropout masks, go on with them after a restore, and begin with the same weights."""
+"""Replicas draw their own dropout masks, continue them after a restore, and start with the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def masks_in(lab: Lab, spec: Any, ref: Any) -> list[list[float]]:
 
 
 def masks(folder: str, replicas: int) -> dict[str, Any]:
-    """The masks of each step, from a trainer of its own for each step; those of the last step without a cut."""
+    """The masks of each step, each from a new trainer; and those of the last step without a cut."""
     lab = Lab(Path(folder), Path(folder) / "code")
     spec = spec_of("build", run=f"on-{replicas}", replicas=replicas, train__steps=STEPS)
     start = lab.begin(spec).tip
@@ -59,19 +59,19 @@ def masks(folder: str, replicas: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_replicas_draw_their_own_masks(tmp_path: Path) -> None:
+def test_replicas_draw_their_own_dropout_masks(tmp_path: Path) -> None:
     lab_of(tmp_path, MODEL)
-    told = {1: masks(str(tmp_path), 1)}
+    by_replicas = {1: masks(str(tmp_path), 1)}
     for replicas in (2, 4):
-        told[replicas] = in_fresh_process(masks, folder=str(tmp_path), replicas=replicas)
-    for replicas, each in told.items():
+        by_replicas[replicas] = in_fresh_process(masks, folder=str(tmp_path), replicas=replicas)
+    for replicas, each in by_replicas.items():
         drawn = [tuple(mask) for step in each["cut"] for mask in step]
         assert {value for mask in drawn for value in mask} == {0.0, 2.0}
-        # No replica and no step repeats another's mask: of 2**24 that is no accident.
+        # No mask of a replica and step repeats another; with 2**24 masks that is not chance.
         assert len(drawn) == len(set(drawn)) == replicas * STEPS
         assert each["straight"] == each["cut"][-1]
-        # Replica 0 draws what a single replica does.
-        assert [step[0] for step in each["cut"]] == [step[0] for step in told[1]["cut"]]
-        # Weights, optimizer and seeds begin the same on any number of replicas.
-        assert each["shared"] == told[1]["shared"]
+        # Replica 0 draws the masks of a single replica.
+        assert [step[0] for step in each["cut"]] == [step[0] for step in by_replicas[1]["cut"]]
+        # Weights, optimizer and seeds start equal on any number of replicas.
+        assert each["shared"] == by_replicas[1]["shared"]
         assert any(key.startswith("model/dense/kernel") for key in each["shared"])

@@ -1,6 +1,5 @@
-"""One segment: what it reads and when, how it ends, and what it refuses."""
+"""One segment: the batches that it reads, its metrics, its end, and its refusals."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BatonError, DamagedCheckpoint, ModelError, NonFinite, StepFailed
+from tasks.foundation.errors import BatonError, ModelError, NonFinite, StepFailed
 from tasks.foundation.telemetry.events import Training
 from tasks.train_segment.stage import forget_trainer
-from tests.support.lab import Lab, differing, in_fresh_process, lab_of, restored, spec_of
+from tests.support.lab import Lab, differing, in_fresh_process, lab_of, spec_of
 
 MODEL = """
 OUTSIDE = []
@@ -135,7 +134,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 def batches(lab: Lab, spec: RunSpec, count: int) -> list[Any]:
-    """The first x batches of a run, as the reader gives them."""
+    """The first x batches of a run, from the reader."""
     from tasks.foundation.dataset.reader import training_dataset
 
     dataset = training_dataset(
@@ -149,23 +148,23 @@ def batches(lab: Lab, spec: RunSpec, count: int) -> list[Any]:
     return [element[0] for element in dataset.take(count).as_numpy_iterator()]
 
 
-def fast(lab: Lab) -> Callable[[], float]:  # noqa: ARG001 - both clocks look the same
-    """A clock that stands still: inner loops run from one absolute step to the next."""
+def fast(lab: Lab) -> Callable[[], float]:  # noqa: ARG001 - all clocks have the same signature
+    """A constant clock: inner loops run from one absolute step to the next."""
     return lambda: 0.0
 
 
 def slow(lab: Lab) -> Callable[[], float]:  # noqa: ARG001
-    """A clock that runs away: every inner loop is one step."""
+    """A clock that advances quickly: every inner loop is one step."""
     seconds = iter(range(0, 10**9, 100))
     return lambda: float(next(seconds))
 
 
 def by_progress(lab: Lab) -> Callable[[], float]:
-    """Ten seconds pass with each inner loop."""
-    return lambda: 10.0 * sum(isinstance(event, Training) for event in lab.heard.events)
+    """Each inner loop takes ten seconds."""
+    return lambda: 10.0 * sum(isinstance(event, Training) for event in lab.recorder.events)
 
 
-def test_metrics_are_those_of_the_batches_at_absolute_steps(lab: Lab) -> None:
+def test_metrics_cover_the_batches_between_absolute_steps(lab: Lab) -> None:
     spec = spec_of("numbered", form="numbered")
     start = lab.begin(spec).tip
     assert start is not None
@@ -186,20 +185,20 @@ def test_inner_loops_do_not_change_bits(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
     start = lab.begin(spec).tip
     assert start is not None
-    told = {}
+    runs = {}
     for clock in (fast, slow):
-        lab.heard.events.clear()
+        lab.recorder.events.clear()
         result = lab.train(spec, start, 11, clock=clock(lab))
-        steps = [event.step for event in lab.heard.events if isinstance(event, Training)]
-        told[clock] = (result, steps)
-    # The first loop of a segment is one step long, to learn how long a step takes.
-    assert told[fast][1] == [1, 4, 8, 11]
-    assert told[slow][1] == list(range(1, 12))
-    assert differing(*(lab.tensors(spec, result.staged) for result, _ in told.values())) == []
-    assert told[fast][0].history == told[slow][0].history
+        steps = [event.step for event in lab.recorder.events if isinstance(event, Training)]
+        runs[clock] = (result, steps)
+    # The first loop of a segment is one step, which measures how long a step takes.
+    assert runs[fast][1] == [1, 4, 8, 11]
+    assert runs[slow][1] == list(range(1, 12))
+    assert differing(*(lab.tensors(spec, result.staged) for result, _ in runs.values())) == []
+    assert runs[fast][0].history == runs[slow][0].history
 
 
-def test_a_segment_ends_after_segment_seconds(tmp_path: Path) -> None:
+def test_segment_ends_after_segment_seconds(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional", train__segment_seconds=15.0)
     start = lab.begin(spec).tip
     assert start is not None
@@ -213,14 +212,14 @@ def test_a_segment_ends_after_segment_seconds(tmp_path: Path) -> None:
     assert timed.history + rest.history == straight.history
 
 
-def test_a_segment_makes_progress_however_short_its_time(tmp_path: Path) -> None:
+def test_segment_trains_at_least_one_inner_loop(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("plain", train__segment_seconds=1e-9)
     start = lab.begin(spec).tip
     assert start is not None
     assert lab.train(spec, start, 11, clock=slow(lab)).staged.step == 1
 
 
-def test_the_result_says_what_was_done(tmp_path: Path) -> None:
+def test_result_describes_the_segment(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("plain")
     start = lab.begin(spec).tip
     assert start is not None
@@ -241,60 +240,18 @@ def test_the_result_says_what_was_done(tmp_path: Path) -> None:
     assert lab.log(spec).head().tip == start  # type: ignore[union-attr]
 
 
-def test_a_warm_trainer_goes_on_from_memory(tmp_path: Path) -> None:
-    lab, spec = Lab(tmp_path), spec_of("functional")
-    start = lab.begin(spec).tip
-    assert start is not None
-    first = lab.train(spec, start, 5).staged
-    shutil.rmtree(lab.folder(spec, first))
-    warm = lab.train(spec, first, 11)
-    forget_trainer()
-    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
-        lab.train(spec, first, 11)
-    again = lab.train(spec, lab.train(spec, start, 5).staged, 11)
-    assert differing(lab.tensors(spec, warm.staged), lab.tensors(spec, again.staged)) == []
-
-
-def test_a_warm_trainer_restores_what_it_does_not_hold(tmp_path: Path) -> None:
-    lab, spec = Lab(tmp_path), spec_of("plain")
-    start = lab.begin(spec).tip
-    assert start is not None
-    held = lab.train(spec, start, 5).staged
-    state = restored(lab, spec, held)
-    state.model.trainable_variables[0].assign_add([[1.0] * 5] * 6)
-    other = state.stage(lab.home(spec), base=held.base, attempt="other")
-    assert other.step == held.step
-    warm = lab.train(spec, other, 11)
-    forget_trainer()
-    cold = lab.train(spec, other, 11)
-    assert warm.staged.state_digest == cold.staged.state_digest
-    assert warm.staged.state_digest != lab.train(spec, held, 11).staged.state_digest
-
-
-def test_a_trainer_of_another_run_is_not_used(tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    one, other = spec_of("plain", run="one"), spec_of("plain", run="other", train__seed=1)
-    results = []
-    for spec in (one, other, one):
-        start = lab.begin(spec).tip
-        assert start is not None
-        results.append(lab.tensors(spec, lab.train(spec, start, 5).staged))
-    assert differing(results[0], results[2]) == []
-    assert differing(results[0], results[1]) != []
-
-
 def assert_nothing_is_staged(lab: Lab, spec: RunSpec, before: set[Path]) -> None:
     assert {path for path in lab.home(spec).root.rglob("*") if path.is_file()} == before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("clock", [fast, slow])
-def test_a_loss_that_is_not_finite_stops_the_run(lab: Lab, clock: Callable[[Lab], Callable[[], float]]) -> None:
+def test_loss_that_is_not_finite_stops_the_run(lab: Lab, clock: Callable[[Lab], Callable[[], float]]) -> None:
     spec = spec_of("overflowing", form="divergent", data__validation_fraction=0.0, train__seed=2)
     start = lab.begin(spec).tip
     assert start is not None
     bad = next(index for index, batch in enumerate(batches(lab, spec, 11)) if (batch > 1e20).any())
-    assert bad == 5  # in the midst of an inner loop, where the clock lets one be
-    at = lab.train(spec, start, bad, clock=clock(lab)).staged  # the steps before are sound
+    assert bad == 5  # within an inner loop, if the clock allows long ones
+    at = lab.train(spec, start, bad, clock=clock(lab)).staged  # the steps before it are good
     before = {path for path in lab.home(spec).root.rglob("*") if path.is_file()}  # type: ignore[attr-defined]
     head = lab.log(spec).head()
     for begin in (start, at):
@@ -302,14 +259,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(lab: Lab, clock: Callable[[Lab]
             lab.train(spec, begin, 11, clock=clock(lab))
         assert f"the loss is not finite at step {bad + 1}, in segment 1" in str(stopped.value)
         assert stopped.value.exit_code == 1
-        assert not stopped.value.retryable
     assert_nothing_is_staged(lab, spec, before)
     assert lab.log(spec).head() == head
-    # The trainer that has seen it is gone: the sound steps give the same bits again.
+    # That trainer was dropped: the good steps give the same bits again.
     assert lab.train(spec, start, bad).staged.state_digest == at.state_digest
 
 
-def test_a_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
+def test_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
     spec = spec_of("poisoned")
     start = lab.begin(spec).tip
     assert start is not None
@@ -321,10 +277,10 @@ def test_a_weight_that_is_not_finite_stops_the_run(lab: Lab) -> None:
 
 
 def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
-    """What each model that cannot be trained is told on so many replicas, by the stage that begins or that trains."""
+    """The error of each untrainable model on `replicas` replicas, from init-or-restore or from training."""
     from tasks.init_or_restore import model_requirements
 
-    lab, told = Lab(Path(folder), Path(folder) / "code"), {}
+    lab, errors = Lab(Path(folder), Path(folder) / "code"), {}
     for build in ("unseeded", "outside", "untraceable"):
         spec = spec_of(build, run=f"{build}-{replicas}", replicas=replicas)
         try:
@@ -339,31 +295,31 @@ def refusals(folder: str, replicas: int, begun: bool) -> dict[str, str]:
             else:
                 lab.begin(spec)
         except BatonError as fault:
-            told[build] = f"{type(fault).__name__} {fault.exit_code}: {fault}"
+            errors[build] = f"{type(fault).__name__} {fault.exit_code}: {fault}"
         head = lab.log(spec).head()
         assert (head is not None) == begun
         assert head is None or (head.tip is not None and head.tip.step == 0)
-    return told
+    return errors
 
 
-def assert_refused(told: dict[str, str]) -> None:
-    assert told["unseeded"].startswith("ModelError 2: model.py:unseeded: train_step ")
-    assert "seed_generator_state" in told["unseeded"]
-    assert "give keras.random functions a keras.random.SeedGenerator that a layer holds" in told["unseeded"]
-    assert told["outside"].startswith("ModelError 2: model.py:outside: train_step uses variables that no layer")
-    assert "kept_outside" in told["outside"]
-    assert "as attributes of a layer or of the model" in told["outside"]
-    assert told["untraceable"].startswith("ModelError 2: model.py:untraceable: train_step cannot be traced: ")
+def assert_refused(errors: dict[str, str]) -> None:
+    assert errors["unseeded"].startswith("ModelError 2: model.py:unseeded: train_step ")
+    assert "seed_generator_state" in errors["unseeded"]
+    assert "pass a keras.random.SeedGenerator that a layer holds to keras.random functions" in errors["unseeded"]
+    assert errors["outside"].startswith("ModelError 2: model.py:outside: train_step uses variables that no layer")
+    assert "kept_outside" in errors["outside"]
+    assert "as attributes of a layer or of the model" in errors["outside"]
+    assert errors["untraceable"].startswith("ModelError 2: model.py:untraceable: train_step cannot be traced: ")
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_state_that_no_checkpoint_would_hold_is_refused(lab: Lab, begun: bool) -> None:
+def test_untracked_state_is_refused(lab: Lab, begun: bool) -> None:
     assert_refused(refusals(str(lab.root), 1, begun))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
-def test_state_that_no_checkpoint_would_hold_is_refused_on_two_replicas(lab: Lab, begun: bool) -> None:
+def test_untracked_state_is_refused_on_two_replicas(lab: Lab, begun: bool) -> None:
     assert_refused(in_fresh_process(refusals, folder=str(lab.root), replicas=2, begun=begun))
 
 
@@ -378,20 +334,20 @@ def label_failure(folder: str, replicas: int) -> str:
     return str(stopped.value)
 
 
-def assert_label_is_named(told: str) -> None:
-    assert told.startswith("model.py:narrow: train_step failed between step 0 and step 1, in segment 1: Invalid")
-    assert "= 2 is not in [0, 2)" in told
-    assert told.endswith("Set data.classes to have labels checked when the data is prepared")
-    assert "\n" not in told
-    assert len(told) < 500
+def assert_label_is_named(message: str) -> None:
+    assert message.startswith("model.py:narrow: train_step failed between step 0 and step 1, in segment 1: Invalid")
+    assert "= 2 is not in [0, 2)" in message
+    assert message.endswith("Set data.classes to have labels checked when the data is prepared")
+    assert "\n" not in message
+    assert len(message) < 500
 
 
-def test_a_label_that_the_model_does_not_have_is_named(lab: Lab) -> None:
+def test_label_out_of_range_is_reported(lab: Lab) -> None:
     assert_label_is_named(label_failure(str(lab.root), 1))
 
 
 @pytest.mark.slow
-def test_a_label_that_the_model_does_not_have_is_named_on_two_replicas(lab: Lab) -> None:
+def test_label_out_of_range_is_reported_on_two_replicas(lab: Lab) -> None:
     assert_label_is_named(in_fresh_process(label_failure, folder=str(lab.root), replicas=2))
 
 
@@ -403,24 +359,24 @@ def test_a_label_that_the_model_does_not_have_is_named_on_two_replicas(lab: Lab)
         ("sampled", "LogUniformCandidateSampler"),
     ],
 )
-def test_state_outside_of_variables_is_warned_of(lab: Lab, build: str, op: str) -> None:
+def test_state_outside_of_variables_is_warned_about(lab: Lab, build: str, op: str) -> None:
     spec = spec_of(build)
     start = lab.begin(spec).tip
     assert start is not None
     lab.train(spec, start, 3)
-    assert len(lab.heard.warnings) == 1
-    assert f"model.py:{build}: " in lab.heard.warnings[0]
-    assert op in lab.heard.warnings[0]
-    assert "a resumed run can differ" in lab.heard.warnings[0]
+    assert len(lab.recorder.warnings) == 1
+    assert f"model.py:{build}: " in lab.recorder.warnings[0]
+    assert op in lab.recorder.warnings[0]
+    assert "a resumed run can differ" in lab.recorder.warnings[0]
 
 
-def test_a_model_error_comes_before_anything_is_written(lab: Lab) -> None:
+def test_model_error_is_raised_before_any_write(lab: Lab) -> None:
     with pytest.raises(ModelError, match="has no function missing"):
         lab.begin(spec_of("missing"))
     assert not (lab.root / "storage" / "missing").exists()
 
 
-def test_a_step_may_tell_a_loss_of_each_example(tmp_path: Path) -> None:
+def test_step_may_return_a_loss_per_example(tmp_path: Path) -> None:
     lab = lab_of(
         tmp_path,
         """

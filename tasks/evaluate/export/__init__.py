@@ -1,1 +1,1 @@
-"""A committed checkpoint as a file that Keras or TensorFlow alone can read."""
+"""Exports a committed checkpoint as files that Keras or TensorFlow reads without Baton."""

@@ -1,4 +1,4 @@
-"""Committed checkpoint -> a file of Keras, a SavedModel or a checkpoint of TensorFlow."""
+"""Exports a committed checkpoint as a Keras file, a SavedModel or a TensorFlow checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.evaluate.averages import use_averages
 from tasks.evaluate.export.loading import Loading
-from tasks.evaluate.export.target import made_whole, require_free_target
+from tasks.evaluate.export.target import atomic_target, require_free_target
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.identity import differences, in_words
+from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
@@ -27,7 +28,7 @@ from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.user_code import describe
 
-# What a checkpoint's files begin with, in its folder.
+# Prefix of the file names of an exported checkpoint.
 PREFIX = "ckpt"
 _CALLS = {
     "weights": "model.load_weights({path!r})",
@@ -38,12 +39,12 @@ _CALLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written.
+    """An export.
 
     Attributes:
-        path: to load from: the file, the folder of a SavedModel, or what the names of a checkpoint's files begin with.
-        warnings: what whoever loads it should know.
-        load_with: Python that loads it without Baton, line by line.
+        path: what to load: the file, the folder of a SavedModel, or the prefix of a checkpoint's files.
+        warnings: problems that may occur when it is loaded.
+        load_with: lines of Python that load it without Baton.
     """
 
     path: Path
@@ -54,24 +55,24 @@ class Exported:
 def export(
     run: RunFile, head: Head, ref: CheckpointRef, *, root: Storage, home: Storage, form: str, target: Path
 ) -> Exported:
-    """Write a committed checkpoint, with the averages of `use_ema` as evaluation uses them.
+    """Export a committed checkpoint, with the averages of `use_ema`, as evaluation uses them.
 
-    On one replica of the CPU, whatever it was trained on.
+    The model is built on the CPU with one replica, even if it was trained on other devices.
 
     Args:
-        run: its model is built; it must be the one that the run was trained with.
-        head: of the run's log.
+        run: the run file; it must build the model that the run was trained with.
+        head: head of the run's log.
         ref: the checkpoint.
-        root: the storage root that the run's dataset lies below, whose manifest says what the model is called on.
+        root: storage root with the run's dataset, whose manifest has the shapes of the model's inputs.
         home: the run's home.
         form: keras, weights, saved_model or checkpoint.
-        target: a path that is not there yet.
+        target: a path that does not exist.
 
     Raises:
-        InvalidInput: the target will not do, or the run file builds another model.
+        InvalidInput: the target is not usable, or the run file builds another model.
         StateMismatch: the run file builds a model with other variables.
-        DamagedCheckpoint: the checkpoint is not what the log says.
-        DamagedDataset: the dataset's manifest is gone.
+        DamagedCheckpoint: the checkpoint differs from its manifest.
+        DamagedDataset: the dataset's manifest is missing.
         ModelError: the model cannot be built, or Keras cannot write it in this form.
         StorageError: the disk refused or failed.
     """
@@ -81,9 +82,9 @@ def export(
     batch = zero_batch(read_manifest(root, head.identity["data.folder"]), batch_size)
     state = build_train_state(run.spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
     _require_same_model(run, head, state.model, home)
-    state.restore(home, ref)
+    restore_checkpoint(state, home, ref)
     use_averages(state.model)
-    with made_whole(form, target) as path:
+    with atomic_target(form, target) as path:
         try:
             _write(state.model, form, path)
         except OSError:
@@ -91,7 +92,7 @@ def export(
         except Exception as fault:
             raise ModelError(
                 f"{run.spec.model.build}: Keras cannot write this model as {form}: {describe(fault)}; "
-                "--format weights and checkpoint need the least of a model"
+                "try --format weights or checkpoint"
             ) from fault
         loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
         missed = tuple(_untracked(state.model, str(path / PREFIX))) if form == "checkpoint" else ()
@@ -115,27 +116,27 @@ def _write(model: keras.Model, form: str, path: Path) -> None:
 
 
 def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Storage) -> None:
-    """The weights of one model in another would load, and predict something else."""
+    """Refuse a run file that builds another model: its predictions would differ, even if the weights load."""
     now = model_identity(model, run.spec.model, run.folder)
     keys = [key for key in now if key.startswith("model.") and key in head.identity]
     found = differences({key: head.identity[key] for key in keys}, {key: now[key] for key in keys})
     if found:
         raise InvalidInput(
-            f"{run.path} builds another model than {home.uri} was trained with: {in_words(found)}; name the run file, "
-            "with the code beside it, as it was"
+            f"{run.path} builds another model than {home.uri} was trained with: {difference_words(found)}; use the "
+            "run file and the code that the run was trained with"
         )
 
 
 def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:
-    """What `tf.train.Checkpoint` does not see of a model of Keras, such as statistics of layers kept in a list."""
+    """A warning about variables that `tf.train.Checkpoint` misses, such as those of layers kept in a list."""
     reader = tf.train.load_checkpoint(prefix)
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
-    there = {attribute.full_name.partition(":")[0] for node in graph.nodes for attribute in node.attributes}
-    missed = [variable.path for variable in model.variables if variable.path not in there]
+    tracked = {attribute.full_name.partition(":")[0] for node in graph.nodes for attribute in node.attributes}
+    missed = [variable.path for variable in model.variables if variable.path not in tracked]
     weights = [path for path in missed if not path.endswith("seed_generator_state")]
     if weights:
         yield (
-            f"{listed(weights)}: not in the checkpoint, since tf.train.Checkpoint does not find them in this model; "
-            "--format keras or weights has them"
+            f"{listed(weights)}: not in the checkpoint, because tf.train.Checkpoint does not find them in this model; "
+            "use --format keras or weights"
         )

@@ -1,4 +1,4 @@
-"""How plain Keras loads an exported `.keras` file again: the lines of Python that do it."""
+"""The lines of Python that load an exported `.keras` file without Baton."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ import keras
 
 from tasks.foundation.user_code import USER_PACKAGE_PREFIX
 
-# Keras finds what these define by itself.
+# Keras finds objects of these packages itself.
 _KERAS = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})
 _KERAS_FUNCTIONS = (keras.activations, keras.initializers, keras.losses, keras.metrics, keras.regularizers)
 _FUNCTION, _LAMBDA = "function", "__lambda__"
@@ -22,11 +22,11 @@ _FUNCTION, _LAMBDA = "function", "__lambda__"
 
 @dataclass(frozen=True, slots=True, order=True)
 class CustomObject:
-    """A class or function in a file's configuration that is not Keras's own."""
+    """A class or function in a file's configuration that does not belong to Keras."""
 
-    key: str  # under which Keras looks for it
+    key: str  # the name that Keras looks up
     name: str
-    module: str  # where it is defined; empty for a function that is not at the top level of the user's code
+    module: str  # empty for a function that is not at the top level of the user's code
 
     @property
     def registered(self) -> bool:
@@ -35,17 +35,17 @@ class CustomObject:
 
     @property
     def importable(self) -> bool:
-        """Whether its module has it under its name: not if it is defined inside a function or a class."""
+        """Whether its module has it at the top level, not inside a function or a class."""
         return hasattr(sys.modules.get(self.module), self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What it takes to load one file.
+    """What is needed to load one file.
 
     Attributes:
-        objects: to be imported first, sorted, each once.
-        needs_unsafe_mode: a lambda is stored as code, which Keras loads only where it is told to.
+        objects: objects to import first, sorted, each once.
+        needs_unsafe_mode: whether the file holds a lambda as code, which Keras loads only with safe_mode=False.
     """
 
     objects: tuple[CustomObject, ...]
@@ -53,17 +53,17 @@ class Loading:
 
     @classmethod
     def of(cls, file: Path, reference: str) -> "Loading":
-        """Of a `.keras` file whose model the function `reference` of the run file has built in this process."""
+        """For a `.keras` file whose model this process built with the function `reference` of the run file."""
         with zipfile.ZipFile(file) as archive:
             return cls.of_config(json.loads(archive.read("config.json")), reference)
 
     @classmethod
     def of_config(cls, config: Any, reference: str) -> "Loading":
-        """Of a file's configuration."""
+        """For the configuration in a file."""
         return cls(tuple(sorted(set(_custom(config, _functions_of_user(reference))))), _holds_a_lambda(config))
 
     def lines(self, path: Path, *, here: Path) -> tuple[str, ...]:
-        """Python that loads the file at `path` without Baton, to be typed or pasted in the folder `here`."""
+        """Lines of Python that load the file at `path` without Baton, run in the folder `here`."""
         folders: dict[str, None] = {}
         imports: dict[str, dict[str, None]] = {}
         for each in filter(lambda each: each.importable, self.objects):
@@ -86,39 +86,39 @@ class Loading:
         )
 
     def warnings(self) -> Iterator[str]:
-        """What Keras does not find by itself, and what would change that."""
+        """Messages about objects that Keras does not find, with remedies."""
         unregistered = [each for each in self.objects if not each.registered]
         if unregistered:
             names = ", ".join(dict.fromkeys(each.name for each in unregistered))
             yield (
-                f"{names}: not registered with Keras, so keras.saving.load_model needs custom_objects; with "
-                "@keras.saving.register_keras_serializable() on a class or function, importing it is enough"
+                f"{names}: not registered with Keras, so keras.saving.load_model needs custom_objects; decorate them "
+                "with @keras.saving.register_keras_serializable(), then importing them is enough"
             )
         keys = [each.key for each in unregistered]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             yield (
-                f"{', '.join(twice)}: several classes have this name, and Keras takes one of them for all; register "
-                'each under a name of its own, @keras.saving.register_keras_serializable(name="...")'
+                f"{', '.join(twice)}: several classes have this name, and Keras uses one of them for all; register "
+                'each under a different name: @keras.saving.register_keras_serializable(name="...")'
             )
         hidden = [each.name for each in self.objects if not each.importable]
         if hidden:
             yield (
-                f"{', '.join(hidden)}: defined inside a function or class, so no import finds it when the file is "
-                "loaded; move it to the top level of its module"
+                f"{', '.join(hidden)}: defined inside a function or class, where no import finds it; move it to the "
+                "top level of its module"
             )
         if self.needs_unsafe_mode:
-            yield "a lambda is stored as code, so Keras asks for safe_mode=False; use a named function instead"
+            yield "a lambda is stored as code, so Keras needs safe_mode=False; use a named function instead"
 
 
 def _custom(value: Any, functions: dict[str, CustomObject]) -> Iterator[CustomObject]:
     if isinstance(value, dict):
         module, name = str(value.get("module") or ""), str(value.get("class_name") or "")
-        if name == _FUNCTION:  # its module is not stored
+        if name == _FUNCTION:  # the file does not name its module
             key = str(value.get("config"))
             if key in functions:
                 yield functions[key]
-            elif not any(hasattr(place, key) for place in _KERAS_FUNCTIONS):
+            elif not any(hasattr(module, key) for module in _KERAS_FUNCTIONS):
                 yield CustomObject(key, key.rpartition(">")[2], "")
         elif name and module and not name.startswith("__") and module.partition(".")[0] not in _KERAS:
             yield CustomObject(str(value.get("registered_name") or name), name, module)
@@ -129,7 +129,7 @@ def _custom(value: Any, functions: dict[str, CustomObject]) -> Iterator[CustomOb
 
 
 def _functions_of_user(reference: str) -> dict[str, CustomObject]:
-    """Functions at the top level of the user's modules, by the name under which Keras stores them."""
+    """Top-level functions of the user's modules, by the names that Keras stores."""
     package = "" if ".py:" in reference else reference.partition(":")[0].partition(".")[0]
     found = {}
     for name, module in list(sys.modules.items()):
@@ -150,15 +150,15 @@ def _holds_a_lambda(value: Any) -> bool:
 
 
 def _importable(module: str) -> tuple[Path | None, str]:
-    """The folder that has to be on Python's path, and the module's name there.
+    """The folder to add to Python's path, and the module's name there.
 
-    A file beside the run file is a module of a private package here; without Baton it is found by its folder.
+    Baton loads a file beside the run file as a module of a private package. Plain Python needs its folder.
     """
     package, _, name = module.partition(".")
     if not package.startswith(USER_PACKAGE_PREFIX):
         return None, module
     file = Path(str(sys.modules[module].__file__))
-    if _imports_siblings(file):  # as a part of a package only
+    if _imports_siblings(file):  # relative imports need a package
         return file.parent.parent, f"{file.parent.name}.{name}"
     return file.parent, name
 

@@ -1,4 +1,4 @@
-"""Where an export goes: a new file or folder of this machine, there as a whole or not at all."""
+"""The target of an export: a new local file or folder, written completely or not at all."""
 
 import tempfile
 from collections.abc import Iterator
@@ -11,36 +11,38 @@ from tasks.foundation.errors import InvalidInput, StorageError
 Form = Literal["keras", "weights", "saved_model", "checkpoint"]
 FORMS: tuple[str, ...] = get_args(Form)
 _ENDINGS = {"keras": ".keras", "weights": ".weights.h5"}
-# In this order: of w.weights.h5 and w.weights only w is left.
+# In this order, both w.weights.h5 and w.weights become w.
 _OTHER_ENDINGS = (".h5", ".hdf5", ".keras", ".weights")
 
 
 def require_free_target(form: str, target: Path) -> None:
-    """Refuse what cannot be written, before anything is waited for.
+    """Refuse a target that cannot be written, before any work.
 
     Args:
         form: one of `FORMS`.
-        target: .keras and .weights.h5 are files, saved_model and checkpoint folders.
+        target: a file for keras and weights, a folder for saved_model and checkpoint.
 
     Raises:
-        InvalidInput: no such form, something is there already, or the name or its folder will not do.
+        InvalidInput: the form is unknown, the target exists, or its name or folder cannot be used.
     """
     if form not in FORMS:
-        raise InvalidInput(f"--format {form} is unknown; say one of {', '.join(FORMS)}")
+        raise InvalidInput(f"--format {form} is unknown; use one of {', '.join(FORMS)}")
     if "://" in str(target) or str(target).startswith(("gs:/", "memory:/")):
-        raise InvalidInput(f"--to {target}: an export is written on this machine; name a path, and copy it from there")
+        raise InvalidInput(
+            f"--to {target}: exports are written to a local path; name one, and copy the export from there"
+        )
     ending = _ENDINGS.get(form, "")
     if not target.name.endswith(ending):
         better = target.with_name(_bare(target.name) + ending)
-        raise InvalidInput(f"--to {target}: the name of a {form} export ends in {ending}; name {better}")
+        raise InvalidInput(f"--to {target}: the name of a {form} export must end in {ending}; use {better}")
     if target.exists() or target.is_symlink():
-        raise InvalidInput(f"--to {target} is there already, and nothing is overwritten; name another path")
+        raise InvalidInput(f"--to {target} already exists; use another path")
     if not target.absolute().parent.is_dir():
-        raise InvalidInput(f"--to {target}: the folder {target.absolute().parent} is not there; make it first")
+        raise InvalidInput(f"--to {target}: the folder {target.absolute().parent} does not exist; create it first")
 
 
 def _bare(name: str) -> str:
-    """The name without what another form's name ends in: w of w.h5."""
+    """The name without the ending of another form: `w` for `w.h5`."""
     bare = name
     for ending in _OTHER_ENDINGS:
         bare = bare.removesuffix(ending)
@@ -48,11 +50,11 @@ def _bare(name: str) -> str:
 
 
 @contextmanager
-def made_whole(form: str, target: Path) -> Iterator[Path]:
-    """A path beside the target to write to, with its ending; moved to the target if nothing goes wrong.
+def atomic_target(form: str, target: Path) -> Iterator[Path]:
+    """A temporary path beside the target, with its ending. It is moved to the target when the block succeeds.
 
     Raises:
-        InvalidInput: meanwhile somebody else wrote there.
+        InvalidInput: the target was created meanwhile.
         StorageError: the disk refused or failed.
     """
     try:
@@ -63,5 +65,5 @@ def made_whole(form: str, target: Path) -> Iterator[Path]:
             written.rename(target)
     except OSError as fault:
         raise StorageError(
-            f"--to {target}: cannot be written: {fault.strerror or fault}; free some space there, or name another path"
+            f"--to {target}: cannot be written: {fault.strerror or fault}; free some space there, or use another path"
         ) from fault

@@ -1,19 +1,18 @@
-"""What the run came from, and what was changed on its way: parts of the report's page."""
+"""The start of a run and its changes: sections of the report's page."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tasks.evaluate.report.tables import Cell, number, table, time_words
-from tasks.foundation.contracts.identity import differences, in_words
+from tasks.evaluate.report.tables import Cell, Section, Table, number, time_words
+from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Change, Entry, Environment, Head, Origin, Rewind
 from tasks.foundation.runlog.history import History, commit_of
 
 _ENTRIES_SHOWN = 200
 
 
-def beginnings(entries: Sequence[Entry], history: History) -> Iterator[str]:
-    """Sentences, as plain text: the run that this one was forked from, and where its initial weights come from."""
+def origin_lines(entries: Sequence[Entry], history: History) -> Iterator[str]:
+    """Sentences about the run that this one was forked from and about its initial weights."""
     origin = entries[0].body
     if isinstance(origin, Origin) and origin.forked_from is not None:
         parent = origin.forked_from
@@ -23,39 +22,42 @@ def beginnings(entries: Sequence[Entry], history: History) -> Iterator[str]:
         yield f"began with {len(source.loaded):,} variables from {source.place}"
 
 
-def changes_section(entries: Sequence[Entry]) -> Iterable[str]:
-    """Accepted changes, changes of the environment and rewinds; nothing where there are none."""
+def changes_section(entries: Sequence[Entry]) -> Iterator[Section]:
+    """Accepted changes, changes of the environment and rewinds; no section if there are none."""
     rows = []
     for before, entry in pairwise(entries):
-        words = _words(entry, before.head)
-        if words:
+        lines = _lines(entry, before.head)
+        if lines:
             step = 0 if entry.head.tip is None else entry.head.tip.step
             rows.append(
                 [
                     number(f"{entry.number:,}"),
                     Cell(time_words(entry.time)),
                     number(f"{step:,}"),
-                    Cell("<br>".join(map(escape, words)), "wrap"),
+                    Cell(lines[0], "wrap", more_lines=tuple(lines[1:])),
                 ]
             )
     if not rows:
         return
-    yield "<h2>Changes</h2>"
-    yield table(("entry", "time, UTC", "from step", "what changed"), rows[-_ENTRIES_SHOWN:], numbers={0, 2})
-    if len(rows) > _ENTRIES_SHOWN:
-        yield f'<p class="note">{len(rows) - _ENTRIES_SHOWN:,} earlier changes are not shown.</p>'
+    headings = ("entry", "time, UTC", "from step", "what changed")
+    hidden = len(rows) - _ENTRIES_SHOWN
+    yield Section(
+        heading="Changes",
+        table=Table(headings=headings, rows=rows[-_ENTRIES_SHOWN:], numbers=frozenset({0, 2})),
+        note=f"{hidden:,} earlier changes are not shown." if hidden > 0 else "",
+    )
 
 
-def _words(entry: Entry, before: Head) -> list[str]:
+def _lines(entry: Entry, before: Head) -> list[str]:
     match entry.body:
         case Change() as change:
-            words = []
+            lines = []
             if change.identity is not None:
-                found = in_words(differences(before.identity, change.identity))
-                words.append(f"accepted {', '.join(change.accepted)}: {found}")
+                found = difference_words(differences(before.identity, change.identity))
+                lines.append(f"accepted {', '.join(change.accepted)}: {found}")
             if change.environment != before.environment:
-                words.append(f"environment: {_environment_words(before.environment, change.environment)}")
-            return words
+                lines.append(f"environment: {_environment_words(before.environment, change.environment)}")
+            return lines
         case Rewind() as rewind:
             return [
                 f"rewound to step {rewind.to.step:,}, skipping {rewind.skip_batches:,} global batches: {rewind.reason}"

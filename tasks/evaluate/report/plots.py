@@ -1,4 +1,4 @@
-"""The report's pictures, drawn with matplotlib's object interface: no global figures, no display, any thread."""
+"""The report's pictures. matplotlib's object interface needs no display and works in any thread."""
 
 import io
 import logging
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 _TRAINING, _VALIDATION, _GREY, _FAINT, _INK = "#2f6690", "#d1603d", "#9aa5b1", "#e3e7ec", "#38424d"
 _WIDTH_INCHES, _HEIGHT_INCHES = 5.2, 3.0
 _DOTS_PER_INCH = 160
-_MARKERS_UP_TO = 40
+_MAX_MARKERS = 40
 _LOGARITHMIC_FROM_RATIO = 50
-_BORDERS_UP_TO = 120
+_MAX_BORDERS = 120
 
 Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A picture and what it shows."""
+    """A PNG with the stem of its file name and its caption."""
 
     name: str
     caption: str
@@ -37,16 +37,16 @@ class Plot:
 
 
 def draw(history: History, seconds: Mapping[str, float]) -> tuple[Plot, ...]:
-    """All pictures of a run: loss first, the other metrics, speed, time. None where nothing was trained.
+    """All pictures of a run: loss, the other metrics, speed, time. Empty if nothing was trained.
 
     Args:
         history: the curves.
-        seconds: where the time went, by cause, in the order to be shown.
+        seconds: seconds by cause, in the order of the picture.
     """
     if not history.segments:
         return ()
     for logger in ("matplotlib", "matplotlib.font_manager"):
-        logging.getLogger(logger).setLevel(logging.ERROR)  # building its font cache is not the run's news
+        logging.getLogger(logger).setLevel(logging.ERROR)  # hides the messages about its font cache
     return (*_curves(history), *_speed(history), *_seconds(seconds))
 
 
@@ -59,7 +59,7 @@ def _curves(history: History) -> Iterator[Plot]:
     )
     borders = [commit_of(entry).checkpoint.step for entry in history.commits]
     taken: set[str] = set()
-    for name in sorted(names, key=lambda name: name != "loss"):  # stable: the others stay in their order
+    for name in sorted(names, key=lambda name: name != "loss"):  # the sort is stable: other metrics keep their order
         training = [(row.step, row.metrics[name]) for row in history.rows if name in row.metrics]
         validation = [
             (evaluation.checkpoint.step, evaluation.metrics[name])
@@ -75,7 +75,7 @@ def _curves(history: History) -> Iterator[Plot]:
 def _lines(axes: "Axes", name: str, training: Points, validation: Points) -> None:
     finite = [value for _, value in (*training, *validation) if math.isfinite(value)]
     if training:
-        marker = "." if len(training) <= _MARKERS_UP_TO else ""
+        marker = "." if len(training) <= _MAX_MARKERS else ""
         axes.plot(*_columns(training), color=_TRAINING, linewidth=1.4, marker=marker, markersize=4, label="training")
     if validation:
         axes.plot(*_columns(validation), color=_VALIDATION, linewidth=0, marker="o", markersize=4.5, label="validation")
@@ -89,7 +89,7 @@ def _lines(axes: "Axes", name: str, training: Points, validation: Points) -> Non
 
 
 def _speed(history: History) -> Iterator[Plot]:
-    """Examples per second of each segment, over its whole time and over its training alone."""
+    """Examples per second of each segment: over its whole time, and over its training time only."""
     overall: list[tuple[int, int, float]] = []
     training: list[tuple[int, int, float]] = []
     start = 0
@@ -116,7 +116,7 @@ def _speed(history: History) -> Iterator[Plot]:
 
 
 def _seconds(amounts: Mapping[str, float]) -> Iterator[Plot]:
-    """Where the time went: what trained the run, what is lost, and all the rest."""
+    """Seconds by cause; training and lost work have their own colours."""
     if not amounts:
         return
     total = sum(amounts.values())
@@ -153,26 +153,26 @@ def _figure(*, height_inches: float = _HEIGHT_INCHES) -> "tuple[Figure, Axes]":
 
 
 def _borders(axes: "Axes", steps: Sequence[int]) -> None:
-    if len(steps) <= _BORDERS_UP_TO:  # more of them would paint the picture grey
+    if len(steps) <= _MAX_BORDERS:  # more lines would cover the curves
         for step in steps:
             axes.axvline(step, color=_GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
 
 
 def _columns(points: Points) -> tuple[list[int], list[float]]:
-    # matplotlib leaves out NaN; infinity would stretch the axis away.
+    # matplotlib skips NaN; infinity would stretch the axis.
     return [step for step, _ in points], [value if math.isfinite(value) else math.nan for _, value in points]
 
 
 def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*missing from font.*")  # a metric may be named in any script
-        figure.savefig(buffer, format="png", metadata={"Software": None})  # the same log, the same bytes
+        warnings.filterwarnings("ignore", message=".*missing from font.*")  # names of metrics may be in any script
+        figure.savefig(buffer, format="png", metadata={"Software": None})  # the same log gives the same bytes
     return buffer.getvalue()
 
 
 def _file_name(metric: str, taken: set[str]) -> str:
-    """A name for any file system; metrics are named by the user's model."""
+    """The stem of a file name that every file system accepts; the user's model names the metrics."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", metric).strip("-").lower()[:60] or "metric"
     if stem in {"speed", "seconds"}:
         stem = f"metric-{stem}"

@@ -1,43 +1,67 @@
-"""Tables of the report's page."""
+"""Sections and tables of the report's page, as plain text; the template turns them into HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A coloured word, such as `tip`; `reason` shows on hovering."""
+
+    word: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Markup that is escaped already, and how its column is set."""
+    """A cell of a table.
 
-    html: str
-    kind: str = ""
+    Attributes:
+        text: its first line.
+        kind: CSS class; numbers are aligned to the right.
+        strong: whether the text is bold.
+        full_text: shown on hovering, if `text` is only a part of it.
+        more_lines: the lines below the first one.
+        marks: coloured words before the text.
+    """
+
+    text: str = ""
+    kind: Literal["", "number", "wrap", "wrap code"] = ""
+    strong: bool = False
+    full_text: str = ""
+    more_lines: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows below optional headings; `numbers` are the columns whose headings are aligned to the right."""
+
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with a table, a note below it, or both."""
+
+    heading: str
+    table: Table | None = None
+    note: str = ""
 
 
 def number(text: str) -> Cell:
-    """A cell to be set to the right."""
-    return Cell(escape(text), "number")
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], *, numbers: set[int]) -> str:
-    """A table; `numbers` are the columns whose headings are set to the right."""
-    first = "".join(
-        f'<th class="number">{escape(text)}</th>' if index in numbers else f"<th>{escape(text)}</th>"
-        for index, text in enumerate(headings)
-    )
-    body = "\n".join(
-        "<tr>"
-        + "".join(f'<td class="{cell.kind}">{cell.html}</td>' if cell.kind else f"<td>{cell.html}</td>" for cell in row)
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="table"><table><thead><tr>{first}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
-
-
-def code(text: str, *, whole: str) -> str:
-    """What fits the column; the whole on hovering."""
-    return f'<code title="{escape(whole)}">{escape(text)}</code>'
+    """A cell aligned to the right."""
+    return Cell(text, "number")
 
 
 def time_words(time: str) -> str:
     """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
-    return escape(time[:19].replace("T", " "))
+    return time[:19].replace("T", " ")
+
+
+def cut(text: str, characters: int) -> str:
+    """The first `characters` of a text, and an ellipsis if there are more."""
+    return text if len(text) <= characters else f"{text[:characters]}…"

@@ -1,1 +1,1 @@
-"""The one strategy of a process, its threads, and batch arithmetic."""
+"""The distribution strategy of a process, its threads, and batch arithmetic."""

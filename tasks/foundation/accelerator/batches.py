@@ -1,4 +1,4 @@
-"""Batch arithmetic: a global batch is shared out to the replicas, and each may take its share in micro-batches."""
+"""Batch arithmetic: replicas share a global batch, and each may cut its share into micro-batches."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,15 @@ from tasks.foundation.errors import AcceleratorError
 
 
 def per_replica_batch_size(global_batch_size: int, replicas: int, accumulate: int = 1) -> int:
-    """Examples that one replica sees in a step; a multiple of `accumulate`.
+    """Examples of one replica in a step; a multiple of `accumulate`.
 
     Args:
-        global_batch_size: examples of a step, at least 1.
+        global_batch_size: examples of a step over all replicas, at least 1.
         replicas: model copies, at least 1.
-        accumulate: micro-batches that a replica's share is cut into, at least 1.
+        accumulate: micro-batches of one replica in a step, at least 1.
 
     Raises:
-        AcceleratorError: the global batch does not divide evenly; names the nearest values that do.
+        AcceleratorError: the global batch is not divisible; the message names the nearest sizes that are.
     """
     parts = replicas * accumulate
     if global_batch_size % parts:
@@ -34,7 +34,7 @@ def micro_batch_size(global_batch_size: int, replicas: int, accumulate: int) -> 
 
 
 def _other_cuts(global_batch_size: int, replicas: int, accumulate: int) -> str:
-    """Values of train.accumulate that suit the batch as it is: the nearest below and above, where there are any."""
+    """The nearest values of train.accumulate below and above that divide this batch, if any."""
     if global_batch_size % replicas:
         return ""
     divisors = list(_divisors(global_batch_size // replicas))

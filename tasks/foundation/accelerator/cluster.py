@@ -1,4 +1,4 @@
-"""Which hosts train together, as `TF_CONFIG` says it: TensorFlow's own way, which launchers know."""
+"""The hosts that train together, from TensorFlow's `TF_CONFIG`."""
 
 import json
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ _EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What `TF_CONFIG` says.
+    """The content of `TF_CONFIG`.
 
     Attributes:
         addresses: host:port of every worker, the chief's first.
-        host: which of them this process is, from 0.
+        host: index of this process in `addresses`.
     """
 
     addresses: tuple[str, ...]
@@ -30,10 +30,10 @@ def cluster_of(environment: Mapping[str, str]) -> Cluster:
     """Read `TF_CONFIG`.
 
     Args:
-        environment: of the process.
+        environment: the process's environment variables.
 
     Raises:
-        AcceleratorError: it is not there, or is not a cluster of workers with this process among them.
+        AcceleratorError: it is not set, or is not a cluster of workers that includes this process.
     """
     text = environment.get("TF_CONFIG")
     if not text:
@@ -51,27 +51,31 @@ def cluster_of(environment: Mapping[str, str]) -> Cluster:
         ) from fault
     others = sorted(jobs.keys() - {"chief", "worker"})
     if others:
-        raise AcceleratorError(f"TF_CONFIG has jobs {', '.join(others)}; name only workers, and at most one chief")
+        raise AcceleratorError(f"TF_CONFIG has jobs {', '.join(others)}; use only workers and at most one chief")
     if len(jobs.get("chief", [])) > 1:
-        raise AcceleratorError(f"TF_CONFIG has {len(jobs['chief'])} chiefs; name one, or none: then worker 0 is it")
+        raise AcceleratorError(
+            f"TF_CONFIG has {len(jobs['chief'])} chiefs; name at most one (without one, worker 0 is the chief)"
+        )
     if not 0 <= index < len(jobs.get(kind, [])):
         raise AcceleratorError(
-            f"TF_CONFIG says that this process is {kind} {index}, and lists {len(jobs.get(kind, []))} of that type; "
-            "give each host an index of its own, from 0"
+            f"TF_CONFIG makes this process {kind} {index}, but lists {len(jobs.get(kind, []))} of that type; "
+            "give each host a different index, from 0"
         )
     chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
     addresses = (*chiefs, *workers)
     if len(set(addresses)) != len(addresses):
-        raise AcceleratorError(f"TF_CONFIG names an address twice: {', '.join(addresses)}; each worker needs its own")
+        raise AcceleratorError(
+            f"TF_CONFIG names an address twice: {', '.join(addresses)}; give each worker a different address"
+        )
     return Cluster(addresses=addresses, host=index if kind == "chief" else len(chiefs) + index)
 
 
 def is_chief(spec: AcceleratorSpec, environment: Mapping[str, str]) -> bool:
-    """Whether this process writes the run's home, which is known before TensorFlow is imported.
+    """Whether this process writes to the run's home. Needs no TensorFlow.
 
     Args:
-        spec: what the run file asks for.
-        environment: of the process.
+        spec: `accelerator` of the run file.
+        environment: the process's environment variables.
 
     Raises:
         AcceleratorError: see `cluster_of`.

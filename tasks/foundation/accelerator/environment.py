@@ -1,4 +1,4 @@
-"""What has to be said to TensorFlow before it is imported, and what the bits depend on besides the code."""
+"""TensorFlow's environment variables, package versions and thread counts."""
 
 import os
 import platform
@@ -11,13 +11,13 @@ _PACKAGES = ("baton", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu"
 
 
 def quiet_tensorflow() -> None:
-    """Keep TensorFlow's start-up messages to itself. Call before it is imported; what a user has set holds."""
+    """Hide TensorFlow's start-up messages. Call before importing it; variables that the user has set are kept."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what computes."""
+    """Versions of Python and of the packages that compute, by package name."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -28,11 +28,12 @@ def installed_versions() -> dict[str, str]:
 
 
 def thread_counts(spec: AcceleratorSpec, recorded: Environment | None) -> tuple[int, int]:
-    """Threads within an operation, operations at a time: as the run file says, as recorded, or the CPUs here.
+    """Threads within an operation, and operations at a time.
 
-    The bits of a sum depend on how many threads share it, so a run keeps the counts that it began with.
+    The run file decides, then the recorded environment, then the number of CPUs. The bits of a sum depend on the
+    number of threads that share it, so a run keeps the counts that it began with.
     """
-    here = len(os.sched_getaffinity(0))
-    intra = spec.intra_op_threads or (recorded.intra_op_threads if recorded else here)
-    inter = spec.inter_op_threads or (recorded.inter_op_threads if recorded else here)
+    cpus = len(os.sched_getaffinity(0))
+    intra = spec.intra_op_threads or (recorded.intra_op_threads if recorded else cpus)
+    inter = spec.inter_op_threads or (recorded.inter_op_threads if recorded else cpus)
     return intra, inter

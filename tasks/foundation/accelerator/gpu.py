@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, and the strategy over them."""
+"""The GPUs of this process, and the strategy over them."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ _DEVICE_FILES = "nvidia[0-9]*"
 
 
 def gpus() -> list[Any]:
-    """TensorFlow's physical GPUs; those hidden by CUDA_VISIBLE_DEVICES are not among them."""
+    """TensorFlow's physical GPUs, without those hidden by CUDA_VISIBLE_DEVICES."""
     return list(tf.config.list_physical_devices("GPU"))
 
 
@@ -24,7 +24,7 @@ def gpu_files() -> tuple[str, ...]:
 
 
 def why_no_gpu() -> str:
-    """What was looked at for a GPU, and what was there."""
+    """The GPUs in TensorFlow and in /dev, for messages."""
     return (
         f"{', '.join(tensorflow_distributions()) or 'TensorFlow'} sees no GPU (device files "
         f"{_DEVICES / _DEVICE_FILES}: {', '.join(gpu_files()) or 'none'}; CUDA_VISIBLE_DEVICES="
@@ -33,17 +33,17 @@ def why_no_gpu() -> str:
 
 
 def grow_memory() -> None:
-    """Take memory of the GPUs as it is needed. Call before TensorFlow uses them.
+    """Let TensorFlow allocate GPU memory on demand. Call before TensorFlow uses the GPUs.
 
     Raises:
         AcceleratorError: there is no GPU.
-        RuntimeError: TensorFlow has been used already.
+        RuntimeError: TensorFlow has already used them.
     """
     found = gpus()
     if not found:
         raise AcceleratorError(
-            f"accelerator.kind = gpu, and tf.config.list_physical_devices('GPU') is empty: {why_no_gpu()}. Install the "
-            "driver, and TensorFlow for GPU in an environment of its own: pip install '.[gpu]' in the checkout; or use "
+            f"accelerator.kind = gpu, but tf.config.list_physical_devices('GPU') is empty: {why_no_gpu()}. Install the "
+            "driver, and TensorFlow for GPU in a separate environment: pip install '.[gpu]' in the checkout; or use "
             "kind: auto"
         )
     for gpu in found:
@@ -51,10 +51,10 @@ def grow_memory() -> None:
 
 
 def gpu_strategy() -> Any:
-    """MirroredStrategy over all GPUs; on a single one TensorFlow's default strategy.
+    """MirroredStrategy over all GPUs; for a single GPU, TensorFlow's default strategy.
 
-    The default one places everything on the GPU by itself, and there a step is traced as on one CPU: a mirrored
-    strategy of one device would refuse what Keras can do on one replica, such as its own gradient accumulation.
+    The default strategy places everything on the GPU. A MirroredStrategy of one device would refuse what Keras can do
+    on one replica, such as gradient accumulation.
     """
     count = len(gpus())
     if count == 1:

@@ -1,7 +1,7 @@
-"""The one strategy of a process.
+"""The accelerator of a process: one `tf.distribute.Strategy` and what it runs on.
 
-TensorFlow fixes devices and threads at first use, and a second MirroredStrategy in one process dies; so the first
-caller decides, and who asks for something else is told to start another process.
+TensorFlow fixes devices and threads at first use, and a second MirroredStrategy in one process crashes. So the first
+`acquire` decides for the process; a call with other settings is refused.
 """
 
 import os
@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tasks.foundation.accelerator.auto_kind import choose_kind
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.accelerator.environment import installed_versions, thread_counts
-from tasks.foundation.accelerator.gpu import gpu_files, gpu_strategy, gpus, grow_memory, why_no_gpu
+from tasks.foundation.accelerator.gpu import gpu_strategy, grow_memory
 from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
 from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
-from tasks.foundation.accelerator.tpu_environment import device_files, is_declined, require_packages
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 
-# What TensorFlow raises when a device or the process that holds it is gone, or a step was called off.
-OUTER_CAUSES = (
+# TensorFlow raises these when a device or another host is gone, or when a step was cancelled.
+DEVICE_LOST_ERRORS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
@@ -41,64 +41,64 @@ class Accelerator:
 
     Attributes:
         strategy: the `tf.distribute.Strategy` of this process.
-        environment: what is recorded of it.
-        host: this machine's number among those that feed the replicas, from 0.
-        exchange: how the hosts tell each other something; None where there is one.
-        said: for `auto`: what was chosen and why; else empty.
-        io_device: where checkpoints are written and read; None where the devices are this process's own.
+        environment: devices, threads and versions, as the log records them.
+        host: index of this host, from 0.
+        exchange: sends numbers between hosts; None for a single host.
+        auto_choice: what `kind: auto` chose, and why; empty for other kinds.
+        io_device: device on which checkpoints are written and read; None for the default.
     """
 
     strategy: Any
     environment: Environment
     host: int = 0
     exchange: Exchange | None = None
-    said: str = ""
+    auto_choice: str = ""
     io_device: str | None = None
 
     @property
     def kind(self) -> str:
-        """What it is: cpu, gpu, tpu or multi_worker, never auto."""
+        """cpu, gpu, tpu or multi_worker; never auto."""
         return self.environment.accelerator
 
     @property
     def hosts(self) -> int:
-        """Machines that feed the replicas."""
+        """Number of hosts."""
         return self.environment.hosts
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes the log; of one host it always does."""
+        """Whether this process writes the log, as a single host always does."""
         return self.host == 0
 
     @property
     def replicas(self) -> int:
-        """Number of model copies."""
+        """Number of replicas on all hosts."""
         return self.environment.replicas
 
     @property
     def local_replicas(self) -> range:
-        """Numbers of the replicas that this host feeds."""
+        """Indices of this host's replicas."""
         count = self.replicas // self.hosts
         return range(self.host * count, (self.host + 1) * count)
 
-    def of_all_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """What every host says, float64 [hosts, len(numbers)]. All of them call it, in the same order."""
+    def gather_from_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+        """The numbers of every host, float64 [hosts, len(numbers)]. A collective: all hosts call it in one order."""
         if self.exchange is None:
             return np.asarray([numbers], np.float64)
         return self.exchange.numbers(numbers)
 
-    def of_chief(self, number: int) -> int:
-        """The chief's number, on every host; it waits for the chief."""
-        return int(self.of_all_hosts([number])[0, 0])
+    def broadcast_from_chief(self, number: int) -> int:
+        """The chief's number, on every host. Waits for the chief."""
+        return int(self.gather_from_hosts([number])[0, 0])
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether all hosts say yes."""
-        return bool(self.of_all_hosts([yes]).all())
+        """Whether `yes` is true on all hosts."""
+        return bool(self.gather_from_hosts([yes]).all())
 
 
 @dataclass(slots=True)
-class _Taken:
-    """What the first call asked for, and got."""
+class _Acquired:
+    """The settings of the first `acquire`, and its accelerator."""
 
     settings: tuple[str, int, int, int]
     accelerator: Accelerator
@@ -106,142 +106,122 @@ class _Taken:
     deterministic: bool = True
 
 
-_taken: list[_Taken] = []
+# A process has one accelerator, because TensorFlow fixes it at first use; at most one element.
+_acquired: list[_Acquired] = []
 
 
 def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministic: bool = True) -> Accelerator:
-    """The process's accelerator; made by the first call, and made anew after a TPU was lost.
+    """The accelerator of this process. The first call creates it; a call after a TPU was lost creates it again.
 
     Args:
-        spec: what the run file asks for.
-        recorded: the environment that the run began with, whose thread counts are kept.
-        deterministic: `train.deterministic`; TensorFlow is told once, before anything is built.
+        spec: `accelerator` of the run file.
+        recorded: the run's recorded environment, whose thread counts are kept; None for a new run.
+        deterministic: `train.deterministic`; fixed by the first call.
 
     Raises:
-        AcceleratorError: the devices are not there, or the process has another accelerator or setting already.
-        AcceleratorLost: they were there, and have gone.
+        AcceleratorError: the devices are missing, or the process already has other settings.
+        AcceleratorLost: the process had the devices and lost them.
     """
-    kind, said = _choose() if spec.kind == "auto" else (spec.kind, "")
+    kind, auto_choice = choose_kind() if spec.kind == "auto" else (spec.kind, "")
     intra, inter = thread_counts(spec, recorded)
     settings = (_name(kind, spec), spec.replicas, intra, inter)
-    if not _taken:
+    if not _acquired:
         _set_up(kind, spec.replicas, intra, inter)
-        # A TPU runs XLA's programs, which repeat as they are; with this, XLA would refuse some of them (the gradient of
-        # max pooling), whose kernels TensorFlow takes for a GPU's.
+        # XLA's programs for TPUs are deterministic without this. With it, XLA refuses some of them, such as the
+        # gradient of max pooling, because TensorFlow checks for GPU kernels.
         if deterministic and kind != "tpu":
             tf.config.experimental.enable_op_determinism()
-        made = _make(kind, spec, intra, inter, deterministic=deterministic, said=said)
-        _taken.append(_Taken(settings, made, deterministic=deterministic))
-    taken = _taken[0]
-    if taken.settings != settings:
+        made = _make(kind, spec, intra, inter, deterministic=deterministic, auto_choice=auto_choice)
+        _acquired.append(_Acquired(settings, made, deterministic=deterministic))
+    acquired = _acquired[0]
+    if acquired.settings != settings:
         raise AcceleratorError(
-            f"this process runs with accelerator, replicas and threads {taken.settings}; {settings} needs a process of "
-            "its own"
+            f"this process already uses accelerator, replicas and threads {acquired.settings}; start another process "
+            f"for {settings}"
         )
-    if taken.deterministic != deterministic:
+    if acquired.deterministic != deterministic:
         raise AcceleratorError(
-            f"this process runs with train.deterministic = {str(taken.deterministic).lower()}; "
-            f"{str(deterministic).lower()} needs a process of its own"
+            f"this process already uses train.deterministic = {str(acquired.deterministic).lower()}; start another "
+            f"process for {str(deterministic).lower()}"
         )
-    if taken.lost:
-        gone = f"this process has lost its accelerator {settings[0]}"
+    if acquired.lost:
+        gone = f"this process lost its accelerator {settings[0]}"
         if kind != "tpu":
             raise AcceleratorLost(f"{gone}; run the same command again")
         try:
-            taken.accelerator = _make(kind, spec, intra, inter, deterministic=deterministic, said=said, again=True)
-            taken.lost = False
+            acquired.accelerator = _make(
+                kind, spec, intra, inter, deterministic=deterministic, auto_choice=auto_choice, again=True
+            )
+            acquired.lost = False
         except AcceleratorError as fault:
-            # It was there: nothing is wrong with the run file.
-            raise AcceleratorLost(f"{gone}, and could not begin with it again: {fault}") from fault
-    return taken.accelerator
+            # The process had the devices before, so the run file is correct.
+            raise AcceleratorLost(f"{gone} and could not initialize it again: {fault}") from fault
+    return acquired.accelerator
 
 
-def threads_of_others(accelerator: Accelerator) -> str:
-    """What to say where code of the user's has set TensorFlow's threads after `acquire`: its numbers hold; else empty.
+def thread_override_warning(accelerator: Accelerator) -> str:
+    """A warning if the user's code has set TensorFlow's thread counts after `acquire`; else empty.
 
-    After TensorFlow's first operation it refuses to change them, so what it tells then is what holds.
+    Call it after TensorFlow's first operation, which fixes the counts.
     """
     environment, threading = accelerator.environment, tf.config.threading
-    asked = (environment.intra_op_threads, environment.inter_op_threads)
-    hold = (threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads())
-    if hold == asked:
+    recorded = (environment.intra_op_threads, environment.inter_op_threads)
+    actual = (threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads())
+    if actual == recorded:
         return ""
     return (
-        f"code of this run set TensorFlow's threads to {hold[0]} within an operation and {hold[1]} operations at a "
-        f"time (0: one for each CPU), which holds, and not {asked[0]} and {asked[1]}, which the log records; set "
-        "accelerator.intra_op_threads and accelerator.inter_op_threads in the run file instead"
+        f"the run's code set TensorFlow's threads to {actual[0]} within an operation and {actual[1]} operations at a "
+        f"time (0: one per CPU); the log records {recorded[0]} and {recorded[1]}. Set accelerator.intra_op_threads and "
+        "accelerator.inter_op_threads in the run file instead"
     )
 
 
 @contextmanager
 def may_be_lost(accelerator: Accelerator) -> Iterator[None]:
-    """Around work on devices that can go while the process stays, or with hosts that can.
+    """Turn TensorFlow's errors about lost devices and hosts into `AcceleratorLost`.
 
-    Nothing that lives on a TPU survives its re-initialization, the strategy included; hosts that have lost one of them
-    cannot take in another. So whoever is in here fails, resumable, and what is committed stays. The next `acquire` of
-    the process, if it has a next run or a flow's retry, initializes a TPU again and makes another strategy, for which
-    models are built anew.
+    No state on a TPU survives its re-initialization, nor does the strategy; and a group of hosts that has lost one
+    cannot accept another. So the work fails, resumable from its last commit. The next `acquire` of this process
+    initializes the TPU again and makes a new strategy, for which models are built again.
 
     Raises:
-        AcceleratorLost: TensorFlow says that a device or a host is gone.
+        AcceleratorLost: a device or a host is gone.
     """
     try:
         yield
-    except OUTER_CAUSES as fault:
+    except DEVICE_LOST_ERRORS as fault:
         if accelerator.kind == "cpu":
             raise
-        for taken in _taken:
-            taken.lost = taken.lost or taken.accelerator is accelerator
+        for acquired in _acquired:
+            acquired.lost = acquired.lost or acquired.accelerator is accelerator
         if accelerator.hosts > 1:
             raise AcceleratorLost(
-                f"another of the {accelerator.hosts} workers is gone ({type(fault).__name__}). What is committed "
-                "stays; run the same command on all of them again to go on from there"
+                f"another of the {accelerator.hosts} workers is gone ({type(fault).__name__}). Committed checkpoints "
+                "are kept; run the same command again on all of them to continue"
             ) from fault
-        said = " ".join(str(fault.message).split())
+        reason = " ".join(str(fault.message).split())
         raise AcceleratorLost(
             f"the accelerator ({accelerator.kind}, {accelerator.replicas} replicas) was lost: {type(fault).__name__}: "
-            f"{said[:_LONGEST_TEXT]}. What is committed stays; run the same command again to go on from there"
+            f"{reason[:_LONGEST_TEXT]}. Committed checkpoints are kept; run the same command again to continue"
         ) from fault
 
 
-def _choose() -> tuple[str, str]:
-    """What `auto` stands for, and why. Looks at device files and at TensorFlow's devices; waits for nothing."""
-    files = device_files()
-    if files and not is_declined():
-        try:
-            require_packages()
-        except AcceleratorError as fault:
-            raise AcceleratorError(
-                f"accelerator.kind = auto found a TPU ({files[0]}), and {fault}; or say kind: cpu, or gpu, to train "
-                "without it all the same"
-            ) from fault
-        return "tpu", f"accelerator: a TPU, for this machine has its device files ({', '.join(files)})"
-    no_tpu = "PJRT_DEVICE declines the TPU" if files else "there is no TPU"
-    found = gpus()
-    if found:
-        names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in found)
-        return "gpu", f"accelerator: {len(found)} GPU{'s' * (len(found) > 1)} ({names}), for {no_tpu}"
-    # Where there is one that cannot be used, all that was looked at helps to find out why.
-    no_gpu = why_no_gpu() if gpu_files() else "no GPU"
-    return "cpu", f"accelerator: the CPU, for {no_tpu}, and {no_gpu}"
-
-
 def _name(kind: str, spec: AcceleratorSpec) -> str:
-    """The kind, and of a named TPU which one."""
+    """The kind, with the name of a TPU that the run file names."""
     if kind != "tpu" or spec.tpu == "local":
         return kind
-    return "/".join(("tpu", spec.project or "-", spec.zone or "-", spec.tpu))
+    return f"tpu/{spec.tpu}"
 
 
 def _set_up(kind: str, replicas: int, intra: int, inter: int) -> None:
-    """What TensorFlow can be told only before it uses a device."""
+    """Settings that TensorFlow accepts only before it uses a device."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(intra)
         tf.config.threading.set_inter_op_parallelism_threads(inter)
         if kind == "gpu":
             grow_memory()
         if kind == "cpu":
-            # Left visible, a GPU or TPU would take what is said to be trained on the CPU.
+            # TensorFlow would use a visible GPU or TPU, although the run file selects the CPU.
             for other in ("GPU", "TPU"):
                 tf.config.set_visible_devices([], other)
         if replicas > 1:
@@ -250,13 +230,20 @@ def _set_up(kind: str, replicas: int, intra: int, inter: int) -> None:
             tf.config.set_logical_device_configuration(cpu, logical)
     except RuntimeError as fault:
         raise AcceleratorError(
-            f"TensorFlow was in use before the accelerator was set up ({fault}); model.py and data.py must not create "
-            "tensors when they are imported, only within their functions"
+            f"TensorFlow was used before the accelerator was set up ({fault}); model.py and data.py must create "
+            "tensors only within functions, not when they are imported"
         ) from fault
 
 
 def _make(
-    kind: str, spec: AcceleratorSpec, intra: int, inter: int, *, deterministic: bool, said: str, again: bool = False
+    kind: str,
+    spec: AcceleratorSpec,
+    intra: int,
+    inter: int,
+    *,
+    deterministic: bool,
+    auto_choice: str,
+    again: bool = False,
 ) -> Accelerator:
     cluster = cluster_of(os.environ) if kind == "multi_worker" else None
     exchange = None
@@ -285,6 +272,6 @@ def _make(
         environment=environment,
         host=0 if cluster is None else cluster.host,
         exchange=exchange,
-        said=said,
+        auto_choice=auto_choice,
         io_device=IO_DEVICE if kind == "tpu" and spec.tpu != "local" else None,
     )

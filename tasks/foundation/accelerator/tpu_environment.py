@@ -1,6 +1,6 @@
-"""What this machine shows of a TPU without TensorFlow, and what TensorFlow has to be told of it before it is imported.
+"""Finds this machine's TPU without TensorFlow, and sets the variables that TensorFlow reads when it is imported.
 
-Only device files, the environment and installed packages are looked at: nothing here waits on a network name.
+It reads only device files, environment variables and installed packages, so it never waits for a network.
 """
 
 import importlib
@@ -13,23 +13,23 @@ from typing import Final
 from tasks.foundation.errors import AcceleratorError
 
 _DEVICES = Path("/dev")
-# TPU v2 to v4, and v5e and later. /dev/accel/ belongs to other makers' chips, /dev/vfio/vfio is on many machines.
+# TPU v2 to v4, then v5e and later. /dev/accel/ belongs to other vendors' chips; many machines have /dev/vfio/vfio.
 _DEVICE_FILES: Final = ("accel[0-9]*", "vfio/[0-9]*")
 _DISTRIBUTIONS: Final = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly")
 _PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
-# Of a slice: the names of all its hosts, separated by commas; and of a job over several slices.
+# Host names of a slice, separated by commas; and the number of slices of a multi-slice job.
 _HOSTNAMES, _SLICES = "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"
-_TOLD: Final = (_PJRT, _C_API, _LIBRARY)
-REMEDY: Final = "in an environment of its own: pip install '.[tpu]' in the checkout"
+_VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
+REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
 
 
 def device_files() -> tuple[str, ...]:
-    """Paths of the files of TPU chips, sorted; empty where there are none."""
+    """Paths of the device files of TPU chips, sorted; empty if there are none."""
     return tuple(sorted(str(path) for pattern in _DEVICE_FILES for path in _DEVICES.glob(pattern)))
 
 
 def tensorflow_distributions() -> tuple[str, ...]:
-    """Installed packages that bring `tensorflow`. More than one and they have overwritten each other's files."""
+    """Installed packages that provide `tensorflow`. Several of them overwrite each other's files."""
     found = []
     for name in _DISTRIBUTIONS:
         try:
@@ -41,7 +41,7 @@ def tensorflow_distributions() -> tuple[str, ...]:
 
 
 def library_path() -> str | None:
-    """Where libtpu is installed; None where it is not."""
+    """Path of the installed libtpu; None if it is not installed."""
     try:
         path = importlib.import_module("libtpu").get_library_path()
     except (ImportError, AttributeError):
@@ -50,9 +50,10 @@ def library_path() -> str | None:
 
 
 def announce_tpu() -> None:
-    """Tell TensorFlow of this machine's TPU, if it has one. Call before it is imported; what a user has set holds.
+    """Set the variables with which TensorFlow finds this machine's TPU, if there is one. Call before importing it.
 
-    Where something is missing, or TensorFlow is there already, nothing is done: `require_local_tpu` says so in time.
+    Variables that the user has set are kept. If something is missing, or TensorFlow is already imported, nothing is
+    set; `require_local_tpu` reports that later.
     """
     if "tensorflow" in sys.modules or not device_files() or tensorflow_distributions() != ("tensorflow-tpu",):
         return
@@ -64,14 +65,14 @@ def announce_tpu() -> None:
 
 
 def is_declined() -> bool:
-    """Whether a user has set PJRT_DEVICE to something else than a TPU."""
+    """Whether PJRT_DEVICE selects another device than the TPU."""
     return os.environ.get(_PJRT, "TPU").upper() != "TPU"
 
 
 def looked_at() -> str:
-    """Everything that was looked at for a TPU, and what was there."""
+    """Return what was checked for a TPU and found, for messages."""
     patterns = ", ".join(str(_DEVICES / pattern) for pattern in _DEVICE_FILES)
-    variables = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in (*_TOLD, _HOSTNAMES))
+    variables = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in (*_VARIABLES, _HOSTNAMES))
     return (
         f"looked at device files {patterns}: {', '.join(device_files()) or 'none'}; environment: {variables}; "
         f"libtpu: {library_path() or 'not installed'}; TensorFlow: {', '.join(tensorflow_distributions()) or 'none'}"
@@ -79,36 +80,36 @@ def looked_at() -> str:
 
 
 def require_local_tpu() -> None:
-    """See that this machine's one TPU can be used, before TensorFlow is asked.
+    """Check that this machine's TPU can be used, before TensorFlow tries.
 
     Raises:
-        AcceleratorError: it has none, what is installed cannot use it, it is one host of several, or TensorFlow was
-            imported before it was told of it.
+        AcceleratorError: there is no TPU, the packages cannot use it, this is one of several hosts, or TensorFlow was
+            imported before `announce_tpu`.
     """
     if not device_files():
         raise AcceleratorError(
-            f"accelerator.kind = tpu, and this machine has no TPU; {looked_at()}. Run on a TPU VM, or use kind: auto"
+            f"accelerator.kind = tpu, but this machine has no TPU; {looked_at()}. Run on a TPU VM, or use kind: auto"
         )
     _require_one_host()
     require_packages()
     if is_declined():
         raise AcceleratorError(
-            f"accelerator.kind = tpu, and {_PJRT} = {os.environ[_PJRT]} is set in the environment; unset it"
+            f"accelerator.kind = tpu, but the environment has {_PJRT} = {os.environ[_PJRT]}; unset it"
         )
-    missing = [name for name in _TOLD if name not in os.environ]
+    missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise AcceleratorError(
-            f"TensorFlow was imported before it was told of this machine's TPU ({', '.join(missing)} not set); call "
-            "tasks.foundation.accelerator.tpu_environment.announce_tpu() before importing it, or start the run with "
-            "baton run"
+            f"TensorFlow was imported before the variables for this machine's TPU were set ({', '.join(missing)}); "
+            "start the run with baton run, or call tasks.foundation.accelerator.tpu_environment.announce_tpu() before "
+            "importing TensorFlow"
         )
 
 
 def require_packages() -> None:
-    """See that what is installed can use a TPU.
+    """Check that the installed packages can use a TPU.
 
     Raises:
-        AcceleratorError: not exactly one TensorFlow is installed, and that tensorflow-tpu; or no libtpu.
+        AcceleratorError: tensorflow-tpu is not the only TensorFlow installed, or libtpu is missing.
     """
     found = tensorflow_distributions()
     if len(found) > 1:
@@ -117,9 +118,11 @@ def require_packages() -> None:
             f"tensorflow-tpu alone, {REMEDY}"
         )
     if found != ("tensorflow-tpu",):
-        raise AcceleratorError(f"{found[0] if found else 'this TensorFlow'} cannot use a TPU; {REMEDY}")
+        raise AcceleratorError(
+            f"{found[0] if found else 'this TensorFlow'} cannot use a TPU; install tensorflow-tpu {REMEDY}"
+        )
     if library_path() is None:
-        raise AcceleratorError(f"libtpu is not installed, without which TensorFlow finds no TPU; {REMEDY}")
+        raise AcceleratorError(f"libtpu is not installed, and TensorFlow needs it to find a TPU; install it {REMEDY}")
 
 
 def _require_one_host() -> None:
@@ -128,6 +131,6 @@ def _require_one_host() -> None:
     if len(hosts) > 1 or slices != "1":
         found = f"{_HOSTNAMES} names {len(hosts)} hosts" if len(hosts) > 1 else f"{_SLICES} = {slices}"
         raise AcceleratorError(
-            f"accelerator.tpu = local is the TPU of one host, and this machine is one of several ({found}); training "
-            "over the hosts of a slice is not supported by this version: take a slice of one host, such as v5litepod-8"
+            f"this machine is one of several hosts of a TPU slice ({found}), and training over several hosts of a "
+            "slice is not supported; use a slice of one host, such as v5litepod-8"
         )

@@ -1,8 +1,8 @@
-"""What a TPU pads. Its matrices come in tiles, whose last two dimensions are filled up with zeros that cost as much.
+"""The padding of a model on a TPU, which computes in tiles and fills them up with zeros.
 
-A tile of 32-bit values is 8 sublanes of 128 lanes. The compiler may lay either dimension of an activation on either,
-so what is said here is the least that padding can cost: of the two ways, the one that pads less. Source: Google Cloud's
-TPU performance guide, on padding and on batch sizes.
+A tile of 32-bit values has 8 sublanes and 128 lanes. The compiler may put either of the last two dimensions on the
+lanes, so these figures are lower bounds: they assume the layout that pads less. Source: Google Cloud's TPU performance
+guide, on padding and on batch sizes.
 """
 
 import math
@@ -12,22 +12,22 @@ from typing import Final
 
 SUBLANES: Final = 8
 LANES: Final = 128
-# Below these shares there is nothing worth changing a model for.
-_WORTH_SAYING = 0.25
+# Below this share, changing a model does not pay.
+_MIN_SHARE = 0.25
 _NAMED = 3
 _MATRIX_DIMENSIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """Shares of zeros, each in [0, 1).
+    """Shares of padding, each in [0, 1).
 
     Attributes:
-        per_replica_batch: examples that one replica works on at a time.
-        batch: of what is computed along the batch, if it lies on the sublanes.
-        batch_on_lanes: the same, if it lies on the lanes.
-        weights: of all kernels together.
-        layers: of each kernel, by its path.
+        per_replica_batch: examples that one replica processes at a time.
+        batch: padding of the batch dimension on the sublanes.
+        batch_on_lanes: padding of the batch dimension on the lanes.
+        weights: padding of all kernels together.
+        layers: padding of each kernel, by path.
     """
 
     per_replica_batch: int
@@ -38,54 +38,54 @@ class Padding:
 
 
 def padding(per_replica_batch: int, kernels: Mapping[str, Sequence[int]]) -> Padding:
-    """How much of a model's work on a TPU would be padding.
+    """The share of a model's work on a TPU that would be padding.
 
     Args:
-        per_replica_batch: examples that one replica works on at a time: a micro-batch, where there are any.
-        kernels: shapes of the trainable variables by path; those of fewer than two dimensions are passed over.
+        per_replica_batch: examples that one replica processes at a time: a micro-batch, if batches are cut into those.
+        kernels: shapes of the trainable variables by path; shapes of fewer than two dimensions are ignored.
     """
     sizes = {path: _sizes(shape) for path, shape in kernels.items() if len(shape) >= _MATRIX_DIMENSIONS}
     return Padding(
         per_replica_batch=per_replica_batch,
-        batch=_share(per_replica_batch, _up(per_replica_batch, SUBLANES)),
-        batch_on_lanes=_share(per_replica_batch, _up(per_replica_batch, LANES)),
+        batch=_share(per_replica_batch, _pad(per_replica_batch, SUBLANES)),
+        batch_on_lanes=_share(per_replica_batch, _pad(per_replica_batch, LANES)),
         weights=_share(sum(size for size, _ in sizes.values()), sum(padded for _, padded in sizes.values())),
         layers={path: _share(size, padded) for path, (size, padded) in sizes.items()},
     )
 
 
 def padding_words(found: Padding, *, kind: str) -> str:
-    """What to change, with figures; empty where there is nothing worth changing, or where it is no TPU."""
+    """Advice with figures; empty if no change pays, or if `kind` is not tpu."""
     if kind != "tpu":
         return ""
-    said = []
+    advice = []
     if found.batch > 0:
         batch = found.per_replica_batch
         below = batch // SUBLANES * SUBLANES
         near = " or ".join(str(size) for size in (below, below + SUBLANES) if size)
-        said.append(
-            f"{batch} examples a replica are filled up to {_up(batch, SUBLANES)}, so {found.batch:.0%} of the work is "
-            f"padding: let a replica have {near} (multiples of {LANES} are best)"
+        advice.append(
+            f"{batch} examples per replica are padded to {_pad(batch, SUBLANES)}, so {found.batch:.0%} of the work is "
+            f"padding: use {near} per replica (multiples of {LANES} are best)"
         )
-    if found.weights >= _WORTH_SAYING:
+    if found.weights >= _MIN_SHARE:
         worst = sorted(found.layers.items(), key=lambda item: -item[1])[:_NAMED]
         layers = ", ".join(f"{path} {share:.0%}" for path, share in worst)
-        said.append(
-            f"{found.weights:.0%} of the weights in memory and in the work on them is padding ({layers}): layers whose "
-            f"sizes are multiples of {LANES}, or at least of {SUBLANES}, have less"
+        advice.append(
+            f"{found.weights:.0%} of the weights' memory and work is padding ({layers}): use layer sizes that are "
+            f"multiples of {LANES}, or at least of {SUBLANES}"
         )
-    return f"a TPU computes in tiles of {SUBLANES} x {LANES}: {'; '.join(said)}" if said else ""
+    return f"a TPU computes in tiles of {SUBLANES} x {LANES}: {'; '.join(advice)}" if advice else ""
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:
-    """Numbers in an array, without and with padding."""
+    """Number of values in an array, without and with padding."""
     *_, rows, columns = shape
     size = math.prod([*shape])
-    padded = min(_up(rows, SUBLANES) * _up(columns, LANES), _up(rows, LANES) * _up(columns, SUBLANES))
+    padded = min(_pad(rows, SUBLANES) * _pad(columns, LANES), _pad(rows, LANES) * _pad(columns, SUBLANES))
     return size, size // (rows * columns) * padded if size else 0
 
 
-def _up(size: int, multiple: int) -> int:
+def _pad(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 

@@ -1,1 +1,1 @@
-"""Committed checkpoints: verify, commit, select, retire."""
+"""Checkpoints: snapshot, write, verify, restore, commit, retain, fork. `save.py` is where a save begins."""

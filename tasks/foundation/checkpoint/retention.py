@@ -1,7 +1,7 @@
-"""Which checkpoints stay, and the clearing away of the others.
+"""Which checkpoints are kept, and the deletion of the others.
 
-Policies are values in the manner of `tf.train.CheckpointManager`'s `max_to_keep` and
-`keep_checkpoint_every_n_hours`, counted in steps because clocks differ between machines.
+Policies are values, like `max_to_keep` and `keep_checkpoint_every_n_hours` of `tf.train.CheckpointManager`. They count
+in steps, because clocks differ between machines.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from tasks.foundation.storage.best_effort_delete import discard
 _COMMITS_BETWEEN_RETIRING_AND_DELETING = 2
 
 
-class Policy(Protocol):
-    """Says which checkpoints stay."""
+class RetentionPolicy(Protocol):
+    """Says which checkpoints are kept."""
 
     def keeps(self, head: Head) -> set[str]:
-        """Paths that must stay."""
+        """Paths of the checkpoints to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """The newest `count`, the tip among them."""
+    """Keeps the newest `count` checkpoints; the tip is one of them."""
 
     count: int
 
@@ -37,18 +37,18 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery:
-    """Those at multiples of `steps`."""
+    """Keeps checkpoints at multiples of `steps`."""
 
     steps: int
 
     def keeps(self, head: Head) -> set[str]:
-        """Paths of checkpoints at absolute steps."""
+        """Paths of the checkpoints at these absolute steps."""
         return {ref.path for ref in head.retained if ref.step % self.steps == 0}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBestEvaluated:
-    """The best evaluated one."""
+    """Keeps the best of the evaluated checkpoints."""
 
     def keeps(self, head: Head) -> set[str]:
         """Path of the best checkpoint, if any was evaluated."""
@@ -57,16 +57,16 @@ class KeepBestEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class KeepBorders:
-    """The two newest on segment borders: commits between them must not push out what a rewind goes back to."""
+    """Keeps the two newest on segment borders. A rewind needs them, even if many commits lie between them."""
 
     def keeps(self, head: Head) -> set[str]:
         """Paths of the newest checkpoints on segment borders."""
         return set(head.borders[-2:])
 
 
-def policies_of(spec: RunSpec) -> tuple[Policy, ...]:
-    """The policies that a run file asks for. The tip is always among the last."""
-    policies: list[Policy] = [KeepLast(spec.checkpoint.keep_last)]
+def retention_policies(spec: RunSpec) -> tuple[RetentionPolicy, ...]:
+    """The policies of a run file. All of them together always keep the tip."""
+    policies: list[RetentionPolicy] = [KeepLast(spec.checkpoint.keep_last)]
     if spec.checkpoint.keep_every_steps is not None:
         policies.append(KeepEvery(spec.checkpoint.keep_every_steps))
     if spec.checkpoint.keep_best is not None:
@@ -76,12 +76,17 @@ def policies_of(spec: RunSpec) -> tuple[Policy, ...]:
     return tuple(policies)
 
 
-def clear_away(log: RunLog, policies: Sequence[Policy], *, attempt: str) -> None:
-    """Delete what was retired two commits ago, retire what no policy keeps, and sweep up garbage.
+def apply_retention(log: RunLog, policies: Sequence[RetentionPolicy], *, attempt: str) -> None:
+    """Delete what was retired two commits ago, retire what no policy keeps, and delete garbage.
 
-    Idempotent; what a crash leaves is finished by the next call. Retiring is logged before anything is deleted, and
-    deleting waits for two commits, so that a reader has time to notice. What cannot be deleted stays among the retired,
-    and is tried again after later commits.
+    Retiring is logged before anything is deleted, and deleting waits for two commits, so that readers notice in time.
+    The next call finishes what a crash left. A checkpoint that cannot be deleted stays in the list of retired ones, and
+    later calls try again.
+
+    Args:
+        log: the run's.
+        policies: a checkpoint is retained if one of them keeps it.
+        attempt: the writer, a uuid4.
     """
     head = log.head()
     if head is None:
@@ -99,14 +104,12 @@ def clear_away(log: RunLog, policies: Sequence[Policy], *, attempt: str) -> None
         return Retire(paths=paths, deleted=gone) if paths or gone else None
 
     log.append(decide, attempt=attempt)
-    _sweep(log)
+    _delete_garbage(log)
 
 
-def _sweep(log: RunLog) -> None:
-    """Delete folders that no entry names and whose base is no longer current: their writers can never commit.
-
-    The listing is taken before the head is read: whatever it shows was staged on a base no newer than that head's.
-    """
+def _delete_garbage(log: RunLog) -> None:
+    """Delete folders that no entry names and whose base is no longer current: their writers can never commit."""
+    # Listed before the head is read: everything listed was staged on a base no newer than the head's.
     folders = set(log.home.folders("checkpoints"))
     head = log.head()
     if head is None:

@@ -1,4 +1,4 @@
-"""Which of a run's retained checkpoints is meant, and reading it while the run may be retiring it."""
+"""Select one of a run's retained checkpoints, and read it while the run may be retiring it."""
 
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -12,16 +12,16 @@ from tasks.foundation.storage.base import Storage
 _Read = TypeVar("_Read")
 
 
-def choose(home: Storage, step: int | Literal["best"] | None, *, error: type[BatonError]) -> CheckpointRef:
-    """The newest checkpoint of a run, its best, or the one at a step.
+def select_checkpoint(home: Storage, step: int | Literal["best"] | None, *, error: type[BatonError]) -> CheckpointRef:
+    """Select the newest checkpoint of a run, its best, or the one at a step.
 
     Args:
-        home: the run's.
+        home: the run's home.
         step: an absolute step, "best", or None for the newest.
-        error: what to raise.
+        error: the class of error to raise.
 
     Raises:
-        BatonError: `error`, if the run has no such checkpoint any more; says which ones it has.
+        BatonError: `error`, if the run does not retain such a checkpoint; lists those it retains.
         RunLogError: the log cannot be read.
     """
     head = RunLog(home).head()
@@ -35,34 +35,37 @@ def choose(home: Storage, step: int | Literal["best"] | None, *, error: type[Bat
         return head.best.checkpoint
     found = [ref for ref in head.retained if step is None or ref.step == step]
     if not found:
-        asked = "checkpoint" if step is None else f"checkpoint at step {step}"
-        raise error(f"{home.uri} retains no {asked}; it has: {steps_of(head)}")
+        wanted = "checkpoint" if step is None else f"checkpoint at step {step}"
+        raise error(f"{home.uri} retains no {wanted}; it has: {retained_steps(head)}")
     return found[-1]
 
 
-def read_chosen(
+def read_selected(
     home: Storage,
     step: int | Literal["best"] | None,
     read: Callable[[CheckpointRef], _Read],
     *,
     error: type[BatonError],
 ) -> _Read:
-    """Read a checkpoint of a run that may be training meanwhile, and retire what is being read.
+    """Select a checkpoint and read it, while the run may be training and retiring checkpoints.
 
-    Where files are gone, the log says whether that is damage. If the checkpoint was retired, the newest or the best is
-    chosen anew; one that was named by its step cannot be replaced.
+    If files are gone, the log says whether they were retired or are damaged. If the newest or the best was retired, the
+    new one is read. A checkpoint selected by its step has no replacement.
 
     Args:
-        home: the run's.
-        step: as for `choose`.
-        read: reads the checkpoint it is given; called again, with another one, if that was retired meanwhile.
-        error: what to raise where the run has no such checkpoint, or no longer.
+        home: the run's home.
+        step: as for `select_checkpoint`.
+        read: reads the checkpoint it is given; called again with another one if that was retired meanwhile.
+        error: the class of error to raise if the run does not retain such a checkpoint, or no longer does.
+
+    Returns:
+        What `read` returns.
 
     Raises:
         BatonError: `error`.
-        DamagedCheckpoint: what the log retains is damaged.
+        DamagedCheckpoint: a retained checkpoint is damaged.
     """
-    ref = choose(home, step, error=error)
+    ref = select_checkpoint(home, step, error=error)
     while True:
         try:
             return read(ref)
@@ -71,18 +74,18 @@ def read_chosen(
             if ref in head.retained:
                 raise
             if isinstance(step, int):
-                raise retired_meanwhile(home, head, ref, error=error) from fault
-            ref = choose(home, step, error=error)
+                raise retired_while_read(home, head, ref, error=error) from fault
+            ref = select_checkpoint(home, step, error=error)
 
 
-def retired_meanwhile(home: Storage, head: Head, ref: CheckpointRef, *, error: type[BatonError]) -> BatonError:
-    """What is said of a checkpoint that was named by its step, and is no longer there."""
+def retired_while_read(home: Storage, head: Head, ref: CheckpointRef, *, error: type[BatonError]) -> BatonError:
+    """The error for a checkpoint that was selected by its step and retired while it was being read."""
     return error(
-        f"{home.uri}: the checkpoint at step {ref.step} was retired while it was being read, since the run went on; it "
-        f"now has: {steps_of(head)}. Name one of these steps, or none for the newest"
+        f"{home.uri}: the checkpoint at step {ref.step} was retired while it was being read, because the run went on; "
+        f"it now has: {retained_steps(head)}. Name one of these steps, or none for the newest"
     )
 
 
-def steps_of(head: Head) -> str:
-    """The steps of the checkpoints that are retained, in words."""
+def retained_steps(head: Head) -> str:
+    """The steps of the retained checkpoints, separated by commas; "none" if there are none."""
     return ", ".join(str(ref.step) for ref in head.retained) or "none"

@@ -1,7 +1,7 @@
-"""Do a checkpoint's bytes agree with its manifest, and the manifest with the log?
+"""Verify that a checkpoint's bytes agree with its manifest, and the manifest with the log.
 
-One bad read may be the wire's; only a second, independent one that differs too is the file's, and only where the store
-itself does not say that it has the file as it was written. Refusals, time-outs and full disks say nothing about the
+One read that differs may be an error of the network. A file is damaged when a second, independent read differs too, and
+the store itself does not report the bytes that were written. Refusals, time-outs and full disks say nothing about the
 bytes.
 """
 
@@ -13,38 +13,38 @@ from pathlib import Path
 from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
-from tasks.foundation.storage.base import Storage, Stored
-from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.transit_damage import require_damage_in_store
 
-_READS_BEFORE_A_VERDICT = 2
+_MANIFEST_READS = 2
 
 
 def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
-    """The manifest that `ref` points at.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpoint: it is missing, or not the one that was committed.
-        AnotherVersion: it is the one that was committed, and this version cannot read it.
+        DamagedCheckpoint: it is missing, or is not the one that was committed.
+        AnotherVersion: it is the one that was committed, and this version of Baton cannot read it.
     """
     path = f"{ref.path}/manifest.json"
     where = f"{home.uri}/{path}"
-    verdict = ""
-    for _ in range(_READS_BEFORE_A_VERDICT):
+    reason = ""
+    for _ in range(_MANIFEST_READS):
         try:
             data = home.read(path)
         except FileMissing:
-            verdict = f"{where} is missing"
+            reason = f"{where} is missing"
             continue
         digest = manifest_digest(data)
         if digest == ref.manifest_digest:
-            return _parsed(data, where)
-        verdict = f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…"
-    raise DamagedCheckpoint(verdict)
+            return _parse(data, where)
+        reason = f"{where} has sha256 {digest[:12]}…, the log says {ref.manifest_digest[:12]}…"
+    raise DamagedCheckpoint(reason)
 
 
-def _parsed(data: bytes, where: str) -> CheckpointManifest:
-    """A manifest whose digest is the log's. It is as it was written, so a fault in it is no damage."""
+def _parse(data: bytes, where: str) -> CheckpointManifest:
+    """Parse a manifest whose digest is right. It is as it was written, so an error in it is not damage."""
     try:
         return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
     except DamagedCheckpoint as fault:
@@ -53,93 +53,97 @@ def _parsed(data: bytes, where: str) -> CheckpointManifest:
 
 
 def manifest_digest(data: bytes) -> str:
-    """sha256 of a manifest as written."""
+    """The sha256 of a manifest's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
-def check(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
-    """Ask the store about every file of a checkpoint, once.
+def verify_checkpoint(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
+    """Compare every file of a checkpoint with the manifest, once, by what the store reports.
 
-    A local disk answers by reading all bytes, Cloud Storage from what it computed when they arrived.
+    A local disk reads all bytes to report them. Cloud Storage reports the checksum that it computed on arrival.
 
     Raises:
-        DamagedCheckpoint: naming the file that differs.
+        DamagedCheckpoint: names the file that differs.
         AnotherVersion: a newer Baton wrote the manifest.
-        StorageError: the store refused or failed; that says nothing about the bytes.
+        StorageError: the store refused or failed; this says nothing about the bytes.
     """
     manifest = read_manifest(home, ref)
-    side_by_side(lambda file: _compare(home, ref, file, home.stat), manifest.files, workers=home.transfers)
+    parallel_map(lambda file: _compare(home, ref, file, home.stat), manifest.files, workers=home.transfers)
     return manifest
 
 
-def damage(home: Storage, ref: CheckpointRef, *, read: bool = False) -> str | None:
-    """What is wrong with a checkpoint, after two independent looks that both found fault; None if it is whole.
+def find_damage(home: Storage, ref: CheckpointRef, *, read_bytes: bool = False) -> str | None:
+    """Look for damage in a checkpoint; two independent reads must agree on it.
 
     Args:
         home: the run's home.
         ref: the checkpoint.
-        read: read all bytes, wherever they are; otherwise the store is asked, as in `check`.
+        read_bytes: whether to read all bytes, wherever they are. Otherwise as `verify_checkpoint` does.
+
+    Returns:
+        What is wrong; None if the checkpoint is whole.
 
     Raises:
-        AnotherVersion: a newer Baton wrote the manifest; that is no damage.
+        AnotherVersion: a newer Baton wrote the manifest, which is not damage.
+        StorageError: the store refused or failed.
     """
-    ask = home.checksum if read else home.stat
+    read = home.checksum if read_bytes else home.stat
     try:
         manifest = read_manifest(home, ref)
-        side_by_side(lambda file: _compare_twice(home, ref, file, ask), manifest.files, workers=home.transfers)
+        parallel_map(lambda file: _compare_twice(home, ref, file, read), manifest.files, workers=home.transfers)
     except DamagedCheckpoint as fault:
         return str(fault)
     return None
 
 
 def fetch(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, folder: Path) -> None:
-    """Have a checkpoint's files in a local folder, side by side, each compared with the manifest once it is there.
+    """Put a checkpoint's files into a local folder, side by side, and compare each with the manifest.
 
-    Files of this machine are linked to; others are downloaded, and once more if what arrived differs.
+    Files on this machine are linked. Others are downloaded, and once more if the first download differs.
 
     Args:
         home: the run's home.
         ref: the checkpoint.
         manifest: its manifest.
-        folder: an empty folder of this machine.
+        folder: an empty local folder.
 
     Raises:
-        DamagedCheckpoint: naming the file that differs, or is missing.
-        StorageError: the store or the local disk refused or failed; that says nothing about the bytes.
+        DamagedCheckpoint: names the file that differs or is missing.
+        StorageError: the store or the local disk refused or failed; this says nothing about the bytes.
     """
 
     def fetch_one(file: FileRecord) -> None:
         target = folder / file.name
 
-        def arrive(path: str) -> Stored:
-            there = home.local_path(path)
-            if there is None:
+        def read(path: str) -> FileStat:
+            local = home.local_path(path)
+            if local is None:
                 return home.download(path, target)
             target.unlink(missing_ok=True)
-            target.symlink_to(there)
+            target.symlink_to(local)
             return home.checksum(path)
 
-        _compare_twice(home, ref, file, arrive)
+        _compare_twice(home, ref, file, read)
 
-    side_by_side(fetch_one, manifest.files, workers=home.transfers)
+    parallel_map(fetch_one, manifest.files, workers=home.transfers)
 
 
-def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Callable[[str], Stored]) -> None:
+def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, read: Callable[[str], FileStat]) -> None:
     try:
-        _compare(home, ref, file, ask)
+        _compare(home, ref, file, read)
     except DamagedCheckpoint:
         try:
-            _compare(home, ref, file, ask)
+            _compare(home, ref, file, read)
         except DamagedCheckpoint:
-            with suppress(FileMissing):  # and what is missing is damaged
-                require_damage_in_store(home, f"{ref.path}/{file.name}", Stored(size=file.size, crc32c=file.crc32c))
+            with suppress(FileMissing):  # a missing file is damage
+                require_damage_in_store(home, f"{ref.path}/{file.name}", FileStat(size=file.size, crc32c=file.crc32c))
             raise
 
 
-def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, ask: Callable[[str], Stored]) -> None:
+def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, read: Callable[[str], FileStat]) -> None:
     path = f"{ref.path}/{file.name}"
     try:
-        found = ask(path)
+        found = read(path)
     except FileMissing as fault:
         raise DamagedCheckpoint(f"{home.uri}/{path} is missing") from fault
     if (found.size, found.crc32c) != (file.size, file.crc32c):

@@ -1,1 +1,1 @@
-"""What is handed from room to room: frozen, JSON, versioned."""
+"""The values that rooms exchange: frozen, JSON, versioned."""

@@ -1,4 +1,4 @@
-"""The base of everything that is handed from room to room."""
+"""The base class of all contracts: the values that stages, processes and files exchange."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, Self
@@ -9,63 +9,64 @@ from pydantic_core import ErrorDetails, from_json
 from tasks.foundation.errors import AnotherVersion, BatonError
 from tasks.foundation.messages import message, shown
 
-# Keys and messages may hold text of the file, of any length.
+# Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
 _READABLE_SCHEMA = 1
-_USE_THE_NEWER = "use the Baton that wrote it, or a newer one, on every machine and in every image of this run"
+_USE_NEWER_VERSION = (
+    "use the version of Baton that wrote it, or a newer one, on every machine and in every image of this run"
+)
 
 
 class Contract(BaseModel):
-    """A frozen value; nothing is coerced, and unknown keys are refused where it is made."""
+    """A frozen value. Types are not coerced, and unknown keys are refused at construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON, indented: these files are read by people too."""
+        """Return indented UTF-8 JSON, because people read these files too."""
         return self.model_dump_json(indent=1).encode()
 
     @classmethod
     def from_json(
         cls, data: bytes, *, where: str, error: type[BatonError], unknown_keys: Literal["ignore", "forbid"] = "ignore"
     ) -> Self:
-        """Parse what another process wrote, which may be a newer Baton.
+        """Parse JSON that another process wrote, perhaps with a newer version of Baton.
 
-        Its keys that this version does not know are ignored: a key that changes what the others mean comes with a
-        higher `schema_version`.
+        Unknown keys are ignored: a key that changes the meaning of the others comes with a higher `schema_version`.
 
         Args:
-            data: JSON.
-            where: the place, for the message.
-            error: what to raise where the content is no such contract.
-            unknown_keys: forbid them where nothing may be passed over, as in what a stage is asked for.
+            data: the JSON.
+            where: the file or source, for the message.
+            error: class of the error for invalid content.
+            unknown_keys: "forbid" where no key may be ignored, as in the call of a stage.
 
         Raises:
-            AnotherVersion: the schema is newer, or there is an unknown key that may not be ignored.
-            BatonError: `error`, naming the place and the first fault.
+            AnotherVersion: the schema is newer, or an unknown key is forbidden.
+            BatonError: an `error` with `where` and the first problem.
         """
         try:
             return cls.model_validate_json(data, extra=unknown_keys)
-        except ValidationError as fault:
-            faults = fault.errors()
-            newer = next((one for one in faults if _is_newer(one)), None)
+        except ValidationError as invalid:
+            problems = invalid.errors()
+            newer = next((one for one in problems if _is_newer(one)), None)
             if newer is not None:
-                raise another_version(where, cls, _newer_words(newer)) from fault
-            first = faults[0]
+                raise another_version(where, cls, _newer_words(newer)) from invalid
+            first = problems[0]
             why = shown(first["msg"], _SHOWN_CHARACTERS)
-            raise error(f"{where}: not a readable {cls.__name__}: {_key(first)}: {why}") from fault
+            raise error(f"{where}: not a readable {cls.__name__}: {_key(first)}: {why}") from invalid
 
     @classmethod
     def unknown_keys(cls, data: bytes) -> tuple[str, ...]:
-        """Keys of a readable JSON that this version does not know."""
+        """Return the keys of valid JSON that this version does not know."""
         try:
             cls.model_validate_json(data)
-        except ValidationError as fault:
-            return tuple(_key(one) for one in fault.errors() if one["type"] == "extra_forbidden")
+        except ValidationError as invalid:
+            return tuple(_key(one) for one in invalid.errors() if one["type"] == "extra_forbidden")
         return ()
 
 
 def is_json(data: bytes) -> bool:
-    """Whether it can be parsed at all, whatever it says."""
+    """Return whether the bytes are valid JSON."""
     try:
         from_json(data)
     except ValueError:
@@ -74,44 +75,44 @@ def is_json(data: bytes) -> bool:
 
 
 def another_version(where: str, kind: type[Contract], why: str) -> AnotherVersion:
-    """The refusal of what a newer Baton wrote: sound as it is, so nothing is to be deleted or taken out of use.
+    """Return the error for a file of a newer version of Baton, which is valid and must not be deleted.
 
     Args:
         where: the file.
-        kind: what it holds.
+        kind: the contract in the file.
         why: what this version cannot read, with its value.
     """
     return AnotherVersion(
         message(
             f"{where}: this {kind.__name__} was written by another version of Baton: {why}. This is Baton "
             f"{_own_version()}, which reads schema_version {_READABLE_SCHEMA}",
-            hints=[_USE_THE_NEWER],
+            hints=[_USE_NEWER_VERSION],
         )
     )
 
 
-def _is_newer(fault: ErrorDetails) -> bool:
-    if fault["type"] in {"extra_forbidden", "union_tag_invalid"}:  # an unknown key, an unknown kind of entry
+def _is_newer(problem: ErrorDetails) -> bool:
+    if problem["type"] in {"extra_forbidden", "union_tag_invalid"}:  # an unknown key, or an unknown kind of entry
         return True
-    found = fault["input"]
-    is_schema = bool(fault["loc"]) and fault["loc"][-1] == "schema_version"
+    found = problem["input"]
+    is_schema = bool(problem["loc"]) and problem["loc"][-1] == "schema_version"
     return is_schema and type(found) is int and found > _READABLE_SCHEMA
 
 
-def _newer_words(fault: ErrorDetails) -> str:
-    if fault["type"] == "extra_forbidden":
-        return f"{_key(fault)} is an unknown key"
-    if fault["type"] == "union_tag_invalid":
-        return f"{_key(fault)} is of the unknown kind {shown(repr(fault['ctx']['tag']), _SHOWN_CHARACTERS)}"
-    return f"{_key(fault)} is {fault['input']}"
+def _newer_words(problem: ErrorDetails) -> str:
+    if problem["type"] == "extra_forbidden":
+        return f"{_key(problem)} is an unknown key"
+    if problem["type"] == "union_tag_invalid":
+        return f"{_key(problem)} has the unknown kind {shown(repr(problem['ctx']['tag']), _SHOWN_CHARACTERS)}"
+    return f"{_key(problem)} is {problem['input']}"
 
 
-def _key(fault: ErrorDetails) -> str:
-    return shown(".".join(str(part) for part in fault["loc"]), _SHOWN_CHARACTERS) or "the whole"
+def _key(problem: ErrorDetails) -> str:
+    return shown(".".join(str(part) for part in problem["loc"]), _SHOWN_CHARACTERS) or "the whole value"
 
 
 def _own_version() -> str:
     try:
         return version("baton")
-    except PackageNotFoundError:  # an image that holds the code only
+    except PackageNotFoundError:  # an image with the source files only
         return "of unknown version"

@@ -1,4 +1,4 @@
-"""A checkpoint: its files, what they hold, and how it is pointed at."""
+"""A checkpoint: its files, its manifest, and the reference to it."""
 
 from typing import Literal
 
@@ -25,33 +25,33 @@ class VariableRecord(Contract):
     per_replica: bool = Field(description="saved once for each replica, below <path>/replica_<i>")
 
     def keys(self, replicas: int) -> tuple[str, ...]:
-        """What it is saved under, by so many replicas."""
+        """Return the keys of the variable in a checkpoint of `replicas` replicas."""
         return tuple(replica_key(self.path, index) for index in range(replicas)) if self.per_replica else (self.path,)
 
 
 def replica_key(path: str, index: int) -> str:
-    """What a replica's own part of a variable is saved under."""
+    """Return the key of one replica's copy of a variable."""
     return f"{path}/replica_{index}"
 
 
 class CheckpointManifest(Contract):
-    """Written after the files it lists; its existence means that they are complete."""
+    """Written after the files that it lists, so its existence means that they are complete."""
 
     schema_version: Literal[1] = 1
     step: int = Field(ge=0)
-    base: int = Field(ge=0, description="number of the log entry that the work started from")
+    base: int = Field(ge=0, description="number of the log entry that the training started from")
     attempt: AttemptId
     replicas: int = Field(ge=1)
     state_digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of the train state")
     signature: tuple[VariableRecord, ...]
     configured: dict[str, float] = Field(
-        default_factory=dict, description="learning rates as the model was compiled with, by path of their variable"
+        default_factory=dict, description="compiled learning rates, by path of their variable"
     )
     files: tuple[FileRecord, ...]
 
 
 class CheckpointRef(Contract):
-    """Points at a checkpoint below a run's home, by a path that no other attempt can take."""
+    """A reference to a checkpoint in a run's home; no other attempt uses the same path."""
 
     schema_version: Literal[1] = 1
     path: CheckpointPath = Field(description="checkpoints/<step>-<base>-<attempt>, relative to the run's home")
@@ -64,18 +64,18 @@ class CheckpointRef(Contract):
 
 
 def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
-    """Folder of a checkpoint; the base in the name decides whether it is garbage."""
+    """Return the folder of a checkpoint. The base in the name decides whether the folder is garbage."""
     return f"checkpoints/{step:08d}-{base:08d}-{attempt}"
 
 
 def step_in_folder_name(folder: str) -> int:
-    """The step in the name of a folder that `checkpoint_folder` made; 0 of any other."""
+    """Return the step in a checkpoint folder's name; 0 for a folder that Baton did not create."""
     step = folder.rsplit("/", 1)[-1].split("-", maxsplit=1)[0]
     return int(step) if step.isdecimal() else 0
 
 
 def base_in_folder_name(folder: str) -> int | None:
-    """The base in a checkpoint folder's name; None for a folder that is not Baton's."""
+    """Return the base in a checkpoint folder's name; None for a folder that Baton did not create."""
     parts = folder.rsplit("/", 1)[-1].split("-")
     if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal() and parts[2].isalnum()):  # noqa: PLR2004
         return None

@@ -1,4 +1,4 @@
-"""A prepared dataset: what its examples look like and where its shards are."""
+"""A prepared dataset: the features of its examples, and its shards."""
 
 from typing import Literal, Self
 
@@ -11,15 +11,15 @@ from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
 class Feature(Contract):
     """One array of an example.
 
-    `name` tells its place: `x`, `y`, `sample_weight`, or `x/<key>` and `y/<key>` where the model takes or returns
-    a dict of arrays.
+    `name` is its role: `x`, `y`, `sample_weight`, or `x/<key>` and `y/<key>` if the model's inputs or outputs are a
+    dict of arrays.
     """
 
     name: str
-    dtype: str = Field(description="a NumPy dtype name of fixed width, such as float32")
+    dtype: str = Field(description="a NumPy dtype of fixed width, such as float32")
     shape: tuple[int, ...] = Field(description="shape of one example, without the batch dimension")
-    # Baton's own shards hold every array as raw bytes under its name; records that others wrote need not.
-    key: str | None = Field(default=None, description="its name within a record; None: `name`")
+    # Baton's shards store every array as raw bytes under its name; external records may use other keys and encodings.
+    key: str | None = Field(default=None, description="its key within a record; None: `name`")
     encoding: Literal["raw", "int64", "float", "image"] = Field(
         default="raw",
         description="raw: a bytes value of little-endian numbers; int64, float: a list of values; image: JPEG or PNG",
@@ -27,63 +27,63 @@ class Feature(Contract):
 
     @property
     def record_key(self) -> str:
-        """Its name within a record."""
+        """The key within a record."""
         return self.name if self.key is None else self.key
 
 
 class ShardRecord(Contract):
-    """One TFRecord file, or a range of one that Baton did not write: cut at records, it is a TFRecord file itself."""
+    """One TFRecord file, or a range of whole records of an external one, which is itself a valid TFRecord file."""
 
     path: ShardPath = Field(
-        description="relative to the dataset's folder; absolute path or address of a file elsewhere"
+        description="relative to the dataset's folder; absolute path or address of an external file"
     )
-    examples: int = Field(ge=1, description="examples of its part, training or validation, that it holds")
+    examples: int = Field(ge=1, description="examples of its part (training or validation) in it")
     size: int = Field(ge=0, description="bytes")
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
-    begin: int = Field(default=0, ge=0, description="offset of its first byte in the file")
-    first: int = Field(default=0, ge=0, description="index of its first record in the whole source")
-    records: int | None = Field(default=None, ge=1, description="records that it holds, of both parts; None: examples")
+    begin: int = Field(default=0, ge=0, description="offset of the first byte in the file")
+    first: int = Field(default=0, ge=0, description="index of the first record in the whole source")
+    records: int | None = Field(default=None, ge=1, description="records of both parts in it; None: examples")
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether it is part of a file that was there before, outside the dataset's folder."""
+    def is_external(self) -> bool:
+        """Whether it is part of an existing file outside the dataset's folder."""
         return self.path.startswith("/") or "://" in self.path
 
     @property
     def records_held(self) -> int:
-        """Records in it, of whichever part."""
+        """Number of its records, of both parts."""
         return self.examples if self.records is None else self.records
 
 
 class HeldOut(Contract):
-    """Which records are for validation, where both parts lie in the same shards: see `dataset.held_out`."""
+    """Selects the records for validation where shards contain both parts, see `dataset.held_out`."""
 
     fraction: float = Field(gt=0, lt=1)
     seed: int = Field(ge=0)
     exception: int | None = Field(
-        default=None, description="the one record that goes to the other part, so that neither is empty"
+        default=None, description="the one record that moves to the other part, so that neither part is empty"
     )
 
 
 class DatasetManifest(Contract):
-    """Written last; its existence means that every shard is complete."""
+    """Written last, so its existence means that every shard is complete."""
 
     schema_version: Literal[1] = 1
-    digest: str = Field(description="the folder's name: sha256 over source content and settings, first 24 hex digits")
-    content_digest: str = Field(description="sha256 over the shards' records, in order")
+    digest: str = Field(description="the folder's name: first 24 hex digits of a sha256 over source and settings")
+    content_digest: str = Field(description="sha256 over the records of all shards, in order")
     source: str
-    origin: dict[str, str] = Field(description="where the examples came from: files and their checksums")
+    origin: dict[str, str] = Field(description="origin of the examples: files and their checksums")
     features: tuple[Feature, ...]
     train: tuple[ShardRecord, ...]
     validation: tuple[ShardRecord, ...]
     held_out: HeldOut | None = Field(
-        default=None, description="set where shards hold records of both parts; None: each shard is of one part"
+        default=None, description="set if shards contain records of both parts; None: each shard has one part"
     )
 
     @model_validator(mode="after")
     def _has_training_examples(self) -> Self:
         if not self.train or not self.features:
-            raise ValueError("a dataset has at least one feature and one training shard")
+            raise ValueError("a dataset needs at least one feature and one training shard")
         return self
 
     @property
@@ -98,11 +98,11 @@ class DatasetManifest(Contract):
 
 
 class DatasetRef(Contract):
-    """Points at a prepared dataset below the run's storage."""
+    """A reference to a prepared dataset below the run's storage root."""
 
     schema_version: Literal[1] = 1
     folder: DatasetPath = Field(description="datasets/<digest>, relative to the storage root")
     content_digest: str
     train_examples: int = Field(ge=1)
     validation_examples: int = Field(ge=0)
-    already_prepared: bool = Field(description="true if nothing had to be written")
+    already_prepared: bool = Field(description="true if the dataset existed already")

@@ -1,4 +1,4 @@
-"""Entries of the run log. Each carries the folded state, so that the newest one says everything."""
+"""Entries of the run log. Each has the folded state, so reading the newest entry is enough."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,33 +22,33 @@ BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(B
 
 
 class Environment(Contract):
-    """What else the bits depend on; recorded with the run, thread counts are set again on every attempt."""
+    """What the bits of training depend on besides the identity. Thread counts are set again on every attempt."""
 
     accelerator: str
     replicas: int = Field(ge=1)
-    hosts: int = Field(default=1, ge=1, description="machines that feed the replicas, each by a process of its own")
+    hosts: int = Field(default=1, ge=1, description="machines that feed the replicas, each with one process")
     intra_op_threads: int = Field(ge=1)
     inter_op_threads: int = Field(ge=1)
     versions: dict[str, str]
-    deterministic: bool = Field(default=False, description="whether TensorFlow used deterministic operations only")
+    deterministic: bool = Field(default=False, description="whether TensorFlow used only deterministic operations")
 
 
 class Lineage(Contract):
-    """The checkpoint of another run that this one began from."""
+    """The checkpoint of another run that this run was forked from."""
 
-    home: str = Field(description="address of the other run's home when it was forked")
+    home: str = Field(description="address of the other run's home at the time of the fork")
     path: CheckpointPath
     step: int = Field(ge=0)
     state_digest: str
-    entry: int = Field(ge=0, description="number of the entry of the other run's log that committed it")
+    entry: int = Field(ge=0, description="number of the entry in the other run's log that committed it")
 
 
 class Origin(Contract):
-    """First entry: what makes this run this run."""
+    """The first entry: the identity of the run."""
 
     kind: Literal["origin"] = "origin"
     forked_from: Lineage | None = None
-    skipped_batches: int = Field(default=0, ge=0, description="batches that the other run had skipped by then")
+    skipped_batches: int = Field(default=0, ge=0, description="batches that the other run had skipped before the fork")
     identity: dict[str, Any] = Field(description="identity keys of the run, see contracts/identity.py")
     environment: Environment
 
@@ -63,24 +63,24 @@ class Commit(Contract):
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
-    workers: tuple[WorkerStats, ...] = Field(default=(), description="one of each host, in their order")
+    workers: tuple[WorkerStats, ...] = Field(default=(), description="one per host, in order of the hosts")
     traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
-    initialized_from: WeightsReport | None = Field(default=None, description="of step 0: what init.weights loaded")
+    initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
 
     @property
     def ends_a_segment(self) -> bool:
-        """Whether a segment, or the stopped part of one, ends with it; not so commits within, or beginnings."""
+        """Whether a segment, or the part of one that was stopped, ends here; not for step 0, forks and intervals."""
         return self.checkpoint.step > 0 and self.exit_reason not in {"forked", "interval"}
 
     @classmethod
     def of(cls, result: SegmentResult) -> "Commit":
-        """The commit of what a segment staged.
+        """Return the commit of the checkpoint that a segment staged.
 
         Raises:
-            ValueError: nothing is staged.
+            ValueError: the segment staged nothing.
         """
         if result.staged is None:
-            raise ValueError(f"nothing is staged: the segment ended by {result.exit_reason}")
+            raise ValueError(f"the segment staged no checkpoint; it ended with {result.exit_reason}")
         return cls(
             checkpoint=result.staged,
             parent=result.parent,
@@ -94,7 +94,7 @@ class Commit(Contract):
 
 
 class Quarantine(Contract):
-    """The tip proved damaged; the one before is the tip again."""
+    """The tip is damaged; the retained checkpoint before it becomes the tip."""
 
     kind: Literal["quarantine"] = "quarantine"
     path: CheckpointPath
@@ -102,7 +102,7 @@ class Quarantine(Contract):
 
 
 class Retire(Contract):
-    """Checkpoints are no longer needed (`paths`), or their files are gone (`deleted`)."""
+    """Checkpoints are no longer needed (`paths`), or their files have been deleted (`deleted`)."""
 
     kind: Literal["retire"] = "retire"
     paths: tuple[CheckpointPath, ...]
@@ -117,27 +117,27 @@ class Evaluation(Contract):
     metrics: dict[str, float]
     examples: int
     seconds: float
-    keep_best: KeepBest | None = Field(description="what counted as best when this was measured")
+    keep_best: KeepBest | None = Field(description="checkpoint.keep_best at the time of the evaluation")
 
 
 class Rewind(Contract):
-    """The loss blew up: back to a commit on a segment border, and other batches from there.
+    """The loss blew up: continue from a commit at a segment border, with other batches.
 
-    One entry says both, so that the data order stays a function of the log.
+    One entry records both, so that the data order stays a function of the log.
     """
 
     kind: Literal["rewind"] = "rewind"
     to: CheckpointRef
-    blown_up_at: int = Field(ge=1, description="the step whose loss, or whose weights, were no good")
+    blown_up_at: int = Field(ge=1, description="step at which the loss or the weights blew up")
     reason: str
-    skip_batches: int = Field(ge=1, description="global batches that are skipped, besides those skipped before")
+    skip_batches: int = Field(ge=1, description="global batches to skip in addition to those skipped before")
 
 
 class Finish(Contract):
-    """Training ended before its target, as the user's callbacks decided; the tip stays where it is."""
+    """The user's callbacks ended training before its target; the tip stays the same."""
 
     kind: Literal["finish"] = "finish"
-    checkpoint: CheckpointRef = Field(description="the tip, with which it ended")
+    checkpoint: CheckpointRef = Field(description="the tip")
     reason: str
 
 
@@ -146,7 +146,7 @@ class Change(Contract):
 
     kind: Literal["change"] = "change"
     environment: Environment
-    identity: dict[str, Any] | None = Field(default=None, description="the new identity; None: it is as before")
+    identity: dict[str, Any] | None = Field(default=None, description="the new identity; None: unchanged")
     accepted: tuple[str, ...] = Field(default=(), description="the identity keys whose change was accepted")
 
 
@@ -156,14 +156,14 @@ Body = Annotated[
 
 
 class Retired(Contract):
-    """A checkpoint whose files are deleted two commits after it was retired."""
+    """A retired checkpoint; its files are deleted two commits later."""
 
     path: CheckpointPath
     at_commit: int
 
 
 class Best(Contract):
-    """The best evaluation so far, by the metric and mode of the run file of that time."""
+    """The best evaluation so far, by the metric and mode that the run file had at the time."""
 
     checkpoint: CheckpointRef
     metric: str
@@ -172,7 +172,7 @@ class Best(Contract):
 
 
 class Finished(Contract):
-    """The end of a run that ended before its target."""
+    """How a run ended before its target."""
 
     step: int = Field(ge=0)
     reason: str
@@ -181,11 +181,11 @@ class Finished(Contract):
 class Head(Contract):
     """The folded state of the newest entry."""
 
-    number: int = Field(ge=0, description="number of the entry that this state was folded into")
-    base: int = Field(ge=0, description="number of the entry that last moved the tip, or the run's identity")
+    number: int = Field(ge=0, description="number of the entry that has this state")
+    base: int = Field(ge=0, description="number of the entry that last moved the tip or changed the run's identity")
     commits: int = Field(ge=0, description="checkpoints committed so far")
     tip: CheckpointRef | None
-    retained: tuple[CheckpointRef, ...] = Field(description="restorable, ordered by commit; the last is the tip")
+    retained: tuple[CheckpointRef, ...] = Field(description="can be restored; in order of commit, the last is the tip")
     retired: tuple[Retired, ...]
     quarantined: tuple[CheckpointRef, ...]
     best: Best | None
@@ -193,12 +193,12 @@ class Head(Contract):
         description="paths of the retained checkpoints that have been evaluated"
     )
     borders: tuple[CheckpointPath, ...] = Field(
-        default=(), description="paths of the retained checkpoints on segment borders"
+        default=(), description="paths of the retained checkpoints at segment borders"
     )
     skipped_batches: int = Field(ge=0)
-    rewinds: int = Field(default=0, ge=0, description="rewinds in a row that have not got past `blown_up_at` yet")
+    rewinds: int = Field(default=0, ge=0, description="rewinds in a row without getting past `blown_up_at`")
     blown_up_at: int | None = None
-    finished: Finished | None = Field(default=None, description="the run ended, with the tip, before its target")
+    finished: Finished | None = Field(default=None, description="set if the run ended before its target")
     identity: dict[str, Any]
     environment: Environment
 
@@ -208,7 +208,7 @@ class Entry(Contract):
 
     schema_version: Literal[1] = 1
     number: int = Field(ge=0)
-    time: str = Field(description="UTC, ISO 8601; for people, never for decisions")
-    attempt: AttemptId = Field(description="who wrote it: a uuid4 made in the writing process")
+    time: str = Field(description="UTC, ISO 8601; informational, decides nothing")
+    attempt: AttemptId = Field(description="the writer's attempt id: a uuid4 made in the writing process")
     body: Body
     head: Head

@@ -1,49 +1,53 @@
-"""The run file's word on where the work is done: the devices, and the stages that run elsewhere."""
+"""`accelerator` and `stages` in the run file: which devices train, and where each stage runs."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.change_class import environment, operational
+
+_DEVICES = environment("other devices may give other bits")
+_THREADS = environment(
+    "other thread counts give other bits; left out, the counts that the run began with are set again on any machine"
+)
+_PLACE = operational("says where a stage runs, not what it does")
 
 
 class AcceleratorSpec(Contract):
     """The devices to train on."""
 
-    kind: Literal["auto", "tpu", "gpu", "cpu", "multi_worker"] = Field(
+    kind: Annotated[Literal["auto", "tpu", "gpu", "cpu", "multi_worker"], _DEVICES] = Field(
         default="auto", description="auto, tpu, gpu, cpu or multi_worker"
     )
-    replicas: int = Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
-    tpu: str = Field(
+    replicas: Annotated[int, environment("the same global batches on other replicas: equal to float tolerance")] = (
+        Field(default=1, ge=1, le=64, description="model copies on a CPU, 1 to 64; needs kind: cpu")
+    )
+    tpu: Annotated[str, _DEVICES] = Field(
         default="local",
         min_length=1,
         description="local: the TPU of this machine; or the name, or grpc:// address, of one on it",
     )
-    zone: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
-    project: str | None = Field(default=None, description="of a named TPU; left out: this machine's")
-    intra_op_threads: int | None = Field(
+    intra_op_threads: Annotated[int | None, _THREADS] = Field(
         default=None,
         ge=1,
         le=1024,
         description="threads within an operation; left out: the number of CPUs at the first start",
     )
-    inter_op_threads: int | None = Field(
+    inter_op_threads: Annotated[int | None, _THREADS] = Field(
         default=None, ge=1, le=1024, description="operations at a time; left out: the number of CPUs at the first start"
     )
 
     @model_validator(mode="after")
-    def _replicas_are_for_cpus(self) -> Self:
+    def _replicas_need_cpu(self) -> Self:
         if self.replicas > 1 and self.kind != "cpu":
             raise ValueError(f"replicas: {self.replicas} needs kind: cpu; other kinds use the devices they find")
         return self
 
     @model_validator(mode="after")
-    def _names_are_for_tpus(self) -> Self:
-        named = self.tpu != "local"
-        if named and self.kind != "tpu":
+    def _name_needs_tpu(self) -> Self:
+        if self.tpu != "local" and self.kind != "tpu":
             raise ValueError(f"tpu: {self.tpu} needs kind: tpu")
-        if (self.zone or self.project) and not named:
-            raise ValueError("zone and project are those of a named TPU; say its name under tpu")
         return self
 
 
@@ -61,32 +65,36 @@ def _deployment_from_string(value: object) -> object:
 class StageSpec(Contract):
     """Where a stage runs."""
 
-    deployment: Annotated[str, AfterValidator(_check_deployment)] | None = Field(
+    deployment: Annotated[Annotated[str, AfterValidator(_check_deployment)] | None, _PLACE] = Field(
         default=None,
         description="the Prefect deployment that runs the stage, as train-segment/docker; left out: the flow's process",
     )
-    code_folder: str | None = Field(
+    code_folder: Annotated[str | None, _PLACE] = Field(
         default=None,
         min_length=1,
         description="the run file's folder where that deployment runs, such as /code; left out: the same path as here",
     )
 
     @model_validator(mode="after")
-    def _folder_is_of_a_deployment(self) -> Self:
+    def _code_folder_needs_deployment(self) -> Self:
         if self.code_folder is not None and self.deployment is None:
-            raise ValueError("code_folder is where a deployment finds the code; name the deployment too, or drop it")
+            raise ValueError(
+                "code_folder is where a deployment finds the code; name the deployment too, or drop code_folder"
+            )
         return self
 
 
 class EvaluateStageSpec(StageSpec):
-    """Where evaluating runs, and on what."""
+    """Where evaluation runs, and on which devices."""
 
-    accelerator: AcceleratorSpec | None = Field(
-        default=None, description="the devices of that deployment, such as {kind: cpu}; left out: those of training"
+    accelerator: Annotated[AcceleratorSpec | None, operational("other devices may give other bits of metrics only")] = (
+        Field(
+            default=None, description="the devices of that deployment, such as {kind: cpu}; left out: those of training"
+        )
     )
 
     @model_validator(mode="after")
-    def _devices_are_of_a_deployment(self) -> Self:
+    def _accelerator_needs_deployment(self) -> Self:
         if self.accelerator is not None and self.deployment is None:
             raise ValueError("a process has one accelerator; name a deployment for the stage, or drop accelerator")
         if self.accelerator is not None and self.accelerator.kind == "multi_worker":
@@ -98,7 +106,7 @@ _Stage = Annotated[StageSpec, BeforeValidator(_deployment_from_string)]
 
 
 class StagesSpec(Contract):
-    """Which stages run elsewhere, as Prefect deployments on work pools of their own."""
+    """Which stages run as Prefect deployments, each on its own work pool."""
 
     prepare_data: _Stage = Field(default_factory=StageSpec, description="{deployment: prepare-data/docker}")
     init_or_restore: _Stage = Field(
@@ -110,7 +118,7 @@ class StagesSpec(Contract):
         default_factory=EvaluateStageSpec, description="{deployment: evaluate/docker, accelerator: {kind: cpu}}"
     )
 
-    def elsewhere(self) -> dict[str, StageSpec]:
-        """The stages that have a deployment, by name, in the order of the story."""
+    def remote(self) -> dict[str, StageSpec]:
+        """The stages that run as deployments, by name, in the order of a run."""
         chosen = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: stage for name, stage in chosen.items() if stage.deployment is not None}

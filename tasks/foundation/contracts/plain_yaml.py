@@ -1,7 +1,8 @@
-"""YAML of plain values only, with the place of each value, and errors that name file, line and remedy."""
+"""Reads YAML of plain values only and records where each value was given; errors have file, line and remedy."""
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +17,25 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value was given, and how it was spelled there if it is a plain scalar."""
+    """Where a value was given, and its spelling there if it is a plain scalar."""
 
     where: str
     spelling: str | None
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only: text, whole numbers, numbers, true and false, null, lists, mappings.
+    """Loads plain values only: text, whole numbers, numbers, true and false, null, lists, mappings.
 
-    Differs from PyYAML's idea of YAML 1.1 where that surprises: 1e-3 is a number; 017 (octal), 1:30 (base 60) and
-    dates stay text; aliases are refused, since a few lines of them grow to gigabytes.
+    Differs from PyYAML's YAML 1.1 where that surprises: 1e-3 is a number; 017 (octal), 1:30 (base 60) and dates stay
+    text; aliases are refused, because a few lines of them can expand to gigabytes.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - the attribute that PyYAML looks for; filled below
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
+            next_event: Callable[[], Any] = self.get_event
+            event = next_event()
             raise yaml.MarkedYAMLError(
                 problem=f"the alias *{event.anchor} is not supported",
                 problem_mark=event.start_mark,
@@ -43,8 +45,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _TAG = "tag:yaml.org,2002:"
-# Where the keys are classes: whole numbers, taken by their text, as JSON has them.
-_OF_CLASSES = {("train", "class_weight")}
+# Mappings whose keys are classes: whole numbers, read as text, as in JSON.
+_CLASS_MAPPINGS = {("train", "class_weight")}
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 _SCALARS = {
     "bool": (r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
@@ -69,8 +71,18 @@ _PLAIN = "write a plain number or word, or text in quotes"
 
 
 def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, Place]) -> Any:
-    """Plain values from YAML text; `places` learns where each of them stands."""
-    # An override has one line; its number would tell nothing.
+    """Parse YAML text into plain values.
+
+    Args:
+        text: the YAML.
+        where: the file or override, for messages.
+        at: the key whose value the text is; empty for a whole file.
+        places: receives where each value was given.
+
+    Raises:
+        RunFileError: the text cannot be read, or has a value that is not plain.
+    """
+    # An override has only one line, so its number says nothing.
     lines = not where.startswith("--set ")
     try:
         loader = _Loader(text)
@@ -85,18 +97,18 @@ def parse(text: str, *, where: str, at: KeyPath, places: dict[KeyPath, Place]) -
         problem = " ".join(part for part in (fault.context, fault.problem) if part)
         tab = r"'\t'" in problem
         remedy = fault.note or (
-            "indent with spaces, not tabs" if tab else "look at the brackets, quotes and colons there"
+            "indent with spaces, not tabs" if tab else "check the brackets, quotes and colons there"
         )
         raise RunFileError(f"{where}{place}: not readable as YAML: {problem}; {remedy}") from fault
     except yaml.YAMLError as fault:
-        raise RunFileError(f"{where}: not readable as YAML: {str(fault).splitlines()[0]}; retype it") from fault
+        raise RunFileError(f"{where}: not readable as YAML: {str(fault).splitlines()[0]}; write it again") from fault
     except RecursionError as fault:
         raise RunFileError(f"{where}: brackets or lists are nested too deeply; close them earlier") from fault
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns YAML nodes into values, refusing what is not plain and noting the place of each."""
+    """Turns YAML nodes into values and records their places; refuses values that are not plain."""
 
     loader: _Loader
     where: str
@@ -119,8 +131,8 @@ class _Reader:
             except (ValueError, LookupError) as fault:
                 text = shortened(json.dumps(node.value))
                 raise RunFileError(f"{here}: {name} is {text}, which cannot be read; {_PLAIN}") from fault
-        as_typed = isinstance(node, yaml.ScalarNode) and node.style is None and node.value
-        self.places[at] = Place(here, shortened(node.value) if as_typed else None)
+        written = isinstance(node, yaml.ScalarNode) and node.style is None and node.value
+        self.places[at] = Place(here, shortened(node.value) if written else None)
         return value
 
     def _mapping(self, node: yaml.MappingNode, at: KeyPath) -> dict[str, Any]:
@@ -128,7 +140,7 @@ class _Reader:
         for key_node, value_node in node.value:
             here = self._place(key_node)
             if not isinstance(key_node, yaml.ScalarNode) or not (
-                key_node.tag == _TAG + "str" or (at in _OF_CLASSES and _WHOLE.fullmatch(key_node.value))
+                key_node.tag == _TAG + "str" or (at in _CLASS_MAPPINGS and _WHOLE.fullmatch(key_node.value))
             ):
                 key = shortened(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "[…]"
                 within = f" in {dotted(at)}" if at else ""
@@ -136,7 +148,7 @@ class _Reader:
             path = (*at, key_node.value)
             if key_node.value in result:
                 first = f"{shown(result[key_node.value])} at {self.places[path].where}"
-                raise RunFileError(f"{here}: {dotted(path)} was given before, {first}; keep one of the two")
+                raise RunFileError(f"{here}: {dotted(path)} was given twice, first {first}; keep one of the two")
             result[key_node.value] = self.value(value_node, path)
         return result
 
@@ -145,12 +157,12 @@ class _Reader:
 
 
 def dotted(path: KeyPath) -> str:
-    """A key path as a person writes it; odd keys in quotes."""
+    """A key path with dots; unusual keys in quotes."""
     return ".".join(part if re.fullmatch(r"[\w-]+", part) else shortened(json.dumps(part)) for part in path)
 
 
 def shown(value: Any) -> str:
-    """A value as it could stand in the file, on one line."""
+    """A value as it could be written in the file, on one line."""
     return "empty (null)" if value is None else shortened(json.dumps(value, ensure_ascii=False))
 
 

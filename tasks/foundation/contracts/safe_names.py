@@ -1,4 +1,4 @@
-"""Strings that become paths or names of files. Whoever wrote a home chose them, so each has its pattern."""
+"""Strings that become paths or file names. They come from files that others can write, so each has a strict pattern."""
 
 import re
 from typing import Annotated
@@ -11,8 +11,8 @@ _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _CHECKPOINT = re.compile(rf"checkpoints/(?!\.){_NAME}")
 _DATASET = re.compile(rf"datasets/(?!\.){_NAME}")
 _ANSWER = re.compile(rf"answers/(?!\.){_NAME}")
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SHARD_CHARACTERS = 4096  # an address of somebody else's file
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SHARD_CHARACTERS = 4096  # long enough for the address of an external file
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
@@ -25,18 +25,18 @@ def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
 
 
 def _shard(path: str) -> str:
-    """Relative to the dataset's folder; or absolute, or an address, as that of a file of the user's."""
-    if path.startswith("/") or "://" in path:  # only ever read, and compared with the manifest's checksum
-        if _UNSEEN.search(path) or len(path) > _SHARD_CHARACTERS:
-            raise ValueError("is no path of a file: it has control characters, or is too long")
+    """Accept a file name in the dataset's folder, or the absolute path or address of an external file."""
+    if path.startswith("/") or "://" in path:  # only read, and verified with the checksum in the manifest
+        if _CONTROL.search(path) or len(path) > _SHARD_CHARACTERS:
+            raise ValueError("is not a file path: it is too long, or has control characters")
     elif not _FILE_NAME.fullmatch(path):
-        raise ValueError("is no name of a shard in the dataset's folder")
+        raise ValueError("is not the name of a shard in the dataset's folder")
     return path
 
 
-FileName = Annotated[str, _matching(_FILE_NAME, "the name of one file")]
-AttemptId = Annotated[str, _matching(_ATTEMPT, "an attempt's id: letters, digits, '-' and '_'")]
-CheckpointPath = Annotated[str, _matching(_CHECKPOINT, "checkpoints/<name>, a checkpoint's folder")]
-DatasetPath = Annotated[str, _matching(_DATASET, "datasets/<name>, a dataset's folder")]
-AnswerPath = Annotated[str, _matching(_ANSWER, "answers/<name>, a file of an answer")]
+FileName = Annotated[str, _matching(_FILE_NAME, "a file name")]
+AttemptId = Annotated[str, _matching(_ATTEMPT, "an attempt id: letters, digits, '-' and '_'")]
+CheckpointPath = Annotated[str, _matching(_CHECKPOINT, "the folder of a checkpoint: checkpoints/<name>")]
+DatasetPath = Annotated[str, _matching(_DATASET, "the folder of a dataset: datasets/<name>")]
+AnswerPath = Annotated[str, _matching(_ANSWER, "a file of a stage's result: answers/<name>")]
 ShardPath = Annotated[str, AfterValidator(_shard)]

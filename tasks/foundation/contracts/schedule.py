@@ -1,4 +1,4 @@
-"""At which absolute steps something happens. Arithmetic over the run file; the same wherever a run was cut."""
+"""The absolute steps of segment borders, evaluations and callbacks, computed only from the run file."""
 
 from tasks.foundation.contracts.run_spec import RunSpec
 
@@ -6,9 +6,9 @@ DEFAULT_SEGMENT_STEPS = 1000
 
 
 def next_border(spec: RunSpec, step: int, until_step: int) -> int:
-    """The step at which the segment that begins at `step` ends.
+    """Return the step at which the segment that starts at `step` ends.
 
-    Besides the segment length, steps that are evaluated or kept for good are borders: a checkpoint must exist there.
+    Steps that are evaluated or kept permanently are borders too, because they need a checkpoint.
     """
     grids = [spec.evaluate.every_steps, spec.checkpoint.keep_every_steps]
     if spec.train.segment_seconds is None:
@@ -17,23 +17,23 @@ def next_border(spec: RunSpec, step: int, until_step: int) -> int:
 
 
 def next_multiple(grid: int, step: int) -> int:
-    """The first multiple of `grid` after `step`."""
+    """Return the first multiple of `grid` after `step`."""
     return (step // grid + 1) * grid
 
 
-def act_at_evaluations(spec: RunSpec) -> bool:
-    """Whether callbacks act where the run is evaluated between its ends; else they act at each logged row."""
+def callbacks_act_at_evaluations(spec: RunSpec) -> bool:
+    """Return whether callbacks act at each periodic evaluation; otherwise they act at each logged row."""
     return spec.evaluate.every_steps is not None and spec.data.validation_fraction > 0
 
 
-def acts_at_the_end(spec: RunSpec, step: int) -> bool:
-    """Whether an epoch of callbacks ends with the evaluation at `step`, from which nothing is trained."""
-    if spec.train.callbacks is None or not act_at_evaluations(spec):
+def callbacks_act_at_end(spec: RunSpec, step: int) -> bool:
+    """Return whether an epoch of the callbacks ends with the evaluation at `step`, the last step of the run."""
+    if spec.train.callbacks is None or not callbacks_act_at_evaluations(spec):
         return False
-    return step == spec.train.steps and step % steps_of_an_epoch(spec) == 0
+    return step == spec.train.steps and step % steps_per_epoch(spec) == 0
 
 
-def steps_of_an_epoch(spec: RunSpec) -> int:
-    """An epoch, to callbacks, is so many steps; they act at each multiple."""
+def steps_per_epoch(spec: RunSpec) -> int:
+    """Return the steps of an epoch as callbacks see it; callbacks act at each multiple."""
     every = spec.evaluate.every_steps
-    return every if every is not None and act_at_evaluations(spec) else spec.train.log_every_steps
+    return every if every is not None and callbacks_act_at_evaluations(spec) else spec.train.log_every_steps

@@ -1,4 +1,4 @@
-"""What a training stage is asked for and what it answers."""
+"""The request for a training segment, and its result."""
 
 from typing import Literal, get_args
 
@@ -10,41 +10,41 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.safe_names import CheckpointPath
 
-# Asked for from outside; the run can go on from where it stopped.
+# Requested from outside; the run can continue from where it stopped.
 StopReason = Literal["sigterm", "sigint", "time_budget", "preempted", "maintenance"]
-# Where a segment ends by itself. Only there is the place a function of the run file, not of what happened.
+# Where a segment ends by itself. Only these steps can be computed from the run file.
 BorderReason = Literal["segment_end", "segment_seconds"]
-# Superseded: a segment that was to be trained elsewhere, and whose start was no longer the tip when it began.
+# Superseded: a remote segment was not trained, because its start was no longer the tip when it began.
 ExitReason = BorderReason | Literal["interval", "rewind", "finished", "superseded"] | StopReason
 
 STOP_REASONS: frozenset[str] = frozenset(get_args(StopReason))
 
 
 class MetricRow(Contract):
-    """Training metrics since the row before, read at an absolute step."""
+    """Training metrics since the previous row, read at an absolute step."""
 
     step: int = Field(ge=1)
     metrics: dict[str, float]
 
 
 class WorkerStats(Contract):
-    """What one host did since the commit before, so that a straggler is seen."""
+    """What one host did since the previous commit; shows a slow host."""
 
     host: int = Field(ge=0)
-    replicas: int = Field(ge=1, description="that this host feeds")
+    replicas: int = Field(ge=1, description="replicas of this host")
     steps: int = Field(ge=0)
-    examples: int = Field(ge=0, description="that went through its replicas")
-    train_seconds: float = Field(ge=0, description="in the training loop, waiting for input included")
-    input_wait_seconds: float = Field(ge=0, description="of these, waiting for the next batch")
+    examples: int = Field(ge=0, description="examples that its replicas trained on")
+    train_seconds: float = Field(ge=0, description="in the training loop, including the wait for input")
+    input_wait_seconds: float = Field(ge=0, description="part of train_seconds: waiting for the next batch")
     losses: tuple[float, ...] = Field(
-        default=(), description="of each replica, the loss since metrics were last reset; empty if its step tells none"
+        default=(), description="loss of each replica since the metrics were reset; empty if the step has none"
     )
 
 
 class TracedStep(Contract):
-    """The train step as a process traced it. Two processes in the same circumstances should trace the same."""
+    """The train step as a process traced it. Processes in the same circumstances should trace the same graph."""
 
-    fingerprint: str = Field(description="digest of what the traced graph computes")
+    fingerprint: str = Field(description="digest of the traced graph")
     circumstances: str = Field(description="digest of devices, replicas, versions and the run's identity")
 
 
@@ -58,15 +58,15 @@ class SegmentRequest(Contract):
     base: int = Field(ge=0, description="base of the head that `start` is the tip of")
     skipped_batches: int = Field(ge=0)
     until_step: int = Field(ge=1)
-    stop_within_seconds: float | None = Field(default=None, description="what is left of the command's time budget")
-    number: int = Field(ge=1, description="how many segments this command has begun, counted from 1; for messages")
+    stop_within_seconds: float | None = Field(default=None, description="rest of the command's time budget")
+    number: int = Field(ge=1, description="number of the segment in this command, from 1; for messages")
 
 
 class SegmentResult(Contract):
-    """A staged checkpoint and what happened on the way to it, since `parent`.
+    """A staged checkpoint, and what happened since its `parent`.
 
-    Nothing is staged after a stop or a rewind, where callbacks end the run, or by a segment that was superseded: what
-    there was to commit is committed already.
+    Nothing is staged after a stop or a rewind, if callbacks end the run, or if the segment was superseded. Everything
+    is committed already then.
     """
 
     schema_version: Literal[1] = 1
@@ -81,5 +81,5 @@ class SegmentResult(Contract):
 
     @classmethod
     def superseded(cls, request: SegmentRequest) -> "SegmentResult":
-        """Of a segment that was not begun, for the tip is no longer where it was to start."""
+        """The result of a segment that was not trained, because its start is no longer the tip."""
         return cls(staged=None, parent=request.start.path, exit_reason="superseded", history=(), examples=0, seconds={})

@@ -1,11 +1,12 @@
-"""What a stage is given that runs elsewhere: in a flow run of its own, on another machine or in a container.
+"""The calls of the five stages, one class each.
 
-Its answer is a contract too: DatasetRef, Head, SegmentResult, Entry or Evaluation.
+A stage that runs in another process gets its call as one flat JSON object, together with a `RemoteContext`.
 """
 
-from typing import Literal
+import json
+from typing import Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from tasks.foundation.contracts.attempt import Time
 from tasks.foundation.contracts.base import Contract
@@ -14,58 +15,125 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.safe_names import AnswerPath, AttemptId
-from tasks.foundation.contracts.segment import SegmentRequest
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import InvalidInput
 
 
 class StageCall(Contract):
-    """What every stage is told."""
+    """The fields of every call."""
 
     schema_version: Literal[1] = 1
-    spec: RunSpec = Field(description="the run file; its storage is an address that holds elsewhere too")
+    spec: RunSpec = Field(description="the run file; in a remote call, its storage is an absolute address")
+
+
+class PrepareDataCall(StageCall):
+    """Call of `prepare_data`, which returns a DatasetRef."""
+
+
+class InitOrRestoreCall(StageCall):
+    """Call of `init_or_restore`, which returns the Head."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    dataset: DatasetRef
+    accept: tuple[str, ...] = Field(default=(), description="identity keys that may differ from the run on disk")
+    verify_bytes: bool = Field(
+        default=False,
+        description="read all bytes of the tip, because an attempt to restore it found them damaged",
+        # A worker of an older version knows this key by its first name.
+        validation_alias=AliasChoices("verify_bytes", "suspicious"),
+        serialization_alias="suspicious",
+    )
+
+
+class TrainSegmentCall(StageCall):
+    """Call of `train_segment`, which returns a SegmentResult."""
+
+    request: SegmentRequest
+    recorded: Environment = Field(description="the run's environment, from its log")
+
+    @classmethod
+    def of(cls, request: SegmentRequest, recorded: Environment) -> "TrainSegmentCall":
+        """The call for a request, with the run file of that request."""
+        return cls(spec=request.spec, request=request, recorded=recorded)
+
+
+class RemoteTrainSegmentCall(TrainSegmentCall):
+    """`TrainSegmentCall` for another process, which may start later."""
+
+    asked_at: Time | None = Field(
+        default=None, description="when the segment was requested, UTC; its time budget counts from then"
+    )
+
+
+class CheckpointToGcsCall(StageCall):
+    """Call of `checkpoint_to_gcs`, which returns the Entry."""
+
+    request: SegmentRequest
+    result: SegmentResult
+
+    @classmethod
+    def of(cls, request: SegmentRequest, result: SegmentResult) -> "CheckpointToGcsCall":
+        """The call for a trained segment, with the run file of its request."""
+        return cls(spec=request.spec, request=request, result=result)
+
+
+class RemoteCheckpointToGcsCall(StageCall):
+    """`CheckpointToGcsCall` for another process."""
+
+    request: SegmentRequest
+    result: AnswerPath = Field(
+        description="path of the SegmentResult in the run's home; the metrics of a long segment exceed Prefect's limit"
+    )
+
+
+class EvaluateCall(StageCall):
+    """Call of `evaluate`, which returns an Evaluation."""
+
+    dataset: DatasetRef
+    checkpoint: CheckpointRef
+    recorded: Environment = Field(description="the run's environment, from its log")
+
+
+class RemoteContext(Contract):
+    """What a stage in another process needs besides its call."""
+
     code_folder: str = Field(description="the run file's folder, as the stage finds it")
     code: dict[str, str] = Field(
         default_factory=dict, description="digest of each function of that folder that the run file names, by reference"
     )
     attempt: AttemptId | None = Field(
-        default=None,
-        description="the attempt that the stage is a part of; None: it is none's, and leaves none itself",
+        default=None, description="the attempt that waits for the stage; None outside a training run"
     )
 
 
-class PrepareDataCall(StageCall):
-    """`prepare_data`, which answers with a DatasetRef."""
+C = TypeVar("C", bound=StageCall)
 
 
-class InitOrRestoreCall(StageCall):
-    """`init_or_restore`, which answers with the Head."""
-
-    dataset: DatasetRef
-    accept: tuple[str, ...] = ()
-    suspicious: bool = False
+def pack(call: StageCall, context: RemoteContext) -> str:
+    """One flat JSON object with the keys of a call and of its context."""
+    return json.dumps(call.model_dump(mode="json", by_alias=True) | context.model_dump(mode="json"))
 
 
-class TrainSegmentCall(StageCall):
-    """`train_segment`, which answers with a SegmentResult."""
+def unpack(kind: type[C], text: str) -> tuple[C, RemoteContext]:
+    """Read what `pack` returned, in this or in another version of Baton.
 
-    request: SegmentRequest
-    recorded: Environment
-    asked_at: Time | None = Field(
-        default=None, description="when it was asked for, UTC: the request's time budget counts from then"
-    )
+    Args:
+        kind: the class of the call.
+        text: JSON.
 
-
-class CheckpointToGcsCall(StageCall):
-    """`checkpoint_to_gcs`, which answers with the Entry."""
-
-    request: SegmentRequest
-    result: AnswerPath = Field(
-        description="path of the SegmentResult in the run's home: a long segment's curves are more than Prefect takes"
-    )
-
-
-class EvaluateCall(StageCall):
-    """`evaluate`, which answers with an Evaluation."""
-
-    dataset: DatasetRef
-    checkpoint: CheckpointRef
-    recorded: Environment
+    Raises:
+        InvalidInput: it is not such a call.
+        AnotherVersion: a newer version wrote it, with keys that may not be ignored.
+    """
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise InvalidInput(f"call: not a readable {kind.__name__}: it is not a JSON object")
+    of_context = {key: value for key, value in values.items() if key in RemoteContext.model_fields}
+    of_call = {key: value for key, value in values.items() if key not in of_context}
+    call = kind.from_json(json.dumps(of_call).encode(), where="call", error=InvalidInput, unknown_keys="forbid")
+    context = RemoteContext.from_json(json.dumps(of_context).encode(), where="call", error=InvalidInput)
+    return call, context

@@ -1,1 +1,1 @@
-"""The shard format and the data order."""
+"""Prepared datasets: the shard format, the manifest and the data order."""

@@ -1,7 +1,7 @@
-"""Pieces of files that lie elsewhere, kept in a folder of this machine, bounded in bytes.
+"""A local cache of byte ranges of remote files, limited in bytes.
 
-What is in use is pinned, and so is what is read ahead. All else stays as long as there is room, and goes least recently
-used first: a small dataset is fetched once, and of one larger than the disk only the windows in use are here.
+Ranges that are in use or read ahead are pinned. Other ranges stay while there is room, and the least recently used is
+removed first. So a small dataset is downloaded once, and a large one needs room for the windows in use only.
 """
 
 import errno
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from tasks.foundation.errors import StorageError
 
-# However many transfers the stores together would bear.
+# An upper limit, even if the stores allow more parallel transfers.
 _MOST_THREADS = 32
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Bytes that lie elsewhere, as a manifest names them.
+class FileRange:
+    """A range of bytes in a remote file, as a manifest lists it.
 
     Attributes:
-        address: of the file.
-        begin: the first of them.
-        size: how many.
-        crc32c: of them.
-        fetch: writes them to a local file, and raises unless they are these; called in a thread of the cache.
-        transfers: how many fetches their store bears side by side.
+        address: address of the file.
+        begin: offset of the first byte.
+        size: number of bytes.
+        crc32c: checksum of the bytes.
+        fetch: downloads the range to a local file and verifies it; called in a thread of the cache.
+        transfers: parallel downloads that the store allows.
     """
 
     address: str
@@ -43,13 +43,13 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A piece that is here or on its way; its bytes count from the beginning."""
+    """A range that is cached or being downloaded. Its full size counts from the start."""
 
-    piece: Piece
+    file_range: FileRange
     file: Path
     pins: int = 0
     waits: bool = True
-    ready: tuple[int, int] | None = None  # size and time of the last change, once it is here
+    ready: tuple[int, int] | None = None  # size and modification time, set when the file is complete
     fault: BaseException | None = None
 
     @property
@@ -58,84 +58,84 @@ class _Entry:
 
     @property
     def unwanted(self) -> bool:
-        """Nobody holds it any more, and it is still being fetched."""
+        """Whether the range is being downloaded, but no longer pinned."""
         return not (self.waits or self.ready or self.fault or self.pins)
 
 
-class Hold:
-    """Pieces that stay on this machine until they are released."""
+class Pin:
+    """Ranges that stay in the cache until they are released."""
 
     def __init__(self, cache: "ShardCache", entries: Sequence[_Entry]) -> None:
         self._cache = cache
         self._entries = entries
 
     def files(self) -> list[Path]:
-        """Wait until all of them are here; those that are only read ahead come after them.
+        """Wait for all ranges and return their files; they are downloaded before ranges that are only read ahead.
 
         Raises:
-            BatonError: what the fetching of one raised.
+            BatonError: a download failed.
         """
         return self._cache._files_of(self._entries)
 
     def release(self) -> None:
-        """Let them go: what still waits to be fetched will not be."""
+        """Unpin the ranges; those whose download has not started are dropped."""
         entries, self._entries = self._entries, ()
         self._cache._release(entries)
 
 
 class ShardCache:
-    """Files in one folder; for any number of threads."""
+    """Cached files in one folder. All methods are thread-safe."""
 
     def __init__(self, folder: Path, bound: int) -> None:
-        """Nothing is written yet.
+        """Create an empty cache; nothing is written.
 
         Args:
-            folder: an empty folder of this machine.
-            bound: bytes that may be here. Windows in use may exceed it together, one alone may not.
+            folder: an empty local folder.
+            bound: maximum number of bytes to keep. Several pinned windows together may exceed it; a single one may not.
         """
         self._folder = folder
         self._bound = bound
         self._changed = threading.Condition()
-        self._entries: dict[Piece, _Entry] = {}  # least recently used first
+        self._entries: dict[FileRange, _Entry] = {}  # least recently used first
         self._waiting: deque[_Entry] = deque()
         self._threads = 0
         self._most_threads = 1
         self._names = itertools.count()
         self._closed = False
 
-    def hold(self, pieces: Sequence[Piece]) -> Hold:
-        """Pin pieces that are needed now; what is not here yet is fetched in the background.
+    def pin(self, ranges: Sequence[FileRange]) -> Pin:
+        """Pin ranges that are needed now; missing ones are downloaded in the background.
 
         Raises:
-            StorageError: they are more than the bound, or the cache is closed.
+            StorageError: the ranges are larger than the bound, or the cache is closed.
         """
-        size = _size(set(pieces))
+        size = _size(set(ranges))
         if size > self._bound:
             raise StorageError(
-                f"data.window_shards: the shards of one window have {_mib(size)}, and the cache in {self._folder} has "
-                f"room for {_mib(self._bound)}; choose a smaller data.window_shards, set the environment variable "
+                f"data.window_shards: the shards of one window take {_mib(size)}, but the cache in {self._folder} is "
+                f"limited to {_mib(self._bound)}; choose a smaller data.window_shards, set the environment variable "
                 "TMPDIR to a larger disk, or raise BATON_CACHE_BYTES"
             )
         with self._changed:
-            self._forget_changed(pieces)
-            while self._over(pieces) > 0:
-                self._make_room(pieces)
+            self._forget_changed(ranges)
+            while self._over(ranges) > 0:
+                self._make_room(ranges)
                 if not any(entry.unwanted for entry in self._entries.values()):
                     break
-                self._changed.wait()  # it can be let go once it is here
-            return self._pin(pieces)
+                self._changed.wait()  # it can be removed when its download ends
+            return self._pin(ranges)
 
-    def hold_ahead(self, pieces: Sequence[Piece]) -> Hold | None:
-        """The same for what will be needed later, if there is room beside all that is pinned; None if there is not."""
+    def prefetch(self, ranges: Sequence[FileRange]) -> Pin | None:
+        """Pin ranges that are needed later, if there is room besides all pinned ranges; else return None."""
         with self._changed:
-            self._forget_changed(pieces)
-            if self._over(pieces) > _size(entry.piece for entry in self._idle(pieces)):
+            self._forget_changed(ranges)
+            if self._over(ranges) > _size(entry.file_range for entry in self._idle(ranges)):
                 return None
-            self._make_room(pieces)
-            return self._pin(pieces)
+            self._make_room(ranges)
+            return self._pin(ranges)
 
     def close(self) -> None:
-        """Fetch nothing any more; what is just being fetched comes to nothing."""
+        """Stop all downloads; unfinished ones are discarded."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -145,52 +145,52 @@ class ShardCache:
             self._entries.clear()
             self._changed.notify_all()
 
-    def _over(self, coming: Collection[Piece] = ()) -> int:
+    def _over(self, coming: Collection[FileRange] = ()) -> int:
         return _size({*self._entries, *coming}) - self._bound
 
-    def _idle(self, but: Collection[Piece] = ()) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.idle and entry.piece not in but]
+    def _idle(self, excluding: Collection[FileRange] = ()) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.idle and entry.file_range not in excluding]
 
-    def _make_room(self, coming: Collection[Piece] = ()) -> None:
-        """Let go what nobody holds, no more than is needed for those to come."""
+    def _make_room(self, coming: Collection[FileRange] = ()) -> None:
+        """Remove unpinned ranges until there is room for `coming`."""
         over = self._over(coming)
-        for entry in self._idle(but=coming):
+        for entry in self._idle(excluding=coming):
             if over <= 0:
                 break
             self._drop(entry)
-            over -= entry.piece.size
+            over -= entry.file_range.size
 
-    def _forget_changed(self, pieces: Collection[Piece]) -> None:
-        """Temporary folders get tidied up, by hand and by the system: what was lost is fetched again."""
-        for piece in pieces:
-            entry = self._entries.get(piece)
+    def _forget_changed(self, ranges: Collection[FileRange]) -> None:
+        """Forget files that changed or are gone: systems clean up temporary folders. They are downloaded again."""
+        for file_range in ranges:
+            entry = self._entries.get(file_range)
             if entry is not None and entry.ready is not None and entry.ready != _stamp(entry.file):
                 self._drop(entry)
 
     def _drop(self, entry: _Entry) -> None:
-        if self._entries.get(entry.piece) is entry:
-            del self._entries[entry.piece]
+        if self._entries.get(entry.file_range) is entry:
+            del self._entries[entry.file_range]
         with suppress(OSError):
             entry.file.unlink()
 
-    def _pin(self, pieces: Sequence[Piece]) -> Hold:
+    def _pin(self, ranges: Sequence[FileRange]) -> Pin:
         if self._closed:
             raise self._ending()
         entries = []
-        for piece in pieces:
-            entry = self._entries.pop(piece, None)
+        for file_range in ranges:
+            entry = self._entries.pop(file_range, None)
             if entry is None:
-                entry = _Entry(piece, self._folder / f"{next(self._names):06d}-{Path(piece.address).name}")
+                entry = _Entry(file_range, self._folder / f"{next(self._names):06d}-{Path(file_range.address).name}")
                 self._waiting.append(entry)
-                self._most_threads = min(max(self._most_threads, piece.transfers), _MOST_THREADS)
-            self._entries[piece] = entry  # now the most recently used
+                self._most_threads = min(max(self._most_threads, file_range.transfers), _MOST_THREADS)
+            self._entries[file_range] = entry  # now the most recently used
             entry.pins += 1
             entries.append(entry)
         for _ in range(min(self._most_threads - self._threads, len(self._waiting))):
-            # No process waits for a daemon: it may end in the middle of a download.
+            # Daemon threads, so that the process can exit in the middle of a download.
             threading.Thread(target=self._work, name="baton-fetch", daemon=True).start()
             self._threads += 1
-        return Hold(self, entries)
+        return Pin(self, entries)
 
     def _files_of(self, entries: Sequence[_Entry]) -> list[Path]:
         with self._changed:
@@ -220,7 +220,7 @@ class ShardCache:
             try:
                 self._fetch(entry)
                 outcome: tuple[int, int] | BaseException | None = _stamp(entry.file)
-            except BaseException as fault:  # noqa: BLE001 - raised where the piece is asked for
+            except BaseException as fault:  # noqa: BLE001 - raised in the thread that waits for the range
                 outcome = fault
             with self._changed:
                 if isinstance(outcome, tuple) and not self._closed:
@@ -242,14 +242,14 @@ class ShardCache:
 
     def _fetch(self, entry: _Entry) -> None:
         try:
-            entry.piece.fetch(entry.file)
+            entry.file_range.fetch(entry.file)
         except StorageError as fault:
             if not (disk_is_full(fault) and self._drop_idle()):
                 raise
-            entry.piece.fetch(entry.file)
+            entry.file_range.fetch(entry.file)
 
     def _drop_idle(self) -> bool:
-        """Let go all that nobody holds; whether there was anything."""
+        """Remove all unpinned ranges; return whether there were any."""
         with self._changed:
             idle = self._idle()
             for entry in idle:
@@ -257,11 +257,11 @@ class ShardCache:
             return bool(idle)
 
     def _ending(self) -> StorageError:
-        return StorageError(f"{self._folder}: the cache of shards is closed, since the process is ending; run again")
+        return StorageError(f"{self._folder}: the shard cache is closed because the process is ending; run again")
 
 
 def disk_is_full(fault: BaseException | None) -> bool:
-    """Whether this machine's disk had no room, as far as the error and those behind it tell."""
+    """Whether the error, or one that caused it, says that a local disk is full."""
     while fault is not None:
         if isinstance(fault, OSError) and fault.errno in _FULL:
             return True
@@ -269,8 +269,8 @@ def disk_is_full(fault: BaseException | None) -> bool:
     return False
 
 
-def _size(pieces: Iterable[Piece]) -> int:
-    return sum(piece.size for piece in pieces)
+def _size(ranges: Iterable[FileRange]) -> int:
+    return sum(file_range.size for file_range in ranges)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""`train.class_weight`: each example of the training data weighs as its class does, as in Keras's `fit`."""
+"""`train.class_weight`: weights the loss of each training example by its class, as Keras's `fit` does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,48 +11,48 @@ _KEY = "train.class_weight"
 _ONE_HOT_RANK = 2
 
 
-def weighed(batch: Sequence[Any], weights: Mapping[int, float] | None) -> tuple[Any, ...]:
-    """A batch as training gets it.
+def apply_class_weight(batch: Sequence[Any], weights: Mapping[int, float] | None) -> tuple[Any, ...]:
+    """Add sample weights to a training batch.
 
     Args:
         batch: (x,), (x, y) or (x, y, sample_weight) of NumPy arrays or tensors, [batch, ...].
-        weights: of the loss, by class; classes left out weigh 1. None: the batch as it is.
+        weights: weight of the loss by class; a class that is not listed has weight 1. None leaves the batch as it is.
 
     Returns:
         (x, y, sample_weight) with float32 [batch] weights.
 
     Raises:
-        RunFileError: the weights cannot be given: y is missing or more than one tensor, or there are others already.
+        RunFileError: y is missing or has several parts, or the batch already has sample weights.
     """
     if weights is None:
         return tuple(batch)
     if len(batch) > 2:  # noqa: PLR2004 - x and y
-        raise RunFileError(f"{_KEY}: the examples have a sample_weight already; drop one of the two")
+        raise RunFileError(f"{_KEY}: the examples already have a sample_weight; remove one of the two")
     y = batch[1] if len(batch) > 1 else None
     if not hasattr(y, "shape"):
-        told = "have no y" if y is None else f"have a y of several parts ({', '.join(map(str, y))})"
-        raise RunFileError(f"{_KEY} is for models with a single output; the examples {told}. Leave it out")
+        found = "have no y" if y is None else f"have a y of several parts ({', '.join(map(str, y))})"
+        raise RunFileError(f"{_KEY} needs a model with a single output; the examples {found}. Remove {_KEY}")
     return (batch[0], y, _weights_of(tf.convert_to_tensor(y), weights))
 
 
-def weighed_dataset(dataset: Any, weights: Mapping[int, float] | None) -> Any:
-    """The same for each batch of a `tf.data.Dataset`, in its order."""
+def map_class_weight(dataset: Any, weights: Mapping[int, float] | None) -> Any:
+    """Apply `apply_class_weight` to each batch of a `tf.data.Dataset`; the order stays."""
     if weights is None:
         return dataset
-    # Plain Python, which AutoGraph would only get wrong.
-    work = tf.autograph.experimental.do_not_convert(lambda *batch: weighed(batch, weights))
+    # The function is plain Python; AutoGraph cannot convert it correctly.
+    work = tf.autograph.experimental.do_not_convert(lambda *batch: apply_class_weight(batch, weights))
     return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
 def _weights_of(y: Any, weights: Mapping[int, float]) -> Any:
-    """Float32 [batch]. `y`: labels [batch] or [batch, 1], or one-hot [batch, classes], as `fit` takes them."""
+    """Return float32 [batch]. `y` has shape [batch] or [batch, 1] (labels), or [batch, classes] (one-hot)."""
     if y.shape.rank > _ONE_HOT_RANK:
-        raise RunFileError(f"{_KEY} is for one label an example; y has shape {list(y.shape)}. Leave it out")
+        raise RunFileError(f"{_KEY} needs one label per example; y has shape {list(y.shape)}. Remove {_KEY}")
     one_hot = y.shape.rank == _ONE_HOT_RANK and y.shape[-1] != 1
     if one_hot and max(weights, default=0) >= y.shape[-1]:
         raise RunFileError(
-            f"{_KEY} names class {max(weights)}, and y of shape {list(y.shape)} is taken for one-hot labels of "
-            f"{y.shape[-1]} classes; leave that class out"
+            f"{_KEY} names class {max(weights)}, but y has shape {list(y.shape)}, which is read as one-hot labels of "
+            f"{y.shape[-1]} classes; remove that class"
         )
     labels = tf.argmax(y, axis=-1) if one_hot else tf.reshape(y, [-1])
     labels = tf.cast(tf.round(labels), tf.int64)

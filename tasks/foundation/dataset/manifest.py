@@ -1,4 +1,4 @@
-"""A dataset's manifest: where it is, what binds it to its shards, and how it is read."""
+"""Reads and checks a dataset's manifest: its folder, its content digest and its shards."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
 
-REMEDY = "delete that folder and run again: it is prepared anew from the source"
+REMEDY = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
 def dataset_folder(digest: str) -> str:
-    """The dataset's folder, relative to the storage root."""
+    """Return the dataset's folder, relative to the storage root."""
     return f"datasets/{digest}"
 
 
 def manifest_path(folder: str) -> str:
-    """The manifest's path, relative to the storage root."""
+    """Return the manifest's path, relative to the storage root."""
     return f"{folder}/manifest.json"
 
 
@@ -32,14 +32,14 @@ def content_digest(
     validation: Sequence[ShardRecord],
     held_out: HeldOut | None = None,
 ) -> str:
-    """sha256 over what the examples look like and over every shard's name, count, size and checksum, in order.
+    """Return the sha256 of the features and of every shard's name, count, size and checksum, in order.
 
-    Of a file elsewhere only the name counts, not the folder: the same bytes in another place are the same dataset.
+    For a file outside the dataset's folder only its name is hashed, not its folder: a moved file is the same dataset.
     """
     digest = hashlib.sha256()
     for part in (features, train, validation):
         for record in part:
-            # Fields that came later count where they say something, so that older datasets keep their digest.
+            # Defaults are left out, so that datasets from before a field was added keep their digest.
             digest.update(_without_place(record).model_dump_json(exclude_defaults=True).encode() + b"\n")
         digest.update(b"\n")
     if held_out is not None:
@@ -48,66 +48,66 @@ def content_digest(
 
 
 def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
-    if isinstance(record, ShardRecord) and record.is_elsewhere:
+    if isinstance(record, ShardRecord) and record.is_external:
         return record.model_copy(update={"path": PurePosixPath(record.path).name})
     return record
 
 
 def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
-    """The manifest that `ref` points at.
+    """Read the manifest that `ref` refers to.
 
     Args:
-        storage: the root that `ref.folder` is relative to.
+        storage: the storage root; `ref.folder` is relative to it.
         ref: a prepared dataset.
 
     Raises:
-        DamagedDataset: it is not there, not readable, disagrees with itself, or is another than the one referred to.
+        DamagedDataset: the manifest is missing, unreadable or inconsistent, or belongs to another dataset.
     """
     manifest = read_manifest(storage, ref.folder)
     if manifest.content_digest != ref.content_digest:
         raise DamagedDataset(
-            f"{storage.uri}/{ref.folder}: holds the dataset {manifest.content_digest[:12]}, the run was begun on "
-            f"{ref.content_digest[:12]}; put the one from before back, or begin a new run"
+            f"{storage.uri}/{ref.folder}: holds the dataset {manifest.content_digest[:12]}, but the run started with "
+            f"{ref.content_digest[:12]}; restore the dataset that the run started with, or start a new run"
         )
     return manifest
 
 
 def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
-    """The manifest in a dataset's folder, whatever dataset it is.
+    """Read the manifest in a dataset's folder and check its content digest.
 
     Raises:
-        DamagedDataset: it is not there, not readable or disagrees with itself.
+        DamagedDataset: the manifest is missing, unreadable or inconsistent.
         AnotherVersion: a newer Baton wrote it.
     """
     where = f"{storage.uri}/{manifest_path(folder)}"
     try:
         data = storage.read(manifest_path(folder))
     except FileMissing as fault:
-        raise DamagedDataset(f"{where} is not there: no dataset was prepared, or it was deleted; run again") from fault
+        raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
     found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out)
     if found != manifest.content_digest:
         unknown = DatasetManifest.unknown_keys(data)
-        if unknown:  # which the digest may cover
-            why = f"it has unknown keys ({listed(unknown)}), and without them its content_digest is another"
+        if unknown:  # the digest may cover these keys
+            why = f"it has unknown keys ({listed(unknown)}), and its content_digest does not match without them"
             raise another_version(where, DatasetManifest, why)
-        raise DamagedDataset(f"{where}: its content_digest is not that of the shards it lists; {REMEDY}")
+        raise DamagedDataset(f"{where}: its content_digest does not match the shards it lists; {REMEDY}")
     return manifest
 
 
 def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, Array], ...]:
-    """A batch of zeros as `train_step` takes it, to make a model's variables exist.
+    """Return a batch of zeros as `train_step` takes it. Building a model with it creates all variables.
 
     Args:
-        manifest: of the dataset.
+        manifest: the dataset's manifest.
         size: examples in the batch.
 
     Returns:
         (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts of them.
     """
-    return zeros_of(manifest.features, size)
+    return zero_examples(manifest.features, size)
 
 
-def zeros_of(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
-    """As `zero_batch`, of examples that hold these features."""
+def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
+    """As `zero_batch`, for the given features."""
     return unflatten({feature.name: np.zeros((size, *feature.shape), feature.dtype) for feature in features})

@@ -1,8 +1,9 @@
-"""The data order: a pure function of (seed, counts of the shards, window size, batch size, batch index).
+"""The data order: a pure function of (seed, shard counts, window size, batch size, batch index).
 
-An epoch permutes the shards. `window_shards` of them at a time form a window, which is read whole and permuted in
-memory. The windows of all epochs, one after the other, are the stream of examples; global batch b is the examples
-[b * B, (b + 1) * B) of it, across the borders of windows and epochs. So any batch is found by counting.
+An epoch permutes the shards. `window_shards` shards at a time form a window, which is read whole and permuted in
+memory. The windows of all epochs, in order, form the stream of examples. Global batch b holds the examples
+[b * B, (b + 1) * B) of the stream; it may cross the border of a window or an epoch. So the position of any batch
+follows from the counts.
 """
 
 import hashlib
@@ -19,23 +20,23 @@ class Window:
 
     epoch: int
     number: int  # within the epoch
-    shards: tuple[int, ...]  # positions in the manifest, in the order in which they are read
+    shards: tuple[int, ...]  # positions in the manifest, in reading order
     examples: int
-    seed: Seed  # of the permutation of its examples
-    skip: int  # how many of the permuted examples belong to earlier batches
+    seed: Seed  # for the permutation of its examples
+    skip: int  # permuted examples that belong to earlier batches
 
 
 def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_example: int) -> Iterator[Window]:
-    """The windows from an example of the stream on, without end.
+    """Yield the windows from `first_example` of the stream on, without end.
 
     Args:
         counts: examples in each shard, each at least 1.
-        seed: of the run.
-        window_shards: shards in a window, at least 1; the last window of an epoch takes what is left.
-        first_example: position in the stream, from 0; it lies in the first window returned, at `skip`.
+        seed: the run's seed.
+        window_shards: shards in a window, at least 1; the last window of an epoch may have fewer.
+        first_example: position in the stream, from 0; it lies at `skip` in the first window.
 
     Raises:
-        ValueError: there are no shards, an empty one, or a number is out of its range.
+        ValueError: there are no shards, a shard is empty, or a number is out of range.
     """
     if not counts or min(counts) < 1:
         raise ValueError(f"counts={list(counts)}: an epoch needs shards, each with at least 1 example")
@@ -63,35 +64,35 @@ def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_examp
 
 
 def seed_of(seed: int, *path: int) -> Seed:
-    """A seed for one permutation, unrelated to that of any other path.
+    """Derive the seed of one permutation; seeds of different paths are independent.
 
     Args:
-        seed: of the run.
-        path: (epoch,) for an epoch's shards, (epoch, window) for a window's examples.
+        seed: the run's seed.
+        path: (epoch,) for the shards of an epoch, (epoch, window) for the examples of a window.
     """
     digest = hashlib.sha256("/".join(map(str, ("order", seed, *path))).encode()).digest()
-    # 31 bits each: the same in a signed and an unsigned integer.
+    # 31 bits each, so that signed and unsigned integers agree.
     return int.from_bytes(digest[:4], "little") >> 1, int.from_bytes(digest[4:8], "little") >> 1
 
 
 def permutation(size: int, seed: Seed) -> list[int]:
-    """A permutation of range(size): entry i is what stands at position i."""
+    """Return a permutation of range(size): entry i is the item at position i."""
     return [int(index) for index in shuffled_indices(size, seed).numpy()]
 
 
 def shuffled_indices(size: Any, seed: Any) -> Any:
-    """The same permutation as a tensor, int64 [size]; both arguments may be tensors, in a graph too."""
+    """Return the same permutation as an int64 tensor [size]; both arguments may be tensors, also in a graph."""
     import tensorflow as tf
 
     size = tf.cast(size, tf.int64)
     return tf.random.experimental.index_shuffle(tf.range(size), tf.cast(seed, tf.int64), size - 1)
 
 
-def repeats_words(train_examples: int, global_batch_size: int) -> str | None:
-    """What follows where a batch is larger than the data; None where it is not."""
+def oversized_batch_warning(train_examples: int, global_batch_size: int) -> str | None:
+    """Return a warning if a global batch is larger than the training data, else None."""
     if train_examples >= global_batch_size:
         return None
     return (
-        f"train.global_batch_size = {global_batch_size} is more than the {train_examples} training examples: every "
-        "step has some of them more than once. Take a smaller batch, or more data"
+        f"train.global_batch_size = {global_batch_size} is larger than the number of training examples "
+        f"({train_examples}): every step repeats examples. Use a smaller batch, or more data"
     )

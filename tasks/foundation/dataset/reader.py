@@ -1,7 +1,8 @@
-"""Prepared datasets as `tf.data` pipelines: for training without end, for validation exactly once.
+"""Reads prepared datasets with `tf.data`: training data without end, validation data exactly once.
 
-Python only plans: which shards, in which order, from which example on; one element a window. TensorFlow reads,
-permutes, cuts into batches and parses. Pull elements under `failures.reading_failures` to get Baton's errors.
+Python only makes the plan, one element per window: which shards, in which order, and how many examples to skip.
+TensorFlow reads, permutes, batches and parses. Iterate inside `reading_errors.original_read_errors` to get Baton's
+errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,10 @@ import tensorflow as tf
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.dataset import order
 from tasks.foundation.dataset.features import unflatten
+from tasks.foundation.dataset.held_out import Part, positions_of_part
 from tasks.foundation.dataset.manifest import load_manifest, zero_batch
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.dataset.shards import parse
-from tasks.foundation.dataset.validation_split import Part, positions_of
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.base import Storage
 
@@ -27,8 +28,8 @@ _READ_BYTES = 8 << 20
 _PARSE_EXAMPLES = 4096
 _PARSE_BYTES = 8 << 20
 
-# Shards of one plan: local paths; how many records they hold; where the part's are among them, empty if all are; the
-# seed of their permutation; how many of the permuted ones to skip.
+# One plan: local paths of its shards; the number of records in them; positions of the part's records among them (empty
+# if all records belong to the part); the seed of the permutation; permuted records to skip.
 _Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, int]
 
 
@@ -44,29 +45,29 @@ def training_dataset(
     hosts: int = 1,
     local_replicas: int = 1,
 ) -> Any:
-    """Per-replica batches from global batch `first_batch` on, without end.
+    """Return per-replica batches from global batch `first_batch` on, without end.
 
-    Global batch first_batch + k is the elements [k * local_replicas, (k + 1) * local_replicas) of every host: hosts
-    in order, replicas in order. Which examples it holds depends on neither count.
+    Global batch first_batch + k consists of the elements [k * local_replicas, (k + 1) * local_replicas) of every host,
+    ordered by host, then by replica. Its examples do not depend on the number of hosts or replicas.
 
     Args:
-        storage: the root that `ref.folder` is relative to.
+        storage: the storage root; `ref.folder` is relative to it.
         ref: the prepared dataset.
-        seed: of the run.
-        global_batch_size: examples a step, over all replicas.
+        seed: the run's seed.
+        global_batch_size: examples per step, over all replicas.
         window_shards: shards that are read and permuted together, in memory; up to three windows are held.
         first_batch: index of the first global batch, from 0: step + skipped batches.
-        host: this machine's number, from 0.
-        hosts: machines that feed accelerators.
-        local_replicas: replicas on each of them.
+        host: index of this host, from 0.
+        hosts: number of hosts that feed accelerators.
+        local_replicas: replicas on each host.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
         [global_batch_size / (hosts * local_replicas), *feature.shape] with a static shape.
 
     Raises:
-        AcceleratorError: the batch cannot be divided among the replicas, or there is no such host.
-        DamagedDataset: the manifest is not the one referred to; later, while reading: a shard differs from it.
+        AcceleratorError: the batch is not divisible by the number of replicas, or there is no such host.
+        DamagedDataset: the manifest belongs to another dataset. While iterating: a shard differs from the manifest.
     """
     _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
@@ -79,17 +80,17 @@ def training_dataset(
         planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
         with VerifiedShards(at) as shards:
             for paths, chosen, window in shards.read_ahead(planned):
-                yield paths, *_held(manifest, chosen, "train"), window.seed, window.skip
+                yield paths, *_part_of(manifest, chosen, "train"), window.seed, window.skip
 
-    def read(paths: Any, held: Any, kept: Any, window_seed: Any, skip: Any) -> Any:
+    def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, skip: Any) -> Any:
         if manifest.held_out is None:
-            chosen = order.shuffled_indices(held, window_seed)[skip:]
+            chosen = order.shuffled_indices(count, window_seed)[skip:]
         else:
-            chosen = tf.gather(kept, order.shuffled_indices(tf.size(kept), window_seed)[skip:])
-        return _records(paths).batch(held).map(lambda records: tf.gather(records, chosen))
+            chosen = tf.gather(part_positions, order.shuffled_indices(tf.size(part_positions), window_seed)[skip:])
+        return _records(paths).batch(count).map(lambda records: tf.gather(records, chosen))
 
     per_host = global_batch_size // hosts
-    # Several batches are parsed at once: small ones would spend their time on starting operations.
+    # Parse several batches at once: for small ones, starting the operations would take most of the time.
     batches = max(1, _examples_to_parse(manifest, window_shards) // global_batch_size)
 
     def slices_of_host(records: Any) -> Any:
@@ -104,21 +105,21 @@ def training_dataset(
 
 
 def validation_dataset(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any:
-    """Full batches of the validation examples, in the order of the manifest, each example once.
+    """Return full batches of the validation examples, in the order of the manifest, each example once.
 
-    The last `validation_examples % batch_size` examples are left to `validation_remainder`.
+    The last `validation_examples % batch_size` examples are left for `validation_remainder`.
 
     Args:
-        storage: the root that `ref.folder` is relative to.
+        storage: the storage root; `ref.folder` is relative to it.
         ref: the prepared dataset.
-        batch_size: examples in a batch.
+        batch_size: examples per batch.
 
     Returns:
-        A finite tf.data.Dataset of tuples as `training_dataset` gives them, shapes static.
+        A finite tf.data.Dataset of tuples as in `training_dataset`, with static shapes.
 
     Raises:
         ValueError: batch_size is below 1.
-        DamagedDataset: as `training_dataset`.
+        DamagedDataset: as in `training_dataset`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -127,9 +128,9 @@ def validation_dataset(storage: Storage, ref: DatasetRef, *, batch_size: int) ->
 
 
 def validation_remainder(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any | None:
-    """One batch of the last `validation_examples % batch_size` examples; None if there are none.
+    """Return one batch of the last `validation_examples % batch_size` examples; None if there are none.
 
-    Args and errors: see `validation_dataset`.
+    Args and errors: as in `validation_dataset`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -143,7 +144,7 @@ def validation_remainder(storage: Storage, ref: DatasetRef, *, batch_size: int) 
 
 def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -> None:
     if not 0 <= host < hosts:
-        raise AcceleratorError(f"host={host} is not one of {hosts} hosts; they are numbered from 0")
+        raise AcceleratorError(f"host={host} is not one of {hosts} hosts; hosts are numbered from 0")
     if batch < 1:
         raise AcceleratorError(f"global_batch_size={batch} must be at least 1")
     replicas = hosts * local_replicas
@@ -167,23 +168,23 @@ def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch
                 planned.append(([shard], skip_here))
         with VerifiedShards(storage, plans_ahead=storage.transfers) as shards:
             for paths, chosen, skip_here in shards.read_ahead(planned):
-                yield paths, *_held(manifest, chosen, "validation"), (0, 0), skip_here
+                yield paths, *_part_of(manifest, chosen, "validation"), (0, 0), skip_here
 
-    def read(paths: Any, held: Any, kept: Any, _seed: Any, skip_here: Any) -> Any:
+    def read(paths: Any, count: Any, part_positions: Any, _seed: Any, skip_here: Any) -> Any:
         if manifest.held_out is None:
-            return _records(paths).skip(skip_here).batch(held)
-        return _records(paths).batch(held).map(lambda records: tf.gather(records, kept[skip_here:]))
+            return _records(paths).skip(skip_here).batch(count)
+        return _records(paths).batch(count).map(lambda records: tf.gather(records, part_positions[skip_here:]))
 
     dataset = _planned(plans).flat_map(read).rebatch(batch_size, drop_remainder=True)
     return _finished(_parsed(dataset, manifest, batch_size))
 
 
-def _held(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
-    """How many records some shards hold, and where those of the part are among them: empty if all are of it."""
+def _part_of(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
+    """Return the number of records in shards, and the positions of the part's records; empty if all belong to it."""
     records = sum(shard.records_held for shard in shards)
     if manifest.held_out is None:
         return records, np.empty(0, np.int64)
-    return records, positions_of(part, manifest.held_out, shards)
+    return records, positions_of_part(part, manifest.held_out, shards)
 
 
 def _planned(plans: Callable[[], Iterator[_Plan]]) -> Any:
@@ -202,7 +203,7 @@ def _records(paths: Any) -> Any:
 
 
 def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
-    """Vectors of records become batches of examples, both of the same length."""
+    """Convert vectors of records to batches of examples, both of length `batch_size`."""
     together = 1 if _has_images(manifest) else batch_size
 
     def batch(records: Any) -> tuple[Any, ...]:
@@ -211,20 +212,20 @@ def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
     def squeezed(record: Any) -> tuple[Any, ...]:
         return tuple(tf.nest.map_structure(lambda values: values[0], batch(record[tf.newaxis])))
 
-    # Plain Python, which AutoGraph would only get wrong.
+    # The functions are plain Python; AutoGraph cannot convert them correctly.
     if together == batch_size:
         work = tf.autograph.experimental.do_not_convert(batch)
         return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    # Decoding takes so long that each example is worth a call of its own, beside others; the order stays.
+    # Decoding an image is slow, so each example is decoded in its own parallel call; the order stays.
     work = tf.autograph.experimental.do_not_convert(squeezed)
     decoded = dataset.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return decoded.batch(batch_size, drop_remainder=True)
 
 
 def _examples_to_parse(manifest: DatasetManifest, window_shards: int) -> int:
-    """How many at once: never more than a window, so that the first batch waits for one or two of them only."""
+    """Examples to parse at once: at most a window, so that the first batch waits for one or two windows only."""
     if _has_images(manifest):
-        return 1  # those of a batch, decoded, are much larger than their records
+        return 1  # decoded images are much larger than their records
     first = manifest.train[0]
     in_window = min(first.examples * window_shards, manifest.train_examples)
     return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.records_held // first.size, in_window)
@@ -238,6 +239,6 @@ def _finished(dataset: Any) -> Any:
     dataset = dataset.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.deterministic = True
-    # Slicing by host is done here; a strategy must not slice again.
+    # The dataset is already sliced by host; a strategy must not slice it again.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.with_options(options)

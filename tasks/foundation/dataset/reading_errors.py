@@ -1,4 +1,4 @@
-"""What goes wrong while TensorFlow reads comes out of it as TensorFlow's own error; here it is turned back."""
+"""Restores Baton's errors that TensorFlow wraps while it reads a dataset."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 from tasks.foundation.errors import BatonError, DamagedDataset
 
-# TensorFlow carries only the text of an error that was raised in a Python generator.
+# TensorFlow keeps only the text of an error that a Python generator raised. It reads in its own threads, so the
+# errors are kept here, one list for the process.
 _KEPT: deque[BatonError] = deque(maxlen=16)
 
 
 @contextmanager
-def kept_failures() -> Iterator[None]:
-    """Around what runs inside a tf.data generator: remembers the error for `reading_failures`."""
+def remember_read_errors() -> Iterator[None]:
+    """Use around code that runs inside a tf.data generator: keeps the error for `original_read_errors`."""
     try:
         yield
     except BatonError as fault:
@@ -21,11 +22,11 @@ def kept_failures() -> Iterator[None]:
 
 
 @contextmanager
-def reading_failures() -> Iterator[None]:
-    """Around whatever pulls elements out of a dataset of `reader`.
+def original_read_errors() -> Iterator[None]:
+    """Use around iteration over a dataset of `reader`.
 
     Raises:
-        BatonError: the one that made reading fail, such as DamagedDataset, instead of TensorFlow's error about it.
+        BatonError: the error that made reading fail, such as DamagedDataset, in place of TensorFlow's error.
     """
     import tensorflow as tf
 
@@ -36,7 +37,7 @@ def reading_failures() -> Iterator[None]:
         for kept in reversed(_KEPT):
             if str(kept) in text:
                 raise kept from fault
-        # The shard was sound when it was opened first, and is not any more.
+        # The shard matched the manifest when it was opened, but changed since.
         if isinstance(fault, tf.errors.DataLossError):
             raise DamagedDataset(f"a shard changed while it was being read: {fault.message}") from fault
         raise

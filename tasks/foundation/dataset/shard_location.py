@@ -1,4 +1,4 @@
-"""Where a shard lies: in the dataset's folder, or as part of a file that was there before."""
+"""Locates a shard: in the dataset's folder, or as a range of a file that existed before."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_storage
 
 
-def located(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
-    """The store of a shard, and its path there.
+def locate_shard(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
+    """Return the store of a shard, and its path there.
 
     Args:
-        storage: rooted at the dataset's folder.
-        record: one of its shards.
+        storage: store rooted at the dataset's folder.
+        record: one shard of the dataset.
     """
-    if not record.is_elsewhere:
+    if not record.is_external:
         return storage, record.path
     folder, _, name = record.path.rpartition("/")
-    return open_storage(folder or "/", relative_to=Path("/"), fenced=False), name
+    return open_storage(folder or "/", relative_to=Path("/"), guarded=False), name

@@ -1,4 +1,4 @@
-"""Shards are compared with the manifest before TensorFlow sees them; those that lie elsewhere are fetched ahead."""
+"""Verifies shards against the manifest before TensorFlow reads them, and downloads remote shards ahead."""
 
 import threading
 from collections import deque
@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset.cache import Hold, Piece, disk_is_full
+from tasks.foundation.dataset.cache import FileRange, Pin, disk_is_full
 from tasks.foundation.dataset.manifest import REMEDY
-from tasks.foundation.dataset.reading_errors import kept_failures
-from tasks.foundation.dataset.shard_location import located
+from tasks.foundation.dataset.reading_errors import remember_read_errors
+from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.dataset.shared_cache import shared_cache
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, FileTooShort, StorageError
-from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.transit_damage import damaged_in_transit, require_damage_in_store
 
 _T = TypeVar("_T")
 
-# Files that this process has read: path -> (what they agreed with, when they were last written).
+# Files that this process has verified: path -> (size and checksum, modification time). Shared by all readers of the
+# process, so that each epoch does not read every file twice.
 _VERIFIED: dict[Path, tuple[str, int]] = {}
 _LOCK = threading.Lock()
 
@@ -30,88 +31,89 @@ _LOCK = threading.Lock()
 class VerifiedShards:
     """Opens verified shards, and keeps those of the last two plans on this machine.
 
-    TensorFlow asks for the next plan only when it has read the one before, so two are enough. A whole file of this
-    machine is used where it is; all else comes through the cache of this process.
+    Two plans are enough: TensorFlow asks for the next plan only after it has read the current one. A complete local
+    file is used in place; everything else comes through the cache of the process.
     """
 
     def __init__(self, storage: Storage, *, plans_ahead: int = 1) -> None:
-        """Nothing is read yet.
+        """Create a reader; nothing is read yet.
 
         Args:
-            storage: rooted at the dataset's folder.
-            plans_ahead: how many plans are fetched while TensorFlow works on one, as far as there is room.
+            storage: store rooted at the dataset's folder.
+            plans_ahead: plans to download while TensorFlow reads the current one, if there is room.
         """
         self._storage = storage
         self._plans_ahead = plans_ahead
-        self._used: deque[Hold | None] = deque()
-        self._ahead: dict[tuple[Piece, ...], Hold] = {}
+        self._used: deque[Pin | None] = deque()
+        self._ahead: dict[tuple[FileRange, ...], Pin] = {}
 
     def __enter__(self) -> "VerifiedShards":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._let_go(0)
+        self._release_old(0)
         while self._ahead:
             self._ahead.popitem()[1].release()
 
     def read_ahead(
         self, plans: Iterable[tuple[Sequence[ShardRecord], _T]]
     ) -> Iterator[tuple[list[str], Sequence[ShardRecord], _T]]:
-        """`open` for one plan after the other, while those that come next are fetched.
+        """Call `open` for each plan, while the shards of the next plans are downloaded.
 
         Args:
-            plans: the shards of each, and whatever goes with them; may be without end, and is looked at ahead.
+            plans: the shards of each plan, with any value; may be infinite, and is consumed ahead.
 
         Returns:
-            For each plan the local paths of its shards, the shards, and what goes with them.
+            For each plan: the local paths of its shards, the shards, and the value.
         """
         rest = iter(plans)
         coming = deque(islice(rest, 1 + self._plans_ahead))
         while coming:
             records, plan = coming.popleft()
-            yield self.open(records, then=[later for later, _ in coming]), records, plan
+            yield self.open(records, upcoming=[later for later, _ in coming]), records, plan
             coming.extend(islice(rest, 1))
 
-    def open(self, records: Sequence[ShardRecord], then: Sequence[Sequence[ShardRecord]] = ()) -> list[str]:
-        """Local paths of shards, once they agree with the manifest; those of the plan before the last are let go.
+    def open(self, records: Sequence[ShardRecord], upcoming: Sequence[Sequence[ShardRecord]] = ()) -> list[str]:
+        """Return local paths of verified shards, and release those of the plan before the last.
 
         Args:
             records: shards of one plan.
-            then: those of the plans that will be asked for next. What goes wrong with them is said then.
+            upcoming: shards of the next plans. Errors with these are raised when they are opened.
 
         Raises:
-            DamagedDataset: one is missing or differs from the manifest.
-            StorageError: the store failed, or there is not room for the shards of one plan.
+            DamagedDataset: a shard is missing or differs from the manifest.
+            StorageError: the store failed, or the shards of one plan do not fit.
         """
-        with kept_failures():
-            self._let_go(1)
-            places = [self._place(record) for record in records]
-            fetched = iter(self._fetched(tuple(place for place in places if isinstance(place, Piece)), then))
+        with remember_read_errors():
+            self._release_old(1)
+            locations = [self._locate(record) for record in records]
+            ranges = tuple(location for location in locations if isinstance(location, FileRange))
+            fetched = iter(self._local_files(ranges, upcoming))
             paths = []
-            for place, record in zip(places, records, strict=True):
-                if isinstance(place, Piece):
+            for location, record in zip(locations, records, strict=True):
+                if isinstance(location, FileRange):
                     paths.append(str(next(fetched)))
                 else:
-                    verify(place, record, where=str(place))
-                    paths.append(str(place))
+                    verify(location, record, where=str(location))
+                    paths.append(str(location))
         return paths
 
-    def _let_go(self, plans: int) -> None:
+    def _release_old(self, plans: int) -> None:
         while len(self._used) > plans:
-            if (hold := self._used.popleft()) is not None:
-                hold.release()
+            if (pin := self._used.popleft()) is not None:
+                pin.release()
 
-    def _place(self, record: ShardRecord) -> Path | Piece:
-        """Where a shard lies on this machine, or what is to be fetched."""
-        storage, name = located(self._storage, record)
+    def _locate(self, record: ShardRecord) -> Path | FileRange:
+        """Return the shard's local file, or the range to download."""
+        storage, name = locate_shard(self._storage, record)
         try:
             file = storage.local_path(name)
         except FileMissing as fault:
             raise _missing(f"{storage.uri}/{name}", record) from fault
-        # The first range of a file elsewhere begins where the file does.
-        if file is not None and not record.begin and (not record.is_elsewhere or file.stat().st_size == record.size):
+        # A range at offset 0 is a complete file only if the sizes agree.
+        if file is not None and not record.begin and (not record.is_external or file.stat().st_size == record.size):
             return file
-        return Piece(
+        return FileRange(
             address=f"{storage.uri}/{name}",
             begin=record.begin,
             size=record.size,
@@ -120,53 +122,53 @@ class VerifiedShards:
             transfers=storage.transfers,
         )
 
-    def _fetched(self, pieces: tuple[Piece, ...], then: Sequence[Sequence[ShardRecord]]) -> list[Path]:
-        """The files of pieces; those of the plans to come are asked for meanwhile."""
-        if not pieces:
+    def _local_files(self, ranges: tuple[FileRange, ...], upcoming: Sequence[Sequence[ShardRecord]]) -> list[Path]:
+        """Return the local files of ranges; ranges of the next plans are requested meanwhile."""
+        if not ranges:
             self._used.append(None)
-            self._look_ahead(then)
+            self._prefetch(upcoming)
             return []
-        ahead = self._ahead.pop(pieces, None)
-        self._used.append(ahead or shared_cache().hold(pieces))
-        self._look_ahead(then)
+        ahead = self._ahead.pop(ranges, None)
+        self._used.append(ahead or shared_cache().pin(ranges))
+        self._prefetch(upcoming)
         try:
-            return self._held()
+            return self._files_in_use()
         except StorageError as fault:
             if ahead is None or not disk_is_full(fault):
                 raise
-        # When it was read ahead, the plan before the last was in its way, which has been let go since.
+        # The disk was full when this was read ahead; the plan before the last has been released since.
         ahead.release()
-        self._used[-1] = shared_cache().hold(pieces)
-        return self._held()
+        self._used[-1] = shared_cache().pin(ranges)
+        return self._files_in_use()
 
-    def _held(self) -> list[Path]:
-        hold = self._used[-1]
-        return [] if hold is None else hold.files()
+    def _files_in_use(self) -> list[Path]:
+        pin = self._used[-1]
+        return [] if pin is None else pin.files()
 
-    def _look_ahead(self, plans: Sequence[Sequence[ShardRecord]]) -> None:
+    def _prefetch(self, plans: Sequence[Sequence[ShardRecord]]) -> None:
         for records in plans:
             try:
-                pieces = tuple(place for place in map(self._place, records) if isinstance(place, Piece))
-                if not pieces or pieces in self._ahead:
+                ranges = tuple(location for location in map(self._locate, records) if isinstance(location, FileRange))
+                if not ranges or ranges in self._ahead:
                     continue
-                hold = shared_cache().hold_ahead(pieces)
+                pin = shared_cache().prefetch(ranges)
             except BatonError:
-                return  # raised when that plan is asked for
-            if hold is None:
-                return  # what comes still later must not take the room
-            self._ahead[pieces] = hold
+                return  # raised when that plan is opened
+            if pin is None:
+                return  # later plans must not take the room
+            self._ahead[ranges] = pin
 
 
 def verify(file: Path, record: ShardRecord, *, where: str) -> None:
-    """Compare a shard's size and checksum with the manifest; once in a process for each file and content.
+    """Compare a shard's size and checksum with the manifest, once per process for each file and content.
 
     Args:
-        file: the shard on this machine.
-        record: what the manifest says of it.
-        where: its address, for the message.
+        file: the local shard.
+        record: the manifest's entry for it.
+        where: its address, for messages.
 
     Raises:
-        DamagedDataset: they differ.
+        DamagedDataset: the shard differs from the manifest.
     """
     stamp = (f"{record.size}-{record.crc32c}", file.stat().st_mtime_ns)
     with _LOCK:
@@ -180,15 +182,15 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
 
 
 def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> None:
-    """Download a shard, and once more if other bytes arrived than the manifest says.
+    """Download a shard; download it once more if the bytes differ from the manifest.
 
     Raises:
-        DamagedDataset: it is missing, or differs from the manifest.
-        StorageError: the store, or the local disk, refused or failed.
+        DamagedDataset: the shard is missing, or differs from the manifest.
+        StorageError: the store or the local disk failed.
     """
     where = f"{storage.uri}/{name}"
-    # Of a shard that Baton wrote all is fetched, so that one that is too short or too long is told as damage.
-    size = record.size if record.is_elsewhere else None
+    # A shard that Baton wrote is fetched whole, so that one of another length counts as damaged.
+    size = record.size if record.is_external else None
     try:
         found = storage.download(name, target, begin=record.begin, size=size)
         if not _agrees(found, record):
@@ -205,26 +207,26 @@ def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> No
 
 
 def _require_damage_in_store(storage: Storage, name: str, record: ShardRecord) -> None:
-    if not record.is_elsewhere:  # of a part of a file the store knows no checksum
+    if not record.is_external:  # stores have no checksums of parts of a file
         with suppress(FileMissing):
-            require_damage_in_store(storage, name, Stored(size=record.size, crc32c=record.crc32c))
+            require_damage_in_store(storage, name, FileStat(size=record.size, crc32c=record.crc32c))
 
 
-def _agrees(found: Stored, record: ShardRecord) -> bool:
+def _agrees(found: FileStat, record: ShardRecord) -> bool:
     return (found.size, found.crc32c) == (record.size, record.crc32c)
 
 
 def _missing(where: str, record: ShardRecord) -> DamagedDataset:
-    return DamagedDataset(f"{where} is not there; {_remedy(record)}")
+    return DamagedDataset(f"{where} is missing; {_remedy(record)}")
 
 
-def _damaged(where: str, found: Stored, record: ShardRecord) -> DamagedDataset:
+def _damaged(where: str, found: FileStat, record: ShardRecord) -> DamagedDataset:
     return DamagedDataset(
-        f"{where}: has {found.size} bytes with crc32c {found.crc32c}, its manifest says {record.size} bytes with "
-        f"{record.crc32c}; {_remedy(record)}"
+        f"{where}: has {found.size} bytes with crc32c {found.crc32c}, but its manifest lists {record.size} bytes with "
+        f"crc32c {record.crc32c}; {_remedy(record)}"
     )
 
 
 def _remedy(record: ShardRecord) -> str:
-    # Nobody shall delete the folder of files that Baton did not write.
-    return "bring that file back as it was, or begin a new run" if record.is_elsewhere else REMEDY
+    # Never advise deleting a folder with files that Baton did not write.
+    return "restore the original file, or start a new run" if record.is_external else REMEDY

@@ -1,7 +1,7 @@
-"""The shard format: TFRecord files of `tf.train.Example`, each feature one bytes value.
+"""The shard format: TFRecord files of `tf.train.Example`, one bytes value per feature.
 
-The value holds the array's raw little-endian bytes, so every dtype of fixed width stays itself, and a whole vector
-of records is parsed by three operations a feature. Records that others wrote may hold lists of values, or images.
+The value holds the array's raw little-endian bytes. So every fixed-width dtype is preserved, and three operations per
+feature parse a whole vector of records. Records that other tools wrote may hold lists of values, or images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.dataset.images import decode_image
 
-# `tf.io.decode_raw` lacks these; the same bytes are read as their signed kin.
+# `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
 
 
 def encode(features: Mapping[str, Array]) -> bytes:
-    """One record; the same arrays give the same bytes in every process.
+    """Encode one example; the same arrays give the same bytes in every process.
 
     Args:
         features: named arrays as `features.flatten` returns them.
@@ -28,16 +28,16 @@ def encode(features: Mapping[str, Array]) -> bytes:
         for name, array in features.items()
     }
     example = tf.train.Example(features=tf.train.Features(feature=values))
-    # The order of a map's keys is otherwise left to the library.
+    # Without this the library chooses the order of map keys.
     return bytes(example.SerializeToString(deterministic=True))
 
 
 def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
-    """Batched tensors of a vector of records.
+    """Parse a vector of records into batched tensors.
 
     Args:
-        records: string tensor [n]; a static n makes the shapes static.
-        features: what the records hold.
+        records: string tensor [n]; a static n gives static shapes.
+        features: the features of the records.
 
     Returns:
         Name -> tensor [n, *feature.shape] of the feature's dtype.
@@ -47,25 +47,25 @@ def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
 
 
 def extract(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
-    """What stands in a vector of records, not decoded yet.
+    """Extract the values from a vector of records, without decoding them.
 
     Args:
         records: string tensor [n].
-        features: what the records hold.
+        features: the features of the records.
 
     Returns:
-        Name -> string tensor [n] for the encodings raw and image; int64 or float32 tensor [n, *feature.shape] for the
+        Name -> string tensor [n] for the encodings raw and image; int64 or float32 tensor [n, *feature.shape] for all
         others.
 
     Raises:
-        tf.errors.InvalidArgumentError: a record lacks a feature, or holds another kind or number of values.
+        tf.errors.InvalidArgumentError: a record lacks a feature, or has values of another type or number.
     """
     found = tf.io.parse_example(records, {feature.record_key: _wanted(feature) for feature in features})
     return {feature.name: found[feature.record_key] for feature in features}
 
 
 def decode(found: Any, feature: Feature) -> Any:
-    """A tensor of `extract` as [n, *feature.shape] of the feature's dtype."""
+    """Decode a tensor that `extract` returned to [n, *feature.shape] of the feature's dtype."""
     if feature.encoding == "raw":
         return _numbers(found, feature)
     if feature.encoding != "image":

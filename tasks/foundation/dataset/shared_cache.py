@@ -1,7 +1,7 @@
-"""The cache of shards of this process: its segments, and training and validation, share it.
+"""The shard cache of the process, shared by training and validation in all its segments.
 
-The environment variable BATON_CACHE_BYTES sets its bound, in bytes; without it, that is the smaller of 8 GiB and half
-of what is free in the temporary folder (TMPDIR). It is looked at when the first shard is asked for.
+The environment variable BATON_CACHE_BYTES limits it, in bytes. The default is 8 GiB, or half of the free space in the
+temporary folder (TMPDIR) if that is less. The limit is read when the first shard is opened.
 """
 
 import atexit
@@ -18,16 +18,17 @@ from tasks.foundation.storage.temporary_files import temporary_folder
 _BOUND_BYTES = 8 << 30
 _VARIABLE = "BATON_CACHE_BYTES"
 
+# At most one open cache: a process has one local disk, and its segments reuse what they downloaded.
 _LOCK = threading.Lock()
 _OPEN: list[tuple[ShardCache, ExitStack]] = []
 
 
 def shared_cache() -> ShardCache:
-    """The cache of this process. It is removed when the process ends; after a kill, when the next one begins.
+    """Return the cache of this process. It is deleted at exit; after a kill, the next process deletes it.
 
     Raises:
-        InvalidInput: BATON_CACHE_BYTES is no number of bytes.
-        StorageError: there is no temporary folder that can be written to.
+        InvalidInput: BATON_CACHE_BYTES is not a number of bytes.
+        StorageError: there is no writable temporary folder.
     """
     with _LOCK:
         if not _OPEN:
@@ -37,8 +38,8 @@ def shared_cache() -> ShardCache:
                     cache = ShardCache(folder, bound_bytes(folder))
                 except OSError as fault:
                     raise StorageError(
-                        f"there is no temporary folder for shards ({fault.strerror or fault}); set the environment "
-                        "variable TMPDIR to a folder with room"
+                        f"there is no writable temporary folder for shards ({fault.strerror or fault}); set the "
+                        "environment variable TMPDIR to a folder with free space"
                     ) from fault
                 stack.callback(cache.close)
                 _OPEN.append((cache, stack.pop_all()))
@@ -47,7 +48,7 @@ def shared_cache() -> ShardCache:
 
 
 def close_shared_cache() -> None:
-    """Remove the cache of this process; whoever asks for a shard next makes another."""
+    """Delete the cache of this process; the next `shared_cache` call creates another."""
     with _LOCK:
         atexit.unregister(close_shared_cache)
         while _OPEN:
@@ -56,16 +57,16 @@ def close_shared_cache() -> None:
 
 
 def bound_bytes(folder: Path) -> int:
-    """What a cache in a folder may take.
+    """Return the maximum number of bytes for a cache in `folder`.
 
     Raises:
-        InvalidInput: BATON_CACHE_BYTES is no number of bytes.
+        InvalidInput: BATON_CACHE_BYTES is not a number of bytes.
     """
-    said = os.environ.get(_VARIABLE)
-    if said is None:
+    value = os.environ.get(_VARIABLE)
+    if value is None:
         return min(_BOUND_BYTES, shutil.disk_usage(folder).free // 2)
-    if not (said.isascii() and said.isdecimal() and int(said)):
+    if not (value.isascii() and value.isdecimal() and int(value)):
         raise InvalidInput(
-            f"{_VARIABLE}={said!r} is no number of bytes; set it to one such as {_BOUND_BYTES}, or unset it"
+            f"{_VARIABLE}={value!r} is not a number of bytes; set it to a number such as {_BOUND_BYTES}, or unset it"
         )
-    return int(said)
+    return int(value)

@@ -1,1 +1,1 @@
-"""The user's model: load, build, and every variable it has."""
+"""The user's Keras model: building it, checking it, and finding its variables."""

@@ -1,7 +1,7 @@
-"""What makes a train step depend on how a global batch is shared out to replicas.
+"""Finds the parts of a train step whose result depends on how a global batch is split over replicas.
 
-A step that is a mean over the examples is the same on any number of replicas, but for rounding. Statistics over the
-examples of one replica, random masks and clipping before the gradients are summed are not.
+A step that is a mean over the examples gives the same result on any number of replicas, except for rounding.
+Statistics over one replica's examples, random masks, and clipping before the gradients are summed do not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import keras
 
-from tasks.foundation.model.keras_steps import has_own
+from tasks.foundation.model.keras_steps import overrides
 from tasks.foundation.model.variables import layers_of
 
 _SHOWN = 4
@@ -20,40 +20,45 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependence:
-    """A part of a model whose result depends on the number of replicas."""
+    """A part of a model whose result depends on the number of replicas.
+
+    Attributes:
+        part: the layer, loss or setting, for messages.
+        why: the reason.
+    """
 
     part: str
     why: str
 
 
 def batch_dependent_parts(model: keras.Model) -> tuple[Dependence, ...]:
-    """What of a built and compiled model depends on the number of replicas, and why; empty if nothing does.
+    """Return the parts of a built and compiled model that depend on the number of replicas.
 
-    Layers that keep a `keras.random.SeedGenerator` are taken to draw, unless all their rates are 0. What a layer
-    of the user's own computes over the examples of its batch cannot be seen from here, nor whether a mask of Keras's
-    reaches the loss; of a `train_step` of the user's own nothing can, so it is named.
+    A layer with a `keras.random.SeedGenerator` counts as random unless all its rates are 0. What a custom layer
+    computes over the examples of its batch is not detected, nor whether a Keras mask reaches the loss. A custom
+    `train_step` cannot be inspected, so it is listed.
     """
     return tuple(dict.fromkeys((*_layers(model), *_steps(model), *_losses(model), *_clipping(model))))
 
 
-def dependence_words(parts: Sequence[Dependence]) -> str:
-    """What follows for a run that goes on with another number of replicas."""
+def describe_dependence(parts: Sequence[Dependence]) -> str:
+    """Describe what a run with another number of replicas computes differently."""
     if not parts:
         return (
-            "the same examples form the same global batches, and no layer is known to depend on how they are shared "
-            "out: losses go on as they would have, to float tolerance"
+            "the same examples form the same global batches, and no layer is known to depend on how they are split: "
+            "losses continue as before, to float tolerance"
         )
     of_reason: dict[str, list[str]] = {}
     for each in parts:
         of_reason.setdefault(each.why, []).append(each.part)
-    named = "; ".join(f"{_listed(names)} ({why})" for why, names in of_reason.items())
+    named = "; ".join(f"{_abridged(names)} ({why})" for why, names in of_reason.items())
     return (
-        "the same examples form the same global batches, but losses will differ by more than rounding, for these "
-        f"depend on which examples share a replica, or on their number: {named}"
+        "the same examples form the same global batches, but losses differ by more than rounding, because these "
+        f"depend on which examples share a replica, or on the number of replicas: {named}"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _abridged(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 
@@ -63,22 +68,22 @@ def _layers(model: keras.Model) -> Iterator[Dependence]:
         path = layer.path or layer.name
         if isinstance(layer, keras.layers.BatchNormalization):
             if layer.trainable and not layer.synchronized:
-                why = "statistics of one replica's examples; synchronized=True has those of all"
+                why = "statistics of one replica's examples; synchronized=True uses those of all replicas"
                 yield Dependence(part=path, why=why)
-        elif _draws(layer):
-            yield Dependence(part=path, why="random, each replica draws its own")
+        elif _is_random(layer):
+            yield Dependence(part=path, why="random, each replica draws its own values")
 
 
-def _draws(layer: keras.Layer) -> bool:
-    # Recurrent cells keep a generator whether or not they use it.
+def _is_random(layer: keras.Layer) -> bool:
+    # Recurrent cells hold a generator even if their dropout is 0.
     rates = [rate for name in _RATES if isinstance(rate := getattr(layer, name, None), int | float)]
     keeps = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return keeps and (any(rates) or not rates)
 
 
 def _steps(model: keras.Model) -> Iterator[Dependence]:
-    if has_own(model, "train_step"):
-        why = "the replicas' gradients are summed, so a loss that is not Keras's is to be divided by their number"
+    if overrides(model, "train_step"):
+        why = "the replicas' gradients are summed, so a loss that Keras does not scale must be divided by their number"
         yield Dependence(part=f"train_step of {type(model).__name__}", why=why)
 
 
@@ -93,4 +98,4 @@ def _clipping(model: keras.Model) -> Iterator[Dependence]:
     for name in _CLIPPING:
         if value := getattr(optimizer, name, None):
             part = f"{name} = {value} of optimizer {optimizer.name}"
-            yield Dependence(part=part, why="clips each replica's gradients before their sum")
+            yield Dependence(part=part, why="clips each replica's gradients before they are summed")

@@ -1,4 +1,4 @@
-"""Digests of the user's own code. Comments, docstrings and layout do not count, and neither does where it lies."""
+"""Digests of the user's code. Comments, docstrings, layout and the folder's path do not change a digest."""
 
 import ast
 import hashlib
@@ -18,10 +18,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def module_digest(reference: str, folder: Path) -> str:
-    """sha256 over a referenced module and what it imports of its own folder or package, 16 hex digits.
+    """Return a sha256 over a module and what it imports from its own folder or package, 16 hex digits.
 
     Args:
-        reference: `file.py:name`, or `package.module:name` of a module that is loaded.
+        reference: `file.py:name`, or `package.module:name` of a module that is already loaded.
         folder: the run file's folder.
     """
     name = reference.partition(":")[0]
@@ -40,11 +40,11 @@ def module_digest(reference: str, folder: Path) -> str:
 
 
 def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
-    """Digest of each class and function of the user's that an object is made of, and of what those use.
+    """Return the digest of each user class and function that an object consists of, and of those that they use.
 
     Args:
-        thing: a model.
-        reference: its function, as the run file names it; what lies in the same package is the user's.
+        thing: a model or a function.
+        reference: the function's name in the run file; code in the same package is the user's.
     """
     code = _UserCode("" if ".py:" in reference else reference.partition(":")[0].partition(".")[0])
     pending, seen = [thing], set()
@@ -66,16 +66,16 @@ def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
 
 
 class _UserCode:
-    """Collects digests of classes and functions, each with what it refers to."""
+    """Collects digests of classes and functions, each with the code that it refers to."""
 
     def __init__(self, package: str) -> None:
-        # A factory makes several functions of one name, each with values of its own.
+        # A factory makes several functions of one name, each with its own captured values.
         self._found: dict[str, set[str]] = {}
-        self._seen: dict[int, Any] = {}  # holds what it has seen, so that no id comes twice
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._package = package
 
     def digests(self) -> dict[str, str]:
-        """Digest by name, in the order of the names."""
+        """Return the digests by name, sorted by name."""
         return {name: " ".join(sorted(found)) for name, found in sorted(self._found.items())}
 
     def owns(self, kind: Any) -> bool:
@@ -84,11 +84,11 @@ class _UserCode:
         return root.startswith(USER_PACKAGE_PREFIX) or (bool(self._package) and root == self._package)
 
     def add(self, kind: Any) -> None:
-        """A class with its bases, or a function, if it is the user's."""
+        """Add a class with its bases, or a function, if it is the user's."""
         for part in kind.__mro__ if isinstance(kind, type) else (kind,):
             if id(part) in self._seen or not self.owns(part):
                 continue
-            self._seen[id(part)] = part  # before the rest: code may refer to itself
+            self._seen[id(part)] = part  # first, because code may refer to itself
             module = sys.modules[part.__module__]
             tree = _tree(part, module)
             constants: dict[str, str] = {}
@@ -97,12 +97,12 @@ class _UserCode:
                     self.add(value)
                 elif isinstance(value, (*_PLAIN, tuple, frozenset)):
                     constants[used] = _text(value)
-            # The private package's name depends on where the folder lies.
+            # The private package's name depends on the folder's path.
             name = f"{part.__module__.partition('.')[2]}.{part.__qualname__}"
             self._found.setdefault(name, set()).add(_digest(tree, repr(sorted(constants.items()))))
 
     def _captured(self, part: Any) -> Iterator[tuple[str, Any]]:
-        """Values that a function, or a class's methods, took from the function around it."""
+        """Yield values that a function, or a class's methods, captured from the enclosing function."""
         members = vars(part).values() if isinstance(part, type) else (part,)
         for member in members:
             function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
@@ -113,15 +113,15 @@ class _UserCode:
                 with suppress(ValueError):  # not assigned yet
                     yield f"{name}({free})", cell.cell_contents
             if "<locals>" not in function.__qualname__:
-                continue  # its defaults are in its source, or among the names that it uses
-            for place, default in enumerate(function.__defaults__ or ()):
-                yield f"{name}(default {place})", default
+                continue  # its defaults are part of its source, or module-level names that it uses
+            for position, default in enumerate(function.__defaults__ or ()):
+                yield f"{name}(default {position})", default
             for key, default in (function.__kwdefaults__ or {}).items():
                 yield f"{name}(default {key})", default
 
 
 def _text(value: Any) -> str:
-    """A constant as text that is the same in every process: no place in memory, no order of a set."""
+    """Return a constant as text that is the same in every process: no memory address, no set order."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):
@@ -136,7 +136,7 @@ def _root(kind: Any) -> str:
 
 
 def _tree(part: Any, module: ModuleType) -> ast.Module:
-    """The code of a class or function; of all lambdas of a lambda's line; of its module if it has none of its own."""
+    """Return the code of a class or function; all lambdas of a lambda's line; or its module if it has no source."""
     try:
         if part.__name__ == "<lambda>":
             line = part.__code__.co_firstlineno
@@ -144,13 +144,13 @@ def _tree(part: Any, module: ModuleType) -> ast.Module:
             lambdas = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno == line]
             return ast.Module([ast.Expr(node) for node in lambdas], [])
         return ast.parse(textwrap.dedent(inspect.getsource(part)))
-    except (OSError, TypeError, SyntaxError):  # a namedtuple, a class made by type(), or a text that dedents badly
+    except (OSError, TypeError, SyntaxError):  # a namedtuple, a class made by type(), or source that cannot be dedented
         file = Path(getattr(module, "__file__", None) or "")
         return (_parsed(file) if file.is_file() else None) or ast.Module([], [])
 
 
 def _referred(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Module-level names that code uses, with their values; those of a sibling module as `module.name`."""
+    """Yield the module-level names that code uses, with their values; those of a sibling module as `module.name`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in vars(module):
             yield node.id, vars(module)[node.id]
@@ -162,11 +162,11 @@ def _referred(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """Where the code of a reference lies: the files to begin with, and the folder or file that holds all of it."""
+    """The files of a reference: the files to start with, and the folder or file that contains all its code."""
 
     first: tuple[Path, ...]
     root: Path
-    imports_from: Path  # where a module that is imported by its full name is looked for
+    imports_from: Path  # base folder for absolute imports
 
 
 def _file_code(file: Path) -> _Code:
@@ -175,19 +175,19 @@ def _file_code(file: Path) -> _Code:
 
 
 def _package_code(module: ModuleType) -> _Code:
-    """A module's file, and those of the packages around it, which run before it does."""
+    """Return a module's file and those of its parent packages, which run before it."""
     if not getattr(module, "__file__", None):
         return _Code((), Path(), Path())  # built into Python
     file = Path(inspect.getfile(module)).resolve()
     depth = module.__name__.count(".") + (file.name == "__init__.py")
     if depth == 0:
-        return _Code((file,), file.parent, file.parent / file.stem)  # alone: what lies beside it is others'
+        return _Code((file,), file.parent, file.parent / file.stem)  # a single module; its neighbors are not its code
     around = file.parents[:depth]
     return _Code((file, *(folder / "__init__.py" for folder in around)), around[-1], around[-1].parent)
 
 
 def _imported(tree: ast.Module, file: Path, imports_from: Path) -> Iterator[Path]:
-    """Where the modules that a file imports may lie. What is imported from a package may itself be a module."""
+    """Yield paths where the modules that a file imports may be; an imported name may itself be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else imports_from
@@ -206,7 +206,7 @@ def _places(base: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _parsed(file: Path) -> ast.Module | None:
-    """A file's code; None if it is not Python, as an extension module is not."""
+    """Return a file's syntax tree; None if it is not Python, such as an extension module."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
@@ -221,6 +221,6 @@ def _digest(tree: ast.Module, more: str = "") -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """A docstring, or a string that stands alone as a comment does."""
+    """Whether a statement is a docstring, or a string used as a comment."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)

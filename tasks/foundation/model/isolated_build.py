@@ -1,20 +1,20 @@
-"""Building a model beside other work: it seeds every source of random numbers, and clears what Keras keeps."""
+"""Isolates a model build from other work: a build seeds all random generators, and clears Keras's global state."""
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from keras.src.backend.common import global_state  # nothing public gives it back
+from keras.src.backend.common import global_state  # no public call restores it
 from keras.src.random import seed_generator
-from tensorflow.python.eager import context  # nothing public tells the state of TensorFlow's own seed
+from tensorflow.python.eager import context  # no public call reads TensorFlow's global seed
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Random numbers and Keras's global state go on after the block as if nothing had happened in it.
+def preserved_global_state() -> Iterator[None]:
+    """Restore random generators and Keras's global state after the block.
 
-    A user's `load` that is half read must not yield other examples because a model was built meanwhile.
+    A user's `load` function that is being read must yield the same examples, although a model is built meanwhile.
     """
     of_python, of_numpy, of_layers = random.getstate(), np.random.get_state(), seed_generator.python_random  # noqa: NPY002
     of_keras = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER

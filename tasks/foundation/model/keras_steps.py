@@ -1,27 +1,37 @@
-"""Train and test steps as Keras calls them."""
+"""Calls train and test steps as Keras does."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import keras
+import tensorflow as tf
 
-_X_ALONE = "where there is only x, a step of your own gets x itself and no tuple, as in Keras's fit"
-SEED_REMEDY = "give keras.random functions a keras.random.SeedGenerator that a layer holds"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_X_ONLY = "without y, a custom step receives x itself and not a tuple, as in Keras's fit"
+SEED_REMEDY = "pass a keras.random.SeedGenerator that a layer holds to keras.random functions"
 
 
-def has_own(model: keras.Model, name: str) -> bool:
-    """Whether a method of Keras's models, such as train_step, is the user's own."""
+def overrides(model: keras.Model, name: str) -> bool:
+    """Whether the model overrides a method of `keras.Model`, such as train_step."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def as_fit_gives(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """A `train_step` or `test_step`, called as Keras's `fit` and `evaluate` do.
+def not_converted(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function as `tf.autograph.experimental.do_not_convert` does, and keep its type."""
+    marked: Callable[P, R] = tf.autograph.experimental.do_not_convert(function)
+    return marked
+
+
+def called_like_fit(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """Wrap a `train_step` or `test_step`, so that it receives its batch as in Keras's `fit` and `evaluate`.
 
     Args:
-        step: of the model.
+        step: the model's step.
 
     Returns:
-        A function of (x,), (x, y) or (x, y, sample_weight) that hands on x itself where x is all there is.
+        A function of (x,), (x, y) or (x, y, sample_weight); it passes (x,) on as x.
     """
 
     def work(batch: Sequence[Any]) -> dict[str, Any]:
@@ -30,9 +40,9 @@ def as_fit_gives(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[
     return work
 
 
-def hints_about(model: keras.Model, batch: Sequence[Any], fault: BaseException) -> list[str]:
-    """What may help where a step on such a batch cannot be traced."""
-    own = has_own(model, "train_step") or has_own(model, "test_step")
-    hints = [_X_ALONE] if own and len(batch) == 1 else []
-    # Keras's global seed generator, made by each replica's own thread, is beyond TensorFlow.
+def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException) -> list[str]:
+    """Return hints for an error that was raised while tracing a step on this batch."""
+    own = overrides(model, "train_step") or overrides(model, "test_step")
+    hints = [_X_ONLY] if own and len(batch) == 1 else []
+    # TensorFlow cannot trace Keras's global seed generator, which each replica's thread creates for itself.
     return [*([SEED_REMEDY] if "seed_generator" in str(fault) else []), *hints]

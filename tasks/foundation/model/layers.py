@@ -1,4 +1,4 @@
-"""The layers of a model by their names: `encoder/block/dense` for a layer within layers."""
+"""The layers of a model by path: `encoder/block/dense` for a nested layer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,24 +7,24 @@ import keras
 
 
 def named_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
-    """Every layer with the names that lead to it, parents first; the model itself has the empty name.
+    """Yield each layer with its path, parents first; the model itself has an empty path.
 
-    In the order in which Keras saves: the layers of Functional and Sequential models first, then attributes by name.
-    A layer that is reached on several ways has the first one's name.
+    The order is that in which Keras saves: first the layers of Functional and Sequential models, then attributes by
+    name. A layer that can be reached by several paths has the first.
     """
     seen: set[int] = set()
     yield from _below("", model, seen)
 
 
 def own_variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """What a layer itself holds, under the keys that Keras saves them by: "0" and so on.
+    """Return the variables that a layer itself holds, under the keys that Keras saves them by: "0", "1" and so on.
 
-    A layer of the user's may save something else than its variables; that has no place here.
+    Other values that a custom layer saves are left out.
     """
     store: dict[str, Any] = {}
     try:
         layer.save_own_variables(store)
-    except Exception:  # noqa: BLE001 - the user's own method, which may want a file of HDF5
+    except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
         store = {}
     return {str(key): value for key, value in store.items() if isinstance(value, keras.Variable)}
 
@@ -41,7 +41,7 @@ def _below(name: str, layer: keras.Layer, seen: set[int]) -> Iterator[tuple[str,
 
 
 def _layers_in(value: Any, seen: set[int]) -> Iterator[keras.Layer]:
-    """Layers among values and containers of them, at any depth, in order."""
+    """Yield the layers in nested containers, in order."""
     if isinstance(value, keras.Layer):
         yield value
     elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:  # a set has no order

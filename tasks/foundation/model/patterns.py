@@ -1,15 +1,15 @@
-"""Patterns over the paths of layers and variables."""
+"""Patterns that match paths of layers and variables."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 
-def selects(patterns: Iterable[str], path: str) -> bool:
-    """Whether a pattern matches a path, or the beginning of one: `encoder` selects all that is below it too.
+def matches_path(patterns: Iterable[str], path: str) -> bool:
+    """Whether a pattern matches a path or one of its parents: `encoder` matches everything below it too.
 
     Args:
-        patterns: as `fnmatch` has them; `*` goes beyond slashes.
-        path: parts between slashes.
+        patterns: as in `fnmatch`; `*` also matches slashes.
+        path: names joined by slashes.
     """
     parts = path.split("/")
     beginnings = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]

@@ -1,8 +1,8 @@
-"""What a step of the user's own returns, as metrics: Keras logs it, though no metric of the model holds it.
+"""Metrics of what a custom step returns: Keras logs these values, although no metric of the model holds them.
 
-A value that comes from no metric becomes a running mean over the examples since metrics were last reset, and one that
-comes from a metric of another name is taken as it was last: it is a mean already. Metrics that the step neither updates
-nor returns are left out, for they would say 0 for ever.
+A value that no metric computes becomes a running mean over the examples since the last reset. A value that comes from a
+metric of another name is used as it is, because it is a mean already. Metrics that the step neither updates nor returns
+are left out; they would stay 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
+from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.model.keras_steps import as_fit_gives, has_own, hints_about
+from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints
 from tasks.foundation.model.variables import components
 from tasks.foundation.user_code import describe
 
@@ -23,48 +23,49 @@ _LOSS = "loss"
 
 
 class _Last(keras.metrics.Metric):  # type: ignore[misc]
-    """The last value; of several replicas the mean."""
+    """The last value; the mean over replicas."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, dtype="float32")
         self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
 
-    def update_state(self, value: Any, sample_weight: Any = None) -> None:  # noqa: ARG002 - as a mean has it
+    def update_state(self, value: Any, sample_weight: Any = None) -> None:
+        del sample_weight  # the last value has no weight
         self.value.assign(value)
 
     def result(self) -> Any:
         return self.value
 
 
-class Returned:
-    """Metrics of what a step returns.
+class ReturnedMetrics:
+    """Metrics of the values that a step returns.
 
     Attributes:
-        metrics: by name; none of them is the model's.
-        left_out: names of the model's metrics that are not to be logged.
-        ignored: names of returned values that are no scalars.
+        metrics: by name; none of them belongs to the model.
+        left_out: names of the model's metrics that are not logged.
+        ignored: names of returned values that are not scalars.
     """
 
     def __init__(self, model: keras.Model, step: Callable[[Any], dict[str, Any]], function: Any, logs: Any) -> None:
-        """Compare a traced step with the metrics of its model.
+        """Compare a traced step with the model's metrics.
 
         Args:
             model: with all its variables.
-            step: what was traced, a function of a batch.
-            function: the concrete function.
-            logs: what the step returned there, on one replica.
+            step: the step, a function of a batch.
+            function: the concrete function that was traced from it.
+            logs: what the step returned while tracing, on one replica.
         """
         self._step = step
         held = {id(outside): id(inside) for outside, inside in function.graph.captures}
         owners = {
             name: {held[handle] for handle in _handles(metric) if handle in held}
             for metric in model.metrics
-            for name in names_of(metric)
+            for name in metric_names(metric)
         }
         of_metrics = set().union(*owners.values())
         self.metrics: dict[str, keras.metrics.Metric] = {}
         ignored = []
-        returned = dict(flat("", logs))
+        returned = dict(flatten_metrics("", logs))
         for name, value in returned.items():
             sources = _sources(value) & of_metrics if tf.is_symbolic_tensor(value) else set()
             if sources & owners.get(name, set()):
@@ -77,85 +78,85 @@ class Returned:
         self.ignored = tuple(ignored)
 
     def step(self, batch: Sequence[Any]) -> dict[str, Any]:
-        """The step on one replica's batch; what it returns is kept."""
+        """Run the step on one replica's batch, and record what it returns."""
         logs = self._step(batch)
         self._keep(logs, batch)
         return logs
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @not_converted
     def _keep(self, logs: dict[str, Any], batch: Sequence[Any]) -> None:
         examples = tf.shape(tree.flatten(batch)[0])[0]
-        for name, value in flat("", logs):
+        for name, value in flatten_metrics("", logs):
             if name in self.metrics:
                 number = tf.reduce_mean(tf.cast(tf.convert_to_tensor(value), tf.float32))
                 self.metrics[name].update_state(number, sample_weight=examples)
 
     def of(self, tracked: dict[str, Any]) -> dict[str, Any]:
-        """What to log, given what the model's own metrics say."""
+        """Return the values to log, given the values of the model's own metrics."""
         kept = {name: value for name, value in tracked.items() if name not in self.left_out}
         return {**kept, **{name: metric.result() for name, metric in self.metrics.items()}}
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all metrics."""
         for metric in self.metrics.values():
             metric.reset_state()
 
 
-def returned_by(
+def trace_returned_metrics(
     model: keras.Model, name: str, batch: Sequence[Any], *, reference: str, accelerator: Accelerator
-) -> Returned | None:
-    """What the model's own `train_step` or `test_step` returns, found by tracing it; None if the step is Keras's.
+) -> ReturnedMetrics | None:
+    """Trace a custom `train_step` or `test_step` to find what it returns; None if the step is Keras's own.
 
     Args:
         model: with all its variables.
         name: train_step or test_step.
-        batch: see `make_variables`.
-        reference: what the user calls the model, for messages.
-        accelerator: whose replicas the step is traced for.
+        batch: see `create_variables`.
+        reference: the function's name in the run file, for messages.
+        accelerator: the step is traced for its replicas.
 
     Raises:
-        ModelError: it cannot be traced.
+        ModelError: the step cannot be traced.
     """
-    if not has_own(model, name):
+    if not overrides(model, name):
         return None
-    step = as_fit_gives(getattr(model, name))
+    step = called_like_fit(getattr(model, name))
     seen: list[Any] = []
 
-    def keeping(parts: Sequence[Any]) -> None:
+    def record(parts: Sequence[Any]) -> None:
         seen.append(step(parts))
 
-    def of_replicas(*parts: Any) -> None:
-        accelerator.strategy.run(keeping, args=(parts,))
+    def on_replicas(*parts: Any) -> None:
+        accelerator.strategy.run(record, args=(parts,))
 
     tensors = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     try:
-        function = tf.function(of_replicas, jit_compile=False).get_concrete_function(*tensors)
-    except (BatonError, *OUTER_CAUSES):
+        function = tf.function(on_replicas, jit_compile=False).get_concrete_function(*tensors)
+    except (BatonError, *DEVICE_LOST_ERRORS):
         raise
     except (Exception, SystemExit) as fault:
-        told = f"{reference}: {name} cannot be traced: {describe(fault)}"
-        raise ModelError(message(told, hints=hints_about(model, batch, fault))) from fault
+        headline = f"{reference}: {name} cannot be traced: {describe(fault)}"
+        raise ModelError(message(headline, hints=tracing_hints(model, batch, fault))) from fault
     with accelerator.strategy.scope():
-        return Returned(model, step, function, seen[0])
+        return ReturnedMetrics(model, step, function, seen[0])
 
 
-def flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
-    """Values by name, nested ones as `outer/inner`."""
+def flatten_metrics(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield values by name, nested ones as `outer/inner`."""
     if isinstance(values, dict):
         for key, value in values.items():
-            yield from flat(f"{prefix}/{key}" if prefix else str(key), value)
+            yield from flatten_metrics(f"{prefix}/{key}" if prefix else str(key), value)
     else:
         yield prefix, values
 
 
-def names_of(metric: keras.metrics.Metric) -> list[str]:
-    """The names under which a metric's results are logged."""
+def metric_names(metric: keras.metrics.Metric) -> list[str]:
+    """Return the names under which a metric's results are logged."""
     result = metric.result()
-    return [name for name, _ in flat("", result)] if isinstance(result, dict) else [metric.name]
+    return [name for name, _ in flatten_metrics("", result)] if isinstance(result, dict) else [metric.name]
 
 
 def _handles(metric: keras.metrics.Metric) -> set[int]:
-    """Ids of the handles behind a metric's variables; TPUStrategy packs those of all replicas into one more."""
+    """Ids of the handles of a metric's variables; TPUStrategy adds a packed one for all replicas."""
     values = [variable.value for variable in metric.variables]
     handles = [part.handle for value in values for part in components(value)]
     packed = [getattr(value, "_packed_var", None) for value in values]
@@ -163,7 +164,7 @@ def _handles(metric: keras.metrics.Metric) -> set[int]:
 
 
 def _sources(tensor: Any) -> set[int]:
-    """Ids of all tensors of its graph that a tensor is computed from."""
+    """Ids of all graph tensors that a tensor is computed from."""
     seen: set[int] = set()
     waiting = [tensor]
     while waiting:
@@ -175,7 +176,7 @@ def _sources(tensor: Any) -> set[int]:
 
 
 def _is_number(name: str, value: Any) -> bool:
-    """Whether it can be logged: a scalar, or the loss of each example, whose mean is the loss."""
+    """Whether the value can be logged: a scalar, or a loss per example, whose mean is the loss."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Train steps and what goes wrong in them: one piece for the stage that begins a run and for the one that trains."""
+"""Builds and traces train steps, and reports their errors; used when a run starts and when it trains."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,73 +10,80 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from tasks.foundation.accelerator.strategy import OUTER_CAUSES, Accelerator
+from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.gradient_accumulation import accumulating_step, require_accumulation
-from tasks.foundation.model.keras_steps import SEED_REMEDY, as_fit_gives, hints_about
-from tasks.foundation.model.returned_metrics import Returned
-from tasks.foundation.model.variables import Leaf, uncovered
+from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
+from tasks.foundation.model.returned_metrics import ReturnedMetrics
+from tasks.foundation.model.variables import Leaf, untracked_variables
 from tasks.foundation.user_code import describe, determinism_remedy
 
 _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
-# What a label out of range is called where losses are computed by deterministic operations.
+# TensorFlow's message for a label out of range, where deterministic operations compute the loss.
 _INDEX = re.compile(r"indices\[.*\] = -?\d+ is not in \[0, ")
-_LONGEST_TEXT = 300
-# Lines of TensorFlow's message that say where in its graph, and not what.
-_WHERE = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[", "Original stack trace")
+_MAX_TEXT = 300
+# Lines of TensorFlow's message that locate the error in a graph, and do not describe it.
+_LOCATION_PREFIXES = (
+    "Graph execution error",
+    "Detected at node",
+    "File ",
+    "<stack traces",
+    "[[",
+    "Original stack trace",
+)
 
 
-def step_of(
+def build_train_step(
     model: keras.Model,
     batch: Sequence[Any],
     accumulate: int,
     *,
     reference: str,
     accelerator: Accelerator,
-    returned: Returned | None = None,
+    returned: ReturnedMetrics | None = None,
 ) -> Callable[[Any], dict[str, Any]]:
-    """What one replica does with its batch: `model.train_step`, or the same in so many micro-batches.
+    """Return what one replica does with its batch: `model.train_step`, or the same in micro-batches.
 
     Args:
         model: with all its variables.
-        batch: see `make_variables`.
-        accumulate: micro-batches that it is cut into.
-        reference: what the user calls the model, for messages.
-        accelerator: whose replicas take the step.
-        returned: what keeps the values that a train_step of the user's own returns.
+        batch: see `create_variables`.
+        accumulate: number of micro-batches per step.
+        reference: the function's name in the run file, for messages.
+        accelerator: its replicas take the step.
+        returned: metrics of the values that a custom train_step returns.
 
     Raises:
-        ModelError: the model's step cannot be cut into micro-batches.
+        ModelError: the model's step cannot be split into micro-batches.
     """
     if accumulate == 1:
-        return as_fit_gives(model.train_step) if returned is None else returned.step
+        return called_like_fit(model.train_step) if returned is None else returned.step
     require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
     return accumulating_step(model, accumulate)
 
 
-def take_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) -> tuple[Any, Any]:
-    """One train step on every replica, to be traced.
+def run_train_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) -> tuple[Any, Any]:
+    """Run one train step on every replica; call it inside a traced function.
 
     Args:
-        step: see `step_of`.
-        strategy: whose replicas take it.
-        batch: what they share.
+        step: see `build_train_step`.
+        strategy: its replicas take the step.
+        batch: the distributed batch.
 
     Returns:
-        The sum of the replicas' losses, and those of this host's replicas, float32 [local_replicas]; (None, None) if
-        the step tells no loss.
+        The sum of the replicas' losses, and the losses of this host's replicas, float32 [local_replicas]; (None, None)
+        if the step returns no loss.
     """
     logs = strategy.run(step, args=(batch,))
     if "loss" not in logs:
         return None, None
-    # A step of the user's may tell a loss of each example.
+    # A custom step may return a loss per example.
     local = strategy.experimental_local_results(logs["loss"])
     of_replicas = [tf.reduce_mean(tf.cast(loss, tf.float32)) for loss in local]
     return strategy.reduce(tf.distribute.ReduceOp.SUM, logs["loss"], axis=None), tf.stack(of_replicas)
 
 
-def trace_step(
+def trace_train_step(
     function: Any,
     arguments: Sequence[Any],
     *,
@@ -84,29 +91,29 @@ def trace_step(
     reference: str,
     hints: Callable[[BaseException], list[str]],
 ) -> Any:
-    """Trace a `tf.function` that trains, and refuse a model with state that would not be saved.
+    """Trace a `tf.function` that trains, and refuse a model with state that a checkpoint would miss.
 
     Args:
-        function: calls `take_step`. It is traced and not called, so no variable changes.
-        arguments: of the function.
-        leaves: what will be saved.
-        reference: what the user calls the model, for messages.
-        hints: what else to say of a step that cannot be traced, see `hints_about`.
+        function: calls `run_train_step`. It is only traced, so no variable changes.
+        arguments: arguments of the function.
+        leaves: the variables that are saved.
+        reference: the function's name in the run file, for messages.
+        hints: returns hints for a tracing error, see `tracing_hints`.
 
     Returns:
         The concrete function.
 
     Raises:
-        ModelError: the step cannot be traced, or uses a variable that is not among the leaves.
+        ModelError: the step cannot be traced, or uses a variable that is not saved.
     """
     try:
         concrete = function.get_concrete_function(*arguments)
     except BatonError:
         raise
     except (Exception, SystemExit) as fault:
-        told = f"{reference}: train_step cannot be traced: {describe(fault)}"
-        raise ModelError(message(told, hints=hints(fault))) from fault
-    missed = uncovered(concrete, leaves)
+        headline = f"{reference}: train_step cannot be traced: {describe(fault)}"
+        raise ModelError(message(headline, hints=hints(fault))) from fault
+    missed = untracked_variables(concrete, leaves)
     if missed:
         raise ModelError(
             message(
@@ -127,32 +134,32 @@ def require_train_step(
     reference: str,
     accelerator: Accelerator,
 ) -> None:
-    """See that a model can be trained, before a run is begun that the corrected model could not continue.
+    """Check that a model can be trained, before a run starts: a corrected model could not continue the run.
 
     Args:
         model: with all its variables.
-        batch: see `make_variables`.
-        accumulate: micro-batches that it is cut into.
-        leaves: what will be saved.
-        reference: what the user calls the model, for messages.
-        accelerator: whose replicas the step is traced for.
+        batch: see `create_variables`.
+        accumulate: number of micro-batches per step.
+        leaves: the variables that are saved.
+        reference: the function's name in the run file, for messages.
+        accelerator: the step is traced for its replicas.
 
     Raises:
-        ModelError: see `trace_step`.
+        ModelError: see `trace_train_step`.
     """
     strategy = accelerator.strategy
-    own = step_of(model, batch, accumulate, reference=reference, accelerator=accelerator)
-    step = tf.function(lambda *parts: take_step(own, strategy, parts)[0], jit_compile=False)
+    own = build_train_step(model, batch, accumulate, reference=reference, accelerator=accelerator)
+    step = tf.function(lambda *parts: run_train_step(own, strategy, parts)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
-    trace_step(step, arguments, leaves=leaves, reference=reference, hints=partial(hints_about, model, batch))
+    trace_train_step(step, arguments, leaves=leaves, reference=reference, hints=partial(tracing_hints, model, batch))
 
 
 @contextmanager
-def once_training_has_begun() -> Iterator[None]:
-    """Around steps, callbacks and evaluations: what is wrong with them is no input that was refused in time.
+def invalid_input_as_step_failed() -> Iterator[None]:
+    """Use around steps, callbacks and evaluations: after training has started, bad input is a failed step.
 
     Raises:
-        StepFailed: the user's model, callbacks or data could not be used.
+        StepFailed: the user's model, callbacks or data cannot be used.
     """
     try:
         yield
@@ -161,29 +168,31 @@ def once_training_has_begun() -> Iterator[None]:
 
 
 @contextmanager
-def step_failures(what: str) -> Iterator[None]:
-    """Around running traced steps, and around `reading_failures`: what is wrong with the data is said by that.
+def op_errors_as_model_error(what: str) -> Iterator[None]:
+    """Use around running traced steps, outside of `original_read_errors`, which reports errors in the data.
 
     Args:
-        what: what failed and where.
+        what: what failed and where, for the message.
 
     Raises:
         ModelError: an operation failed, for instance on a label that the model does not have.
     """
     try:
         yield
-    except OUTER_CAUSES:
-        raise  # the machine's doing and not the model's
+    except DEVICE_LOST_ERRORS:
+        raise  # a problem of the machine, not of the model
     except tf.errors.OpError as fault:
-        text = _what_it_says(fault)
+        text = _describe_op_error(fault)
         is_label = "label" in text.lower() or _INDEX.search(text) is not None
         remedy = _LABEL_REMEDY if is_label else determinism_remedy(text)
         raise ModelError(f"{what}: {type(fault).__name__}: {text}{remedy}") from fault
 
 
-def _what_it_says(fault: tf.errors.OpError) -> str:
-    """The first line of TensorFlow's message that is about the matter, not too long."""
+def _describe_op_error(fault: tf.errors.OpError) -> str:
+    """Return the first line of TensorFlow's message that describes the error, shortened."""
     lines = [" ".join(line.split()) for line in str(fault.message).splitlines()]
-    telling = [line for line in lines if line and not line.startswith(_WHERE) and "root error(s) found" not in line]
-    text = next(iter(telling), "no message")
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
+    descriptions = [
+        line for line in lines if line and not line.startswith(_LOCATION_PREFIXES) and "root error(s) found" not in line
+    ]
+    text = next(iter(descriptions), "no message")
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

@@ -1,4 +1,4 @@
-"""On which devices the variables of a model lie, and what its shapes mean to them."""
+"""The devices that hold a model's variables, and the shapes that decide their padding."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,30 +9,30 @@ from tasks.foundation.model.variables import Leaf, components
 _SHOWN = 8
 
 
-def placement_words(variables: Iterable[Any]) -> str:
-    """How many variables lie on each device: `variables: 12 on each of TPU:0, TPU:1; 1 on CPU:0`.
+def describe_placement(variables: Iterable[Any]) -> str:
+    """Count the variables on each device: `variables: 12 on each of TPU:0, TPU:1; 1 on CPU:0`.
 
     Args:
-        variables: `tf.Variable`s; a distributed one counts on each device that has a component of it.
+        variables: `tf.Variable`s; a distributed one counts on each device that holds a component of it.
     """
     counts = Counter(_device(part) for variable in variables for part in components(variable))
     of_count: dict[int, list[str]] = {}
     for device in sorted(counts, key=_in_order):
         of_count.setdefault(counts[device], []).append(device)
-    said = [
+    parts = [
         f"{count} on {devices[0]}" if len(devices) == 1 else f"{count} on each of {_listed(devices)}"
         for count, devices in of_count.items()
     ]
-    return f"variables: {'; '.join(said)}"
+    return f"variables: {'; '.join(parts)}"
 
 
 def kernel_shapes(leaves: Iterable[Leaf]) -> Mapping[str, Sequence[int]]:
-    """Shapes of what is trained, by path, for `accelerator.padding`."""
+    """Return the shapes of trainable variables by path, for `accelerator.padding`."""
     return {leaf.path: tuple(leaf.components[0].shape.as_list()) for leaf in leaves if leaf.trainable}
 
 
 def _device(variable: Any) -> str:
-    """`TPU:0` of `/job:localhost/replica:0/task:0/device:TPU:0`."""
+    """Return `TPU:0` for `/job:localhost/replica:0/task:0/device:TPU:0`."""
     return str(variable.device).rpartition("/device:")[2] or "no device"
 
 

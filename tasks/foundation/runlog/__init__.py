@@ -1,1 +1,1 @@
-"""The commit log of a run: the only truth about what is committed."""
+"""The commit log of a run: the only record of what is committed."""

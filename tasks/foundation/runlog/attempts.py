@@ -1,4 +1,4 @@
-"""Who has worked on a run: the records below `attempts/`, and which of them still live."""
+"""The attempts at a run: the records below `attempts/`, and which of them are still alive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,50 +8,55 @@ from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_
 from tasks.foundation.errors import AnotherVersion, RunLogError, StorageError
 from tasks.foundation.process import is_gone
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.download import side_by_side
+from tasks.foundation.storage.parallel import parallel_map
 
-# Three times the longest interval between signs of life: two may be late or lost.
+# Three times the longest interval between heartbeats: two may be late or lost.
 SILENT_AFTER_SECONDS = 90.0
 _READERS = 8
 
-Gone = Callable[[str], bool]
+IsGone = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """All that can be read."""
+    """The records of a run.
 
-    records: tuple[AttemptRecord, ...]  # by when they began
-    unreadable: int  # files that are no record, or not of the attempt that they are named for
+    Attributes:
+        records: all readable records, by start time.
+        unreadable: number of files that are not a record, or whose name is not that of their attempt.
+    """
+
+    records: tuple[AttemptRecord, ...]
+    unreadable: int
 
 
 def read_attempts(home: Storage) -> Attempts:
-    """The records of a run. A run without any costs one listing.
+    """Read the records of a run; for a run without any this is one listing.
 
     Raises:
-        StorageError: the store refuses the listing.
+        StorageError: the listing fails.
     """
     paths = sorted(home.files("attempts"))
     if not paths:
         return Attempts((), 0)
-    # A store far away answers many questions as fast as one.
-    found = side_by_side(lambda path: _read(home, path), paths, workers=_READERS)
+    # Parallel reads hide the latency of remote storage.
+    found = parallel_map(lambda path: _read(home, path), paths, workers=_READERS)
     records = [record for record in found if record is not None]
     records.sort(key=lambda record: (utc_time(record.began), record.attempt))
     return Attempts(tuple(records), len(found) - len(records))
 
 
-def is_alive(record: AttemptRecord, *, now: datetime, gone: Gone = is_gone) -> bool:
-    """Whether an attempt is still at work, as far as can be told.
+def is_alive(record: AttemptRecord, *, now: datetime, gone: IsGone = is_gone) -> bool:
+    """Return whether an attempt is still running, as far as its record shows.
 
     Args:
-        record: the attempt.
-        now: the time of day, UTC.
-        gone: whether the process of a name is known to have ended; see foundation/process.py.
+        record: the record of the attempt.
+        now: current time in UTC.
+        gone: whether the named process is known to have ended, see `process.is_gone`.
     """
     if record.ended is not None or gone(record.process):
         return False
-    # A sign from the future tells of a clock that was set, not of life.
+    # A heartbeat in the future means that a clock was changed, not that the process is alive.
     return abs((now - utc_time(record.alive)).total_seconds()) <= SILENT_AFTER_SECONDS
 
 

@@ -1,19 +1,23 @@
-"""The appends that move the tip: commit, quarantine and rewind; and the one that says that it moves no more."""
+"""The appends that move the tip (commit, quarantine, rewind), and the one that ends a run (finish)."""
 
-from tasks.foundation.checkpoint.verify import damage
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, NothingToRestore, StaleWriter
-from tasks.foundation.messages import listed
+from tasks.foundation.errors import BlowUp, StaleWriter
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.telemetry.events import Note, Sink
 
 
 def commit(log: RunLog, body: Commit) -> Entry:
-    """Make a staged checkpoint the tip, if nothing moved the tip since the work on it began.
+    """Make a staged checkpoint the tip, if nothing has moved the tip since the work on it began.
 
-    Saying it twice is harmless: a commit that is in the log already is returned as it stands there.
+    Idempotent: a commit that is in the log already is returned as it is there.
+
+    Args:
+        log: the run's.
+        body: the entry to append; it names the checkpoint.
+
+    Returns:
+        The entry in the log.
 
     Raises:
         StaleWriter: another writer moved the tip first.
@@ -28,54 +32,33 @@ def commit(log: RunLog, body: Commit) -> Entry:
     try:
         entry = log.append(decide, attempt=staged.attempt)
     except StaleWriter:
-        # Perhaps it was this very commit that moved the tip, and its answer got lost.
+        # This commit itself may have moved the tip, in an earlier try whose response was lost.
         entry = _own_earlier_commit(log, log.head(), staged)
         if entry is None:
             raise
     if entry is None:
-        raise AssertionError("a commit always has something to say")
+        raise AssertionError("`decide` returned no body for a commit")
     return entry
 
 
 def stale_writer(log: RunLog, head: Head | None, *, step: int, base: int) -> StaleWriter:
-    """What the loser is told: work on `step` began at log entry `base`, and `head` is not on it any more."""
+    """The error of a writer whose base is no longer current.
+
+    Args:
+        log: the run's.
+        head: the newest head.
+        step: what the writer wanted to commit.
+        base: number of the log entry that its work started from.
+    """
     return StaleWriter(
         f"{log.home.uri}: step {step} was trained on top of log entry {base}, but the tip has moved "
-        f"since{_by_whom(log, head)}; this work is not committed. Another process trains the same run: stop one of "
+        f"since{_mover(log, head)}; this work is not committed. Another process trains the same run: stop one of "
         "them, or run again to continue from the newest commit"
     )
 
 
-def sound_tip(log: RunLog, *, attempt: str, telemetry: Sink, suspicious: bool = False) -> Head | None:
-    """The head, once its tip was found whole; damaged tips are quarantined on the way.
-
-    Only where an older one is whole: if all are damaged, none is quarantined, so that a backup of their files is all
-    that is needed to go on.
-
-    Raises:
-        NothingToRestore: every retained checkpoint is damaged, and training had gone beyond step 0.
-    """
-    while True:
-        head = log.head()
-        if head is None or head.tip is None:
-            return head
-        reason = damage(log.home, head.tip, read=suspicious)
-        if reason is None:
-            return head
-        older = reversed(head.retained[:-1])
-        trained = any(ref.step > 0 for ref in (*head.retained, *head.quarantined))
-        if trained and all(damage(log.home, ref, read=suspicious) is not None for ref in older):
-            raise NothingToRestore(
-                f"{log.home.uri}: every retained checkpoint is damaged: "
-                f"{listed([ref.path for ref in head.retained])}. Restore their files from a backup, or start a run "
-                f"of another name ({reason})"
-            )
-        telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))
-        quarantine(log, head.tip, reason, attempt=attempt)
-
-
 def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) -> None:
-    """Take a damaged tip out of use; nothing happens if it is the tip no longer."""
+    """Take a damaged tip out of use; append nothing if it is no longer the tip."""
 
     def decide(head: Head | None) -> Body | None:
         if head is None or head.tip != tip:
@@ -86,21 +69,24 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) ->
 
 
 def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str) -> Entry:
-    """Go back to a commit on a segment border from before a blow-up, and skip the batches that led to it.
+    """Go back to a commit on a segment border before a blow-up, and skip the batches that led to it.
 
-    Those between the border and the blow-up are skipped, and `train.rewind_skip_batches` from there on. Each further
-    try that has not got past the blow-up goes one border further back, as far as they are retained. After the restarts
-    of PaLM (Chowdhery et al., 2022, section 5.1).
+    The batches between the border and the blow-up are skipped, and `train.rewind_skip_batches` after it. If training
+    does not get past the blow-up, each further try goes back one more border, as far as they are retained. After the
+    restarts of PaLM (Chowdhery et al., 2022, section 5.1).
 
     Args:
         log: the run's.
-        fault: what happened, and at which step.
+        fault: the blow-up and its step.
         base: number of the log entry that the work started from.
         spec: the run file.
-        attempt: who works.
+        attempt: the writer, a uuid4.
+
+    Returns:
+        The entry in the log.
 
     Raises:
-        BlowUp: `fault`, with what was tried, when `train.rewind_tries` are used up or no border is left.
+        BlowUp: `fault` and what was tried, if `train.rewind_tries` are used up or no border is left.
         StaleWriter: another writer moved the tip first.
     """
 
@@ -123,19 +109,19 @@ def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str
 
     entry = log.append(decide, attempt=attempt)
     if entry is None:
-        raise AssertionError("a rewind always has something to say")
+        raise AssertionError("`decide` returned no body for a rewind")
     return entry
 
 
 def finish(log: RunLog, tip: CheckpointRef, *, base: int, reason: str, attempt: str) -> None:
-    """End a run with its tip, before its target; nothing happens if that is in the log already.
+    """End a run at its tip, before its target; append nothing if the log already has this end.
 
     Args:
         log: the run's.
         tip: the tip.
         base: number of the log entry that the work started from.
-        reason: who decided it, and when.
-        attempt: who works.
+        reason: what ended it, and when.
+        attempt: the writer, a uuid4.
 
     Raises:
         StaleWriter: another writer moved the tip first.
@@ -150,7 +136,7 @@ def finish(log: RunLog, tip: CheckpointRef, *, base: int, reason: str, attempt: 
 
 
 def evaluation_due(head: Head, spec: RunSpec) -> bool:
-    """Whether the tip is to be evaluated: at absolute steps and at the end, once."""
+    """Whether the tip must be evaluated: once at each of its absolute steps, and once at the end."""
     tip = head.tip
     if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or tip.path in head.evaluated:
         return False
@@ -160,19 +146,20 @@ def evaluation_due(head: Head, spec: RunSpec) -> bool:
 
 
 def _own_earlier_commit(log: RunLog, head: Head | None, staged: CheckpointRef) -> Entry | None:
-    """Our own commit from an earlier try whose answer got lost: same attempt, base, path and manifest digest."""
+    """This writer's own commit, from a try whose response was lost: same attempt, base, path and manifest digest."""
     newest = -1 if head is None else head.number
     for number in range(staged.base + 1, newest + 1):
         entry = log.entry(number)
         if isinstance(entry.body, Commit) and entry.body.checkpoint == staged:
             return entry
         if entry.head.base == number:
-            break  # somebody else moved the tip away from our base; ours cannot come later
+            break  # another writer moved the tip off this base, so no later entry can be ours
     return None
 
 
-def _by_whom(log: RunLog, head: Head | None) -> str:
+def _mover(log: RunLog, head: Head | None) -> str:
+    """Which entry moved the tip, for a message."""
     if head is None or head.base == 0:
         return ""
-    mover = log.entry(head.base)
-    return f" (entry {mover.number}, {mover.body.kind}, attempt {mover.attempt[:8]}, {mover.time})"
+    entry = log.entry(head.base)
+    return f" (entry {entry.number}, {entry.body.kind}, attempt {entry.attempt[:8]}, {entry.time})"

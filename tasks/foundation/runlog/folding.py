@@ -1,4 +1,4 @@
-"""What an entry makes of the state before it. Pure; the whole meaning of the log is here."""
+"""Fold an entry into the state before it: pure functions that define what each entry means."""
 
 import math
 
@@ -22,15 +22,15 @@ from tasks.foundation.contracts.log_entry import (
 from tasks.foundation.errors import RunLogError
 
 
-def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return a kind
-    """The state after `body`, which becomes entry `head.number + 1` (or 0).
+def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return per kind
+    """Return the state after `body`, which becomes entry `head.number + 1`, or entry 0.
 
     Raises:
-        RunLogError: the log would begin with something else than an origin, or hold two of them.
+        RunLogError: the first entry is not an origin, or a later one is.
     """
     if isinstance(body, Origin):
         if head is not None:
-            raise RunLogError("a run has one origin; this log has one already")
+            raise RunLogError("the log already has an origin; a run has exactly one")
         return Head(
             number=0,
             base=0,
@@ -46,7 +46,7 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one re
             environment=body.environment,
         )
     if head is None:
-        raise RunLogError(f"a run's log begins with its origin, not with {body.kind}")
+        raise RunLogError(f"the first entry of a log must be an origin, not {body.kind}")
     head = head.model_copy(update={"number": head.number + 1})
     match body:
         case Commit():
@@ -83,16 +83,16 @@ def _commit(head: Head, body: Commit) -> Head:
 
 
 def _rewind(head: Head, body: Rewind) -> Head:
-    """What came after the border is no longer of this run: its files go as those of retired checkpoints do."""
-    place = head.retained.index(body.to) + 1
-    dropped = tuple(ref.path for ref in head.retained[place:])
+    """Drop every checkpoint after the one rewound to; their files are deleted like those of retired checkpoints."""
+    kept = head.retained.index(body.to) + 1
+    dropped = tuple(ref.path for ref in head.retained[kept:])
     best = None if head.best is not None and head.best.checkpoint.path in dropped else head.best
     return head.model_copy(
         update={
             "base": head.number,
             "finished": None,
             "tip": body.to,
-            "retained": head.retained[:place],
+            "retained": head.retained[:kept],
             "retired": (*head.retired, *(Retired(path=path, at_commit=head.commits) for path in dropped)),
             "evaluated": tuple(path for path in head.evaluated if path not in dropped),
             "borders": tuple(path for path in head.borders if path not in dropped),
@@ -107,9 +107,9 @@ def _rewind(head: Head, body: Rewind) -> Head:
 def _change(head: Head, body: Change) -> Head:
     if body.identity is None:
         return head.model_copy(update={"environment": body.environment})
-    # Work that was begun as the run was before must not be committed on top of what it is now.
+    # Work that started with the old identity must not be committed after the change, so `base` moves.
     changes = {"environment": body.environment, "identity": body.identity, "base": head.number}
-    # Other callbacks may go on where those before had ended the run.
+    # Early stopping may have finished the run; with other callbacks it may continue.
     finished = None if CALLBACKS in body.accepted else head.finished
     return head.model_copy(update={**changes, "finished": finished})
 
@@ -135,7 +135,7 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
 def _retire(head: Head, body: Retire) -> Head:
     retired = tuple(old for old in head.retired if old.path not in body.deleted)
     new = tuple(Retired(path=path, at_commit=head.commits) for path in body.paths)
-    # Retired because no best was to be kept any more: its files go, so it must not win against later ones.
+    # A retired best checkpoint loses its files, so it must not beat later ones.
     best = None if head.best is not None and head.best.checkpoint.path in body.paths else head.best
     return head.model_copy(
         update={
@@ -156,12 +156,12 @@ def _evaluation(head: Head, body: Evaluation) -> Head:
 
 
 def _better(head: Head, body: Evaluation) -> Best | None:
-    """The best after an evaluation. A tie stays with the earlier checkpoint; NaN never wins."""
+    """Return the best after an evaluation. A tie keeps the earlier checkpoint; NaN never wins."""
     rule = body.keep_best
     if rule is None:
         return head.best
     value = body.metrics.get(rule.metric, math.nan)
-    # A checkpoint that was retired or quarantined meanwhile cannot be kept any more.
+    # The checkpoint may have been retired or quarantined during the evaluation.
     if math.isnan(value) or body.checkpoint not in head.retained:
         return head.best
     before = head.best

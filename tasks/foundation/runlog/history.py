@@ -1,4 +1,4 @@
-"""What the whole log tells: the curve of a run along the lineage of its tip, without duplicates."""
+"""The history of a run: metrics, evaluations and seconds along the lineage of its tip, without duplicates."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +11,15 @@ from tasks.foundation.runlog.log import RunLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A run as a function of its log. Work that was not built upon is left out."""
+    """The history of a run's tip. Rewound and quarantined work is not in it.
+
+    Attributes:
+        commits: entries of the commits that lead to the tip, oldest first.
+        rows: their metric rows.
+        evaluations: their evaluations.
+        head: the newest state; None for an empty log.
+        seconds: their seconds by cause.
+    """
 
     commits: tuple[Entry, ...] = ()
     rows: tuple[MetricRow, ...] = ()
@@ -21,19 +29,19 @@ class History:
 
     @property
     def segments(self) -> int:
-        """Number of committed segments, or parts of one that was stopped, on the way to the tip."""
+        """Number of committed segments that lead to the tip, including parts of segments that were stopped."""
         return sum(commit_of(entry).ends_a_segment for entry in self.commits)
 
 
 def commit_of(entry: Entry) -> Commit:
-    """The body of an entry that is known to be a commit."""
+    """Return the body of an entry that must be a commit."""
     if not isinstance(entry.body, Commit):
         raise TypeError(f"entry {entry.number} is a {entry.body.kind}, not a checkpoint")
     return entry.body
 
 
 def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
-    """The last `count` metric rows on the way to the tip, oldest first; reads no more of the log than it needs."""
+    """Return the last `count` metric rows up to the tip, oldest first, reading only the entries that it needs."""
     rows: list[MetricRow] = []
     path = None if head.tip is None else head.tip.path
     number = head.base
@@ -47,7 +55,7 @@ def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
 
 
 def evaluation_of(log: RunLog, head: Head, path: str) -> Evaluation | None:
-    """The evaluation of a checkpoint that is in the log by `head`; None if it has none. Reads back to its commit."""
+    """Return the evaluation of a checkpoint in the log up to `head`, or None; reads back to the checkpoint's commit."""
     for number in range(head.number, -1, -1):
         body = log.entry(number).body
         if isinstance(body, Evaluation) and body.checkpoint.path == path:
@@ -58,10 +66,10 @@ def evaluation_of(log: RunLog, head: Head, path: str) -> Evaluation | None:
 
 
 def history_of(entries: Iterable[Entry]) -> History:
-    """Fold all entries of a log into the story of its tip.
+    """Collect the history of the tip from all entries of a log.
 
     Raises:
-        RunLogError: a checkpoint on the way to the tip was never committed.
+        RunLogError: a checkpoint in the tip's lineage was never committed.
     """
     commits: dict[str, Entry] = {}
     evaluations: dict[str, Evaluation] = {}
@@ -75,11 +83,11 @@ def history_of(entries: Iterable[Entry]) -> History:
     lineage: list[Entry] = []
     path = head.tip.path if head is not None and head.tip is not None else None
     while path is not None:
-        # Taken out, so that a log whose checkpoints are each other's parents comes to an end.
+        # `pop` below ends the loop even if checkpoints are each other's parents.
         if path not in commits:
             raise RunLogError(
-                f"the tip comes from {path}, which no entry of the log committed, or which comes from itself; restore "
-                "the log from a backup"
+                f"no entry commits {path}, an ancestor of the tip, or the checkpoint is its own ancestor; restore the "
+                "log from a backup"
             )
         entry = commits.pop(path)
         lineage.append(entry)

@@ -1,4 +1,4 @@
-"""What each host did for a run, added up along the lineage of its tip, so that a straggler is seen."""
+"""Statistics of each host along the lineage of the tip, to find a host that slows down the others."""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -7,23 +7,23 @@ from itertools import takewhile
 from tasks.foundation.contracts.segment import WorkerStats
 from tasks.foundation.runlog.history import History, commit_of
 
-# So much more of its time than the middle host a host waits for its input before it is said to hold up the others.
-_STRAGGLES_FROM = 0.1
+# A host straggles if the share of its time spent waiting for input exceeds the median host's by this much.
+_STRAGGLER_EXCESS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One host, over the commits since the number of hosts last changed.
+    """One host, over all commits since the number of hosts last changed.
 
     Attributes:
-        host: its number, from 0.
-        replicas: that it feeds.
-        steps: that it took.
-        examples: that went through its replicas.
-        train_seconds: in the training loop, waiting for input included.
-        input_wait_seconds: of these, waiting for the next batch.
-        losses: of each of its replicas, as of the newest commit; empty if the step tells none.
-        straggles: its replicas wait for input so much longer than others' that all wait for it.
+        host: number of the host, from 0.
+        replicas: number of replicas that it feeds.
+        steps: steps that it took.
+        examples: examples that its replicas processed.
+        train_seconds: seconds in the training loop, including the wait for input.
+        input_wait_seconds: the part of it spent waiting for the next batch.
+        losses: loss of each of its replicas in the newest commit; empty if the step returns none.
+        straggles: whether it waits for input so much longer than the others that it slows them down.
     """
 
     host: int
@@ -37,32 +37,31 @@ class Worker:
 
     @property
     def step_seconds(self) -> float:
-        """Of one step, waiting for input included; 0 if there was none."""
+        """Seconds of one step, including the wait for input; 0 without steps."""
         return self.train_seconds / self.steps if self.steps else 0.0
 
     @property
     def input_wait_share(self) -> float:
-        """Of the time in the training loop, 0 to 1."""
+        """Share of the training loop spent waiting for input, in [0, 1]."""
         return self.input_wait_seconds / self.train_seconds if self.train_seconds > 0 else 0.0
 
 
 def workers_of(history: History) -> tuple[Worker, ...]:
-    """The hosts of the newest commit that tells of any, in their order; empty if none does."""
-    told = [commit_of(entry).workers for entry in history.commits]
-    told = [stats for stats in told if stats]
-    if not told:
+    """Return the hosts of the newest commit with statistics, in order; empty if no commit has any."""
+    recorded = [stats for entry in history.commits if (stats := commit_of(entry).workers)]
+    if not recorded:
         return ()
-    same = list(takewhile(lambda stats: _hosts(stats) == _hosts(told[-1]), reversed(told)))[::-1]
-    workers = [_added_up(list(of_host)) for of_host in zip(*same, strict=True)]
-    middle = statistics.median(worker.input_wait_share for worker in workers)
-    return tuple(_judged(worker, middle) for worker in workers)
+    same = list(takewhile(lambda stats: _hosts(stats) == _hosts(recorded[-1]), reversed(recorded)))[::-1]
+    workers = [_total(list(of_host)) for of_host in zip(*same, strict=True)]
+    median = statistics.median(worker.input_wait_share for worker in workers)
+    return tuple(_with_verdict(worker, median) for worker in workers)
 
 
 def _hosts(stats: tuple[WorkerStats, ...]) -> list[tuple[int, int]]:
     return [(each.host, each.replicas) for each in stats]
 
 
-def _added_up(stats: list[WorkerStats]) -> Worker:
+def _total(stats: list[WorkerStats]) -> Worker:
     newest = stats[-1]
     return Worker(
         host=newest.host,
@@ -75,5 +74,5 @@ def _added_up(stats: list[WorkerStats]) -> Worker:
     )
 
 
-def _judged(worker: Worker, middle: float) -> Worker:
-    return replace(worker, straggles=worker.input_wait_share - middle >= _STRAGGLES_FROM)
+def _with_verdict(worker: Worker, median: float) -> Worker:
+    return replace(worker, straggles=worker.input_wait_share - median >= _STRAGGLER_EXCESS)

@@ -1,1 +1,1 @@
-"""The train state as a named tree: write, read, signature, digest."""
+"""The train state as a named tree: leaves, signature, digest, what differs between replicas, host state."""

@@ -1,4 +1,4 @@
-"""One number for a train state: sha256 over the sorted (path, dtype, shape, bytes) of its keys."""
+"""The digest of a train state: sha256 over the sorted (path, dtype, shape, bytes) of its keys."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -9,7 +9,15 @@ import numpy.typing as npt
 
 
 def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> str:
-    """The digest; values are asked for one at a time, so memory holds one variable."""
+    """Compute the digest.
+
+    Args:
+        keys: in any order.
+        value_of: the value of a key. Called for one key after the other, so memory holds one value at a time.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for key in sorted(keys):
         value = np.asarray(value_of(key))

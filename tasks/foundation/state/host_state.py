@@ -1,7 +1,7 @@
-"""The `host/` part of the train state: what Python keeps as a JSON object, such as what callbacks remember.
+"""The `host/` part of the train state: state of Python objects as JSON, such as that of callbacks.
 
-It lies in the checkpoint beside the model's variables and counts in the digest. A checkpoint without it, or with one
-that nothing here asks for, is still the same model's.
+It is saved beside the model's variables and counts in the digest. A checkpoint without it, or with one that this
+process does not use, belongs to the same model.
 """
 
 import json
@@ -15,38 +15,41 @@ from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.layout import HOST, stored_name
 
-# Not of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
-_NOTHING = b"{}"
+# Never of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
+_EMPTY = b"{}"
 
 
-class HostMemory:
-    """One such leaf, `host/<name>`: the bytes of its JSON, uint8 [length], of any length."""
+class HostState:
+    """One leaf `host/<name>`: a JSON object as bytes, uint8 [length], of any length."""
 
     def __init__(self, name: str) -> None:
-        # Outside of a strategy's scope: the same on every replica, and never part of a step.
-        self._variable = tf.Variable(_bytes(_NOTHING), shape=[None], trainable=False, name=f"host_{name}")
+        # Outside of a strategy's scope: it is the same on every replica, and never part of a step.
+        self._variable = tf.Variable(_uint8(_EMPTY), shape=[None], trainable=False, name=f"host_{name}")
         self.leaf = Leaf(path=f"{HOST}{name}", variable=self._variable, per_replica=False)
 
     def read(self) -> dict[str, Any]:
-        """What is remembered; empty where nothing is."""
-        held: dict[str, Any] = json.loads(self._variable.numpy().tobytes())
-        return held
+        """The JSON object; empty until something is written."""
+        value: dict[str, Any] = json.loads(self._variable.numpy().tobytes())
+        return value
 
-    def write(self, held: Mapping[str, Any]) -> None:
-        """Remember JSON values, their order too; NaN and infinity are among them."""
-        self._variable.assign(_bytes(json.dumps(held).encode()))
+    def write(self, value: Mapping[str, Any]) -> None:
+        """Keep a JSON object; the order of its keys, NaN and infinity are kept too."""
+        self._variable.assign(_uint8(json.dumps(value).encode()))
 
-    def take(self, read: Mapping[str, Any]) -> None:
-        """What a checkpoint holds of it, see `read_host`; nothing if it holds nothing."""
-        self._variable.assign(read.get(self.leaf.path, _bytes(_NOTHING)))
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Take this leaf's value from what `read_host_state` returned; empty if the checkpoint has none."""
+        self._variable.assign(stored.get(self.leaf.path, _uint8(_EMPTY)))
 
 
-def read_host(prefix: str, signature: Iterable[VariableRecord]) -> dict[str, Any]:
-    """What a checkpoint's files hold below `host/`: uint8 [length], by path.
+def read_host_state(prefix: str, signature: Iterable[VariableRecord]) -> dict[str, Any]:
+    """Read everything below `host/` from a checkpoint's files.
 
     Args:
-        prefix: of the files.
+        prefix: path prefix of the files.
         signature: the checkpoint's.
+
+    Returns:
+        Path to value, uint8 [length].
     """
     paths = [record.path for record in signature if record.path.startswith(HOST)]
     if not paths:
@@ -55,5 +58,5 @@ def read_host(prefix: str, signature: Iterable[VariableRecord]) -> dict[str, Any
     return {path: reader.get_tensor(stored_name(path)) for path in paths}
 
 
-def _bytes(data: bytes) -> Any:
+def _uint8(data: bytes) -> Any:
     return np.frombuffer(data, np.uint8)

@@ -1,4 +1,4 @@
-"""How the train state lies in a checkpoint: keys, the tree of plain dicts, and the signature."""
+"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,20 +8,20 @@ from tasks.foundation.errors import ModelError, StateMismatch
 from tasks.foundation.messages import message
 from tasks.foundation.model.variables import Leaf
 
-# Where the state keeps what Python remembers. No variables of the model's: they may be missing, or be left over.
+# State of Python objects, see `host_state.py`. Not part of the model: a checkpoint may lack it, or have more of it.
 HOST = "host/"
-# And means of what an own train_step returns, see `state.returned`; checkpoints of before have none.
+# Means of the metrics that a custom `train_step` returns, see `returned_means.py`. Older checkpoints have none.
 RETURNED = "metrics/returned/"
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_REMEDY = "put run file and code back as they were, or give the run another name under run: to begin a new one"
+_REMEDY = "restore the run file and the code as they were, or set another name under run: to begin a new run"
 
 
 def tree_of(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts of variables by key, for `tf.train.Checkpoint(**tree)`.
+    """Arrange variables in nested dicts by the parts of their keys, for `tf.train.Checkpoint(**tree)`.
 
     Raises:
-        ModelError: a variable is named like a group of variables.
+        ModelError: a variable has the name of a group of variables.
     """
     tree: dict[str, Any] = {}
     for key, variable in variables.items():
@@ -32,18 +32,18 @@ def tree_of(variables: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(folder, dict):
                 break
         if not isinstance(folder, dict) or name in folder:
-            raise ModelError(f"variable {key} is named like a group of variables; rename its layer")
+            raise ModelError(f"variable {key} has the name of a group of variables; rename its layer")
         folder[name] = variable
     return tree
 
 
 def stored_name(key: str) -> str:
-    """The name under which `tf.train.load_checkpoint` knows a key; TensorFlow doubles dots in names."""
+    """The name of a key in `tf.train.load_checkpoint`. TensorFlow doubles the dots in names."""
     return key.replace(".", "..") + _SUFFIX
 
 
 def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
-    """Paths, dtypes and shapes, in order."""
+    """Path, dtype and shape of each leaf, sorted by path."""
     return tuple(
         VariableRecord(
             path=leaf.path,
@@ -56,12 +56,17 @@ def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
 
 
 def of_model(signature: Iterable[VariableRecord]) -> tuple[VariableRecord, ...]:
-    """A signature without what may be missing or left over: which variables the model has."""
+    """The part of a signature that belongs to the model."""
     return tuple(record for record in signature if not record.path.startswith((HOST, RETURNED)))
 
 
 def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[VariableRecord, ...], *, where: str) -> None:
-    """Refuse a checkpoint of another model, with a difference that can be read. What is not the model's may differ.
+    """Refuse a checkpoint of another model, and list the differences. Parts that are not the model's may differ.
+
+    Args:
+        stored: the checkpoint's signature.
+        mine: the model's.
+        where: address of the checkpoint, for the message.
 
     Raises:
         StateMismatch: listing variables that are missing, unknown, or of another shape or dtype.
@@ -77,13 +82,13 @@ def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[Varia
         for path in before
         if path in now and before[path] != now[path]
     }
-    # The model's own variables first: the optimizer's, numbered, all differ once one of those does.
+    # List the model's own variables first: one more of them renumbers all variables of the optimizer.
     ordered = [lines[path] for path in sorted(lines, key=lambda path: not path.startswith("model/"))]
     raise StateMismatch(message(f"{where} belongs to another model", details=ordered, hints=[_REMEDY]))
 
 
 def is_learning_rate(leaf: Leaf) -> bool:
-    """Whether this is the variable in which an optimizer keeps the learning rate that it was made with."""
+    """Whether an optimizer keeps its compiled learning rate in this variable."""
     name = leaf.path.rsplit("/", 1)[-1]
     return leaf.path.startswith(("optimizer/", "optimizers/")) and name == "learning_rate"
 

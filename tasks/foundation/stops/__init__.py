@@ -1,1 +1,1 @@
-"""Everything that asks a running training to stop, led to one place."""
+"""Requests to stop a running training: signals, notices of the machine's end, the time budget."""

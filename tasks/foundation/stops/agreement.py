@@ -1,36 +1,30 @@
-"""Several hosts stop together: what one of them was asked for, all of them heed, at the same step."""
+"""Several hosts stop together: all of them obey a stop request of any of them, at the same step."""
 
 from collections.abc import Sequence
-from typing import Protocol, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import get_args
 
 from tasks.foundation.contracts.segment import StopReason
+from tasks.foundation.hosts import Hosts
 from tasks.foundation.stops.stops import Stops
 
 _REASONS: tuple[StopReason, ...] = get_args(StopReason)
-_NOTHING = 0
-
-
-class Together(Protocol):
-    """The part of an accelerator by which its hosts tell each other something."""
-
-    def of_all_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """What every host says, float64 [hosts, len(numbers)]."""
+_NO_REASON = 0
 
 
 def number_of(reason: StopReason | None) -> int:
-    """A reason as a number that hosts can exchange."""
-    return _NOTHING if reason is None else 1 + _REASONS.index(reason)
+    """A reason as a number that hosts can exchange; 0 for None."""
+    return _NO_REASON if reason is None else 1 + _REASONS.index(reason)
 
 
 def first_reason(numbers: Sequence[float]) -> StopReason | None:
     """The reason of the first host that has one."""
-    return next((_REASONS[int(number) - 1] for number in numbers if number != _NOTHING), None)
+    return next((_REASONS[int(number) - 1] for number in numbers if number != _NO_REASON), None)
 
 
-def agreed_stop(stops: Stops, hosts: Together) -> StopReason | None:
-    """Why all hosts stop now, if any of them was asked to. Each of them calls it, in the same order."""
-    asked = stops.asked
-    return first_reason(hosts.of_all_hosts([number_of(None if asked is None else asked.reason)])[:, 0].tolist())
+def agreed_stop(stops: Stops, hosts: Hosts) -> StopReason | None:
+    """Why all hosts stop now; None if no host was asked to stop.
+
+    This is a collective: all hosts call it in the same order.
+    """
+    stop = stops.requested
+    return first_reason(hosts.gather_from_hosts([number_of(None if stop is None else stop.reason)])[:, 0].tolist())

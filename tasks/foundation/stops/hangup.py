@@ -1,7 +1,7 @@
-"""SIGHUP, which comes when a terminal is closed or a connection is lost: it is handled as SIGTERM is.
+"""SIGHUP, which arrives when a terminal is closed or a connection is lost, is handled like SIGTERM.
 
-It is passed on as SIGTERM, so whoever handles that one (Prefect, a held piece of work, the command) does what it always
-does. A SIGHUP that is ignored stays ignored, which is what nohup is for.
+It becomes a SIGTERM, so the usual handler of SIGTERM runs: Prefect's, the command's, or that of uninterrupted work. A
+SIGHUP that is ignored stays ignored, as with nohup.
 """
 
 import signal
@@ -10,32 +10,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_heard: list[bool] = []
+from tasks.foundation.stops.process_stop import PROCESS_STOP
 
 
 def terminal_closed() -> bool:
-    """Whether a SIGHUP has come, and so is behind the SIGTERM that is heard of."""
-    return bool(_heard)
+    """Whether a SIGHUP has arrived, so that it is the cause of the SIGTERM."""
+    return PROCESS_STOP.terminal_closed
 
 
 @contextmanager
 def sighup_as_sigterm() -> Iterator[None]:
-    """Within, a first SIGHUP that would end the process becomes a SIGTERM, for which there must be a handler."""
+    """Inside, the first SIGHUP that would end the process becomes a SIGTERM. SIGTERM must have a handler."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     ):
         yield
         return
-    signal.signal(signal.SIGHUP, _pass_on)
+    signal.signal(signal.SIGHUP, _send_sigterm)
     try:
         yield
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _pass_on(_number: int, _frame: FrameType | None) -> None:
-    # The kernel and the shell may both send one; a second SIGTERM could interrupt what the first has begun.
-    if not _heard:
-        _heard.append(True)
+def _send_sigterm(_number: int, _frame: FrameType | None) -> None:
+    # The kernel and the shell may each send one. A second SIGTERM could interrupt the handling of the first.
+    if not PROCESS_STOP.terminal_closed:
+        PROCESS_STOP.terminal_closed = True
         signal.raise_signal(signal.SIGTERM)

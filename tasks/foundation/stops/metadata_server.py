@@ -1,14 +1,14 @@
-"""What Google Compute Engine's metadata server says of the machine's near end.
+"""Notices of Google Compute Engine's metadata server that the machine is about to end.
 
 Sources, below docs.cloud.google.com, as of 2026:
 
-- `preempted`, compute/docs/instances/create-use-preemptible: TRUE once preempted, some 30 s before the end.
+- `preempted`, compute/docs/instances/create-use-preemptible: TRUE once preempted, about 30 s before the end.
 - `maintenance-event`, compute/docs/metadata/getting-live-migration-notice and compute/docs/gpus/gpu-host-maintenance:
-  changes 60 s before the event, an hour before it on machines with GPUs, and only for those who have asked before.
+  changes 60 s before the event, or an hour before it on machines with GPUs. It does so only after a first request.
 - `upcoming-maintenance`, tpu/docs/view-maintenance-notifications and
-  compute/docs/instances/monitor-plan-host-maintenance-event: PENDING for days, ONGOING while it is done; it begins by
-  itself when its window opens. Keys are in snake_case here and in camelCase in the API. Without a notice the answer
-  is {}, {"error": …}, NONE or 404, and 503 has been seen.
+  compute/docs/instances/monitor-plan-host-maintenance-event: PENDING for days, then ONGOING; it starts by itself when
+  its window opens. Keys are in snake_case here and in camelCase in the API. Without a notice the response is {},
+  {"error": …}, NONE or 404, sometimes 503.
 """
 
 import http.client
@@ -31,17 +31,17 @@ _ADDRESS: Final = "169.254.169.254"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 _FLAVOR: Final = ("Metadata-Flavor", "Google")
 _TIMEOUT_SECONDS: Final = 2.0
-_LONGEST_WAIT_SECONDS: Final = 10.0
-_LONGEST_ANSWER: Final = 65536
-_PARTING_SECONDS: Final = 0.2
-# A window opens on the minute at best, and committing on its first second would be too late.
+_MAX_WAIT_SECONDS: Final = 10.0
+_MAX_RESPONSE_BYTES: Final = 65536
+_JOIN_SECONDS: Final = 0.2
+# Windows open on the minute, and a commit that starts in their first second would be too late.
 _WINDOW_MARGIN_SECONDS: Final = 60.0
 
 
 def metadata_address() -> str | None:
-    """Host, or host:port, of the metadata server; None elsewhere than on Google's machines.
+    """Host, or host:port, of the metadata server; None on machines outside Google Cloud.
 
-    As google-auth finds it: from GCE_METADATA_HOST, or by the product name that the firmware tells. No network.
+    Found as in google-auth: from GCE_METADATA_HOST, or from the product name in the firmware. Uses no network.
     """
     if named := os.environ.get("GCE_METADATA_HOST"):
         return named
@@ -52,21 +52,21 @@ def metadata_address() -> str | None:
     return _ADDRESS if on_google else None
 
 
-class Listener(Protocol):
-    """Who is told, at most once by each of the three sources."""
+class StopListener(Protocol):
+    """Receives stop requests, at most one from each of the three sources."""
 
     def request_stop(self, reason: StopReason) -> None:
-        """Called from the polling thread."""
+        """Called in the polling thread."""
 
 
 @contextmanager
-def watching_metadata(listener: Listener, *, grace_seconds: float, poll_seconds: float = 1.0) -> Iterator[None]:
-    """Poll the metadata server, where there is one, from a thread; failures are quiet and never end it.
+def watching_metadata(listener: StopListener, *, grace_seconds: float, poll_seconds: float = 1.0) -> Iterator[None]:
+    """Inside, poll the metadata server from a thread, if there is one. Failures are ignored.
 
     Args:
-        listener: is told, but not after the exit.
-        grace_seconds: a maintenance window that opens within these and a minute counts as a stop.
-        poll_seconds: between two looks at a source; a source that does not answer is asked up to 10 s apart.
+        listener: receives stop requests, but none after the exit.
+        grace_seconds: a maintenance window that opens within this time and a minute is a reason to stop.
+        poll_seconds: between two requests to a source. If a source does not respond, this grows to 10 s.
     """
     address = metadata_address()
     if address is None:
@@ -79,11 +79,11 @@ def watching_metadata(listener: Listener, *, grace_seconds: float, poll_seconds:
         yield
     finally:
         watch.ended.set()
-        thread.join(_PARTING_SECONDS)  # a request in flight ends by itself, unheard
+        thread.join(_JOIN_SECONDS)  # a request in flight ends by itself, and its response is ignored
 
 
 class _Watch:
-    def __init__(self, address: str, listener: Listener, *, grace_seconds: float, poll_seconds: float) -> None:
+    def __init__(self, address: str, listener: StopListener, *, grace_seconds: float, poll_seconds: float) -> None:
         self.ended = threading.Event()
         self._address = address
         self._listener = listener
@@ -96,72 +96,75 @@ class _Watch:
         }
 
     def run(self) -> None:
-        # Each source waits on its own: upcoming-maintenance may never answer, and must not slow down the others.
+        # Each source has its own interval: upcoming-maintenance may never respond, and must not delay the others.
         waits = dict.fromkeys(self._sources, self._poll_seconds)
         due = dict.fromkeys(self._sources, time.monotonic())
         while due and not self.ended.wait(min(due.values()) - time.monotonic()):
             source = min(due, key=lambda name: due[name])
-            answered, reason = self._look(source)
+            responded, reason = self._poll(source)
             if self.ended.is_set():
                 return
             if reason is not None:
                 self._listener.request_stop(reason)
                 del due[source]
                 continue
-            waits[source] = self._poll_seconds if answered else min(2 * waits[source], _LONGEST_WAIT_SECONDS)
+            waits[source] = self._poll_seconds if responded else min(2 * waits[source], _MAX_WAIT_SECONDS)
             due[source] = time.monotonic() + waits[source]
 
-    def _look(self, source: str) -> tuple[bool, StopReason | None]:
-        """Whether the source answered, and the stop that it asks for."""
+    def _poll(self, source: str) -> tuple[bool, StopReason | None]:
+        """Whether the source responded, and its reason to stop."""
         try:
-            return True, self._sources[source](_ask(self._address, source))
+            return True, self._sources[source](_request(self._address, source))
         except (OSError, http.client.HTTPException, ValueError) as error:
             _LOGGER.debug("metadata server: no %s: %r", source, error)
             return False, None
 
 
-def _ask(address: str, source: str) -> str:
-    """One answer, or an OSError, HTTPException or ValueError."""
-    # http.client knows no proxies, and this address must never be asked through one.
+def _request(address: str, source: str) -> str:
+    """Send one request and return the body of its response.
+
+    Raises:
+        OSError, HTTPException, ValueError: no response, or not one of Google's.
+    """
+    # http.client uses no proxies, and requests to this address must never go through one.
     connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_SECONDS)
     try:
         connection.request("GET", f"/computeMetadata/v1/instance/{source}", headers=dict([_FLAVOR]))
-        answer = connection.getresponse()
-        if answer.status != http.client.OK:
-            raise ValueError(f"status {answer.status}")
-        # Other servers live at this address too: in other clouds, in captive networks.
-        if answer.getheader(_FLAVOR[0]) != _FLAVOR[1]:
-            raise ValueError("the answer is not Google's")
-        return answer.read(_LONGEST_ANSWER).decode("utf-8", "replace").strip()
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(f"status {response.status}")
+        # Other clouds and captive networks have other servers at this address.
+        if response.getheader(_FLAVOR[0]) != _FLAVOR[1]:
+            raise ValueError("the response is not Google's")
+        return response.read(_MAX_RESPONSE_BYTES).decode("utf-8", "replace").strip()
     finally:
         connection.close()
 
 
 def preempted(text: str) -> StopReason | None:
-    """The stop in an answer of `instance/preempted`: TRUE or FALSE."""
+    """The reason to stop in a response of `instance/preempted`, which is TRUE or FALSE."""
     return "preempted" if text == "TRUE" else None
 
 
 def maintenance_event(text: str) -> StopReason | None:
-    """The stop in an answer of `instance/maintenance-event`: a machine that only migrates trains on."""
+    """The reason to stop in a response of `instance/maintenance-event`. A machine that migrates continues training."""
     return "maintenance" if text == "TERMINATE_ON_HOST_MAINTENANCE" else None
 
 
 def upcoming_maintenance(text: str, now: datetime, horizon: timedelta) -> StopReason | None:
-    """The stop in an answer of `instance/upcoming-maintenance?alt=json`.
+    """The reason to stop in a response of `instance/upcoming-maintenance?alt=json`.
 
-    Maintenance under way is one; so is a pending one whose window is open or opens before `now + horizon`, and is
-    not over.
+    Ongoing maintenance is a reason. So is pending maintenance whose window is open, or opens before `now + horizon`.
 
     Raises:
-        ValueError: a time in it is none.
+        ValueError: a time in the response cannot be parsed.
     """
     try:
         notice = json.loads(text)
     except ValueError:
-        return None  # NONE, or nothing
+        return None  # NONE, or an empty response
     if isinstance(notice, dict) and isinstance(inner := notice.get("Upcoming maintenance"), dict):
-        notice = inner  # as the documentation's example has it
+        notice = inner  # as in the documentation's example
     if not isinstance(notice, dict):
         return None
     status = _field(notice, "maintenance_status", "maintenanceStatus")

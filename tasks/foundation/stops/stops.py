@@ -1,4 +1,4 @@
-"""What asks a training to stop, in one place to look at: signals, Google's notices, the time budget."""
+"""Requests to stop training: signals, notices of Google Compute Engine, and the time budget."""
 
 import contextvars
 import logging
@@ -9,111 +9,122 @@ from dataclasses import dataclass
 
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.contracts.segment import StopReason
-from tasks.foundation.stops.hangup import terminal_closed
 from tasks.foundation.storage.deadline import Deadline
 from tasks.foundation.telemetry.events import Note, Sink
 
 _LOGGER = logging.getLogger(__name__)
 
-# After these the machine goes, whether the work is committed or not.
-_PULL_THE_PLUG: frozenset[StopReason] = frozenset({"sigterm", "preempted", "maintenance"})
-_ANSWER = "finishing the steps in flight, then committing; run the same command to continue"
-_WORDS: dict[StopReason, str] = {
-    "sigterm": f"SIGTERM: {_ANSWER}",  # of a SIGHUP see `_words`
-    "sigint": f"SIGINT: {_ANSWER}; press Ctrl-C again to leave at once",
-    "time_budget": f"time budget used up: {_ANSWER}",
-    "preempted": f"this machine is being preempted: {_ANSWER}",
-    "maintenance": f"host maintenance is about to stop this machine: {_ANSWER}",
+# The machine or the process ends after these, whether the work is committed or not.
+_ENDS_THE_MACHINE: frozenset[StopReason] = frozenset({"sigterm", "preempted", "maintenance"})
+_NEXT = "finishing the steps in flight, then committing; run the same command to continue"
+_MESSAGES: dict[StopReason, str] = {
+    "sigterm": f"SIGTERM: {_NEXT}",
+    "sigint": f"SIGINT: {_NEXT}; press Ctrl-C again to leave at once",
+    "time_budget": f"time budget used up: {_NEXT}",
+    "preempted": f"this machine is being preempted: {_NEXT}",
+    "maintenance": f"host maintenance is about to stop this machine: {_NEXT}",
 }
-
-
-def _words(reason: StopReason) -> str:
-    if reason == "sigterm" and terminal_closed():
-        return f"terminal closed (SIGHUP): {_ANSWER}"
-    return _WORDS[reason]
+_HANGUP_MESSAGE = f"terminal closed (SIGHUP): {_NEXT}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody asked for training to stop."""
+    """A request to stop.
+
+    Attributes:
+        reason: where it came from.
+        at: when, in seconds of the clock of `Stops`.
+    """
 
     reason: StopReason
     at: float
-    """`clock()` when it was asked for."""
 
 
 class Stops:
-    """What was asked for so far. May be looked at from any thread."""
+    """The stop requests so far. All methods may be called from any thread.
+
+    Attributes:
+        unsaved_work: whether something would be lost if the process ended now. Work that has nothing to lose sets it to
+            False, and is abandoned when a signal arrives. After setting it, the work reads `requested`, so that it does
+            not miss a request that arrived before.
+    """
 
     def __init__(
-        self, spec: StopSpec, *, clock: Callable[[], float], telemetry: Sink, leaving: Deadline | None = None
+        self,
+        spec: StopSpec,
+        *,
+        clock: Callable[[], float],
+        telemetry: Sink,
+        leaving: Deadline | None = None,
+        terminal_closed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Nothing is asked for yet.
+        """Start without a request.
 
         Args:
-            spec: how long the grace period is.
-            clock: seconds, never going back.
-            telemetry: receives a note for each reason.
-            leaving: is bound to what is left of the grace period, for every reason: after Ctrl-C no machine goes away,
-                but waiting minutes for a store is not wanted either.
+            spec: has the length of the grace period.
+            clock: monotonic time in seconds.
+            telemetry: receives one note for each reason.
+            leaving: each request sets this deadline to the rest of the grace period. So does Ctrl-C: no machine ends
+                then, but the process should not wait minutes for a store.
+            terminal_closed: whether a SIGHUP is the cause of a SIGTERM; only the note depends on it.
         """
         self._spec = spec
         self._leaving = leaving
         self._clock = clock
         self._telemetry = telemetry
-        # Sinks may look at context variables (Prefect's logger does), and a new thread has none.
+        self._terminal_closed = terminal_closed
+        # Sinks may read context variables (Prefect's logger does), and a new thread has none.
         self._context = contextvars.copy_context()
-        # Appended to while a signal is being noted, which another may interrupt at any line: so no lock guards it.
-        self._heard: list[Stop] = []
-        # Whether something would be lost if the process went now. Work that has nothing yet says so, and is left alone
-        # when a signal comes; it looks at `asked` after it has set this, so that it does not go on unheard.
-        self.at_stake = True
+        # Another signal may arrive at any line of `request_stop`, so no lock guards this list.
+        self._requests: list[Stop] = []
+        self.unsaved_work = True
         self._deadline = math.inf
-        self._told: set[StopReason] = set()
-        self._telling = threading.Lock()
+        self._announced: set[StopReason] = set()
+        self._announcing = threading.Lock()
 
     @property
-    def asked(self) -> Stop | None:
-        """The stop that was asked for first, or None. It stays, whatever comes later."""
-        first = self._heard[0] if self._heard else None
+    def requested(self) -> Stop | None:
+        """The first request, or None. Later requests do not change it."""
+        first = self._requests[0] if self._requests else None
         if self._clock() >= self._deadline and (first is None or self._deadline < first.at):
-            self._tell("time_budget")
+            self._announce("time_budget")
             return Stop("time_budget", self._deadline)
         return first
 
     def grace_left(self) -> float:
-        """Seconds until the machine may go; negative once they are over, infinite if nobody is about to pull the plug.
+        """Seconds until the machine may end; negative after that, infinite if no end is announced.
 
-        They count from the first notice that has consequences, even if Ctrl-C or the time budget asked before it.
+        They count from the first notice that the machine ends, even if Ctrl-C or the time budget came before it.
         """
-        notices = [stop.at for stop in self._heard if stop.reason in _PULL_THE_PLUG]
+        notices = [stop.at for stop in self._requests if stop.reason in _ENDS_THE_MACHINE]
         return self._spec.grace_seconds - (self._clock() - min(notices)) if notices else math.inf
 
     def request_stop(self, reason: StopReason) -> None:
-        """Note that a stop is asked for now, and say so. Hearing the same thing again changes nothing."""
+        """Request a stop now, and announce it. A second request for the same reason changes nothing."""
         stop = Stop(reason, self._clock())
-        self._heard.append(stop)
-        # In a thread: a sink can wait for a stuck terminal, and the next signal must be heard just then.
-        threading.Thread(target=self._spread, args=(stop,), name="baton-note", daemon=True).start()
-
-    def _spread(self, stop: Stop) -> None:
-        if self._leaving is not None:
-            self._leaving.bind(self._spec.grace_seconds - (self._clock() - stop.at))
-        self._tell(stop.reason)
-
-    def _tell(self, reason: StopReason) -> None:
-        """Once for each reason."""
-        with self._telling:
-            if reason in self._told:
-                return
-            self._told.add(reason)
-        try:
-            self._context.copy().run(self._telemetry.emit, Note(text=_words(reason), warning=True))
-        except Exception:
-            # A sink must not raise; one that does must not end the run.
-            _LOGGER.exception("a sink failed on the news of %s", reason)
+        self._requests.append(stop)
+        # In a thread: a sink may wait for a blocked terminal, and the next signal must be handled meanwhile.
+        threading.Thread(target=self._publish, args=(stop,), name="baton-note", daemon=True).start()
 
     def stop_within(self, seconds: float | None) -> None:
-        """Ask for a stop in so many seconds, unless one comes earlier; None asks for nothing."""
+        """Request a stop `seconds` from now, unless an earlier one is requested; None requests nothing."""
         if seconds is not None:
             self._deadline = min(self._deadline, self._clock() + seconds)
+
+    def _publish(self, stop: Stop) -> None:
+        if self._leaving is not None:
+            self._leaving.start(self._spec.grace_seconds - (self._clock() - stop.at))
+        self._announce(stop.reason)
+
+    def _announce(self, reason: StopReason) -> None:
+        """Emit a note, once for each reason."""
+        with self._announcing:
+            if reason in self._announced:
+                return
+            self._announced.add(reason)
+        text = _HANGUP_MESSAGE if reason == "sigterm" and self._terminal_closed() else _MESSAGES[reason]
+        try:
+            self._context.copy().run(self._telemetry.emit, Note(text=text, warning=True))
+        except Exception:
+            # A sink that raises must not end the run.
+            _LOGGER.exception("a telemetry sink failed on the note about %s", reason)

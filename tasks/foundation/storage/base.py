@@ -1,4 +1,4 @@
-"""The interface to a store. Small on purpose: what it cannot do, no protocol may rely on."""
+"""The interface to a store. It is small on purpose: Baton relies only on operations that every store has."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,8 @@ from pydantic import Field
 from tasks.foundation.contracts.base import Contract
 
 
-class Stored(Contract):
-    """What the store says about a file."""
+class FileStat(Contract):
+    """Size and checksum of a file."""
 
     size: int = Field(ge=0, description="bytes")
     crc32c: str
@@ -19,7 +19,7 @@ class Stored(Contract):
 class Storage(Protocol):
     """Files below one root. Paths are relative to it, with forward slashes.
 
-    There is no rename and no append. A listing may be late: no commit, and no reading of one, depends on it.
+    There is no rename and no append. Listings may be stale, so neither commits nor their readers depend on them.
     """
 
     @property
@@ -28,101 +28,105 @@ class Storage(Protocol):
 
     @property
     def transfers(self) -> int:
-        """How many uploads or downloads are worth doing side by side."""
+        """The recommended number of parallel uploads or downloads."""
 
     def at(self, folder: str) -> "Storage":
         """The same store, rooted at a folder below this root."""
 
     def with_deadline(self, seconds: float) -> "Storage":
-        """The same store for best effort: one deadline of `seconds` for all tries of an operation, not logged."""
+        """The same store for best effort: `seconds` limit all attempts of an operation, and waits are not logged."""
 
     def read(self, path: str) -> bytes:
-        """The whole file.
+        """Read a whole file.
 
         Raises:
-            FileMissing: it is not there.
+            FileMissing: it does not exist.
         """
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file (not a folder) at `path`."""
+        """Whether `path` is a file; False for a folder."""
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that must not be there yet, all or nothing, durable on return.
+        """Write a file that must not exist yet, atomically. It is durable on return.
 
         Raises:
-            FileAlreadyThere: somebody, perhaps this process in an earlier try, wrote it before.
+            FileAlreadyThere: it exists. An earlier attempt of this process may have written it.
         """
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file. Readers see the old bytes or the new ones."""
+        """Write or replace a file. Readers see either the old bytes or the new ones."""
 
-    def upload(self, source: Path, path: str) -> Stored:
-        """Copy a local file to `path`, replacing what is there; says what was read from `source`."""
+    def upload(self, source: Path, path: str) -> FileStat:
+        """Copy a local file to `path`, replacing an existing file.
+
+        Returns:
+            Size and checksum of the bytes read from `source`.
+        """
 
     def copy(self, path: str, target: str) -> None:
-        """Have the content of `path` at `target` too, replacing what is there, durable on return.
+        """Copy a file to `target`, replacing an existing file. It is durable on return.
 
         The bytes stay within the store: a hard link on a local disk, a copy inside the bucket on Cloud Storage.
 
         Raises:
-            FileMissing: there is nothing at `path`.
+            FileMissing: `path` does not exist.
         """
 
-    def stat(self, path: str) -> Stored:
-        """Size and checksum as the store has them.
+    def stat(self, path: str) -> FileStat:
+        """Size and checksum according to the store.
 
         Raises:
-            FileMissing: it is not there.
+            FileMissing: it does not exist.
         """
 
-    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
-        """Size and checksum of a file, or of `size` bytes of it from `begin` on, as they arrive here: reads them.
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
+        """Read a file, or `size` bytes from offset `begin`, and compute size and checksum of what arrives.
 
         Raises:
-            FileMissing: it is not there.
+            FileMissing: it does not exist.
             FileTooShort: it ends before begin + size.
         """
 
     def local_path(self, path: str) -> Path | None:
-        """Where the file lies on this machine, for readers that need one; None if it is elsewhere. Do not write to it.
+        """Path of the file on this machine, for libraries that need one; None in a remote store. Do not write to it.
 
         Raises:
-            FileMissing: it is not there, if it should lie on this machine.
+            FileMissing: the store is local and the file does not exist.
         """
 
-    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
-        """Copy a file, or `size` bytes of it from `begin` on, to a local file; memory does not grow with its size.
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
+        """Copy a file, or `size` bytes from offset `begin`, to a local file. Memory does not grow with its size.
 
         Returns:
-            Size and checksum of the bytes as they arrived: for the caller to compare.
+            Size and checksum of the bytes that arrived, for the caller to verify.
 
         Raises:
-            FileMissing: it is not there.
+            FileMissing: it does not exist.
             FileTooShort: it ends before begin + size.
             StorageError: the store, or the local disk, refused or failed.
         """
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
-        """At most `size` bytes from `begin` on; fewer where the file ends.
+        """Read at most `size` bytes from offset `begin`; fewer if the file ends before.
 
         Raises:
-            FileMissing: it is not there.
+            FileMissing: it does not exist.
         """
 
     def files(self, folder: str) -> Iterator[str]:
-        """Paths of all files below `folder`, in no particular order; none if it is not there."""
+        """Paths of all files below `folder`, in any order; none if it does not exist."""
 
     def folders(self, folder: str) -> Iterator[str]:
-        """Paths of the folders directly below `folder`, also of those that hold nothing finished; in no order."""
+        """Paths of the folders directly below `folder`, in any order, including those with unfinished files only."""
 
     def delete(self, folder: str) -> None:
-        """Delete a file, or a folder with all that is below it; nothing happens if it is not there."""
+        """Delete a file, or a folder with all its files. Does nothing if it does not exist."""
 
     def probe(self) -> list[str]:
-        """See early whether files can be made, read and deleted here; leaves nothing behind.
+        """Check early that files can be created, read and deleted. Leaves nothing behind.
 
         Returns:
-            What the user should know about this store.
+            Warnings about this store for the user.
 
         Raises:
             StoreRefused: credentials, permissions or the store's settings do not allow it.

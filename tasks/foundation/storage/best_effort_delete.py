@@ -1,7 +1,8 @@
-"""Deleting what nobody needs any more, as best effort: what cannot be deleted ends no run.
+"""Best-effort deletion of files that are no longer needed. A failed deletion never ends a run.
 
-A hold of the bucket, a role without the permission to delete, a symbolic link in the place of a folder, or a file that
-NFS keeps while somebody has it open: said once, and tried again later, each time after a longer while.
+Deletion can fail for long: a hold on the bucket, a role without the permission to delete, a symbolic link in place of a
+folder, or a file that NFS keeps because it is open somewhere. The first failure is logged, and later calls retry with
+growing intervals.
 """
 
 import logging
@@ -11,49 +12,46 @@ from tasks.foundation.errors import StorageError, StoreUnreachable
 from tasks.foundation.storage.base import Storage
 
 _LOGGER = logging.getLogger(__name__)
-_SECONDS = 30.0
+_DEADLINE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    tries: int
-    again_at: int
+class _Failure:
+    attempts: int
+    retry_at: int
 
 
-# Of this process: a later one begins with a try of its own.
-_FAILED: dict[tuple[str, str], _Failed] = {}
+# A module global on purpose: it limits warnings and retries to what one process needs. A new process starts fresh.
+_FAILURES: dict[tuple[str, str], _Failure] = {}
 
 
 def discard(storage: Storage, path: str, *, now: int | None = None) -> bool:
-    """Delete a file or a folder that is no longer needed.
+    """Delete a file or folder that is no longer needed.
 
     Args:
-        storage: where it lies.
+        storage: the store.
         path: relative to the storage's root.
-        now: what counts up, such as the commits of the run: after each failure twice as much has to pass before the
-            next try. Left out: it is tried each time.
+        now: a counter such as the number of commits of the run. After each failure, the interval before the next
+            attempt doubles. Left out: every call tries.
 
     Returns:
         Whether it is gone.
 
     Raises:
-        StoreUnreachable: this process was asked to go, and the store is away.
+        StoreUnreachable: this process was asked to stop, and the store does not respond.
     """
     key = (storage.uri, path)
-    before = _FAILED.get(key, _Failed(tries=0, again_at=0))
-    if now is not None and now < before.again_at:
+    previous = _FAILURES.get(key, _Failure(attempts=0, retry_at=0))
+    if now is not None and now < previous.retry_at:
         return False
     try:
-        storage.with_deadline(_SECONDS).delete(path)
+        storage.with_deadline(_DEADLINE_SECONDS).delete(path)
     except StoreUnreachable:
         raise
-    except StorageError as fault:
-        _FAILED[key] = _Failed(tries=before.tries + 1, again_at=(now or 0) + 2**before.tries)
-        if before.tries == 0:
-            where = f"{storage.uri}/{path}"
-            _LOGGER.warning(
-                "%s is no longer needed and cannot be deleted, which is tried again later: %s", where, fault
-            )
+    except StorageError as error:
+        _FAILURES[key] = _Failure(attempts=previous.attempts + 1, retry_at=(now or 0) + 2**previous.attempts)
+        if previous.attempts == 0:
+            _LOGGER.warning("%s/%s: cannot delete, will retry later: %s", storage.uri, path, error)
         return False
-    _FAILED.pop(key, None)
+    _FAILURES.pop(key, None)
     return True

@@ -1,4 +1,4 @@
-"""How long this process may still wait for a store: without limit, until it is asked to stop."""
+"""How long this process may still wait for a store: without limit until it is asked to stop."""
 
 import math
 import threading
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# After the deadline a request is given up once nothing has moved for this long. A store that answers can still be used,
-# and one that is away costs no more time than this.
+# After the deadline, a request is cancelled once no bytes have moved for this long. A store that responds stays usable,
+# and one that does not respond costs at most this time.
 LAST_SECONDS = 2.0
 
 
@@ -15,15 +15,15 @@ class Deadline:
     """A moment after which this process no longer waits. Safe to use from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """No deadline yet.
+        """Create it without a deadline.
 
         Args:
-            clock: seconds, never going back.
+            clock: monotonic time in seconds.
         """
         self._clock = clock
         self._at = math.inf
         self._is_set = threading.Event()
-        self._given_up = False
+        self._store_unreachable = False
 
     @property
     def is_set(self) -> bool:
@@ -31,60 +31,60 @@ class Deadline:
         return self._at < math.inf
 
     @property
-    def given_up(self) -> bool:
-        """Whether the store did not answer after the deadline. It is not asked again."""
-        return self._given_up
+    def store_unreachable(self) -> bool:
+        """Whether the store failed to respond after the deadline. No further request is sent then."""
+        return self._store_unreachable
 
-    def left(self) -> float:
-        """Seconds until the deadline; 0 once it has passed, infinite if there is none."""
+    def remaining(self) -> float:
+        """Seconds until the deadline: 0 once it has passed, infinite if there is none."""
         return max(self._at - self._clock(), 0.0)
 
-    def bind(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
         """Set the deadline to `seconds` from now, unless it is earlier already. Wakes up sleeping threads."""
         self._at = min(self._at, self._clock() + seconds)
         self._is_set.set()
 
-    def lift(self) -> None:
+    def clear(self) -> None:
         """Remove the deadline: this process begins another command."""
-        self._at, self._given_up = math.inf, False
+        self._at, self._store_unreachable = math.inf, False
         self._is_set.clear()
 
-    def give_up(self) -> None:
-        """Note that the store did not answer after the deadline."""
-        self._given_up = True
+    def mark_store_unreachable(self) -> None:
+        """Record that the store did not respond after the deadline."""
+        self._store_unreachable = True
 
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or until the deadline if that is earlier."""
         until = self._clock() + seconds
         if not self._is_set.wait(seconds):
             return
-        left = min(until, self._at) - self._clock()
-        if left > 0:
-            time.sleep(left)
+        remaining = min(until, self._at) - self._clock()
+        if remaining > 0:
+            time.sleep(remaining)
 
     @contextmanager
-    def of_a_command(self, grace_seconds: float) -> Iterator[None]:
-        """For the whole of a command: removes an earlier deadline, then as `bound_by_interruption`."""
-        self.lift()
-        with self.bound_by_interruption(grace_seconds):
+    def for_command(self, grace_seconds: float) -> Iterator[None]:
+        """Use around a whole command: clears an earlier deadline, then does what `start_on_interrupt` does."""
+        self.clear()
+        with self.start_on_interrupt(grace_seconds):
             yield
 
     @contextmanager
-    def bound_by_interruption(self, grace_seconds: float) -> Iterator[None]:
-        """Set the deadline when the body is interrupted, so that threads it leaves behind do not wait for the store.
+    def start_on_interrupt(self, grace_seconds: float) -> Iterator[None]:
+        """Start the deadline when the body is interrupted, so that its remaining threads stop waiting.
 
-        An interruption is a BaseException that is no Exception: KeyboardInterrupt, or what a SIGTERM handler raises.
+        An interrupt is a BaseException that is not an Exception: KeyboardInterrupt, or what a SIGTERM handler raises.
 
         Args:
-            grace_seconds: counted from the interruption.
+            grace_seconds: counted from the interrupt.
         """
         try:
             yield
-        except BaseException as fault:
-            if not isinstance(fault, Exception):
-                self.bind(grace_seconds)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.start(grace_seconds)
             raise
 
 
-# One for the process: a stop concerns all of its threads.
-LEAVING = Deadline()
+# A module global on purpose: a signal stops the whole process, so all of its threads share one deadline.
+PROCESS_DEADLINE = Deadline()

@@ -1,4 +1,4 @@
-"""memory://: a store within this process, through fsspec. For tests and trials."""
+"""memory://: a store within this process, through fsspec, for tests and experiments."""
 
 import threading
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from pathlib import Path
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing
-from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.download import copy_blocks, local_target
 from tasks.foundation.storage.path_guard import require_inside
 
-# fsspec's memory file system is one for the process, and its create-only mode looks before it writes.
+# A module global on purpose: fsspec has one memory file system per process, and its create-only mode is not atomic.
 _LOCK = threading.Lock()
 
 
@@ -31,24 +31,24 @@ class MemoryStorage:
 
     @property
     def transfers(self) -> int:
-        """Nothing is waited for."""
+        """See `Storage.transfers`. Memory has no latency to hide."""
         return 1
 
     def at(self, folder: str) -> "MemoryStorage":
-        """The same, one folder down."""
+        """See `Storage.at`."""
         require_inside(folder, root=self.uri)
         return MemoryStorage(f"{self.root}/{folder}")
 
-    def with_deadline(self, seconds: float) -> "MemoryStorage":  # noqa: ARG002
-        """Nothing is waited for."""
+    def with_deadline(self, _seconds: float) -> "MemoryStorage":
+        """See `Storage.with_deadline`. Memory never waits."""
         return self
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
         try:
             return bytes(self._files.cat_file(self._full(path)))
-        except (FileNotFoundError, IsADirectoryError) as fault:
-            raise FileMissing(f"{self.uri}/{path} is not there") from fault
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise FileMissing(f"{self.uri}/{path} does not exist") from error
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
@@ -58,7 +58,7 @@ class MemoryStorage:
         """See `Storage.create`."""
         with _LOCK:
             if self.exists(path):
-                raise FileAlreadyThere(f"{self.uri}/{path} exists already")
+                raise FileAlreadyThere(f"{self.uri}/{path} already exists")
             self._files.pipe_file(self._full(path), data)
 
     def write(self, path: str, data: bytes) -> None:
@@ -66,7 +66,7 @@ class MemoryStorage:
         with _LOCK:
             self._files.pipe_file(self._full(path), data)
 
-    def upload(self, source: Path, path: str) -> Stored:
+    def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`."""
         data = source.read_bytes()
         self.write(path, data)
@@ -76,23 +76,23 @@ class MemoryStorage:
         """See `Storage.copy`."""
         self.write(target, self.read(path))
 
-    def stat(self, path: str) -> Stored:
+    def stat(self, path: str) -> FileStat:
         """See `Storage.stat`."""
         return checksum_bytes(self.read(path))
 
-    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> Stored:
+    def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.checksum`."""
-        return copy_blocks([self.read(path)[begin:]], None, size, where=f"{self.uri}/{path}")
+        return copy_blocks([self.read(path)[begin:]], None, size, source=f"{self.uri}/{path}")
 
-    def local_path(self, path: str) -> Path | None:  # noqa: ARG002 - nothing here is a file
+    def local_path(self, _path: str) -> Path | None:
         """See `Storage.local_path`."""
         return None
 
-    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> Stored:
+    def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.download`."""
         data = self.read(path)[begin:]
         with local_target(target) as file:
-            return copy_blocks([data], file, size, where=f"{self.uri}/{path}")
+            return copy_blocks([data], file, size, source=f"{self.uri}/{path}")
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
         """See `Storage.read_range`."""
@@ -107,16 +107,16 @@ class MemoryStorage:
         while True:
             try:
                 return list(self._files.find(self._full(folder)))
-            except RuntimeError:  # others wrote while fsspec looked through its dictionary
+            except RuntimeError:  # another thread wrote while fsspec iterated over its dictionary
                 continue
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `Storage.folders`."""
-        above = f"{folder}/" if folder else ""
-        below = {
-            path.removeprefix(above).split("/")[0] for path in self.files(folder) if "/" in path.removeprefix(above)
+        parent = f"{folder}/" if folder else ""
+        names = {
+            path.removeprefix(parent).split("/")[0] for path in self.files(folder) if "/" in path.removeprefix(parent)
         }
-        yield from (f"{above}{name}" for name in sorted(below))
+        yield from (f"{parent}{name}" for name in sorted(names))
 
     def delete(self, folder: str) -> None:
         """See `Storage.delete`."""
@@ -124,7 +124,7 @@ class MemoryStorage:
             self._files.rm(self._full(folder), recursive=True)
 
     def probe(self) -> list[str]:
-        """Nothing to ask: it is this process's own."""
+        """See `Storage.probe`. There is nothing to check."""
         return []
 
     def _full(self, path: str) -> str:

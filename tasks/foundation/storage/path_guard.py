@@ -1,7 +1,7 @@
-"""Keeps every path inside its store. Names in a home come from whoever wrote it, who may be a stranger.
+"""Keeps every path inside its store. Names in a run's home may come from an untrusted author.
 
-All stores ask here before they touch a file. The user's own sources (data, weights) have any names and may be links to
-anywhere, so they are opened without the fence.
+Every store checks paths here before it touches a file. The user's own sources (data, weights) may have any names and be
+links to anywhere, so their stores are opened with `guarded=False`.
 """
 
 import os
@@ -12,72 +12,72 @@ from pathlib import Path
 from tasks.foundation.errors import PathRefused
 from tasks.foundation.messages import abridged, visible
 
-# What file systems take: of one name, and of a whole path on Cloud Storage.
-_NAME_BYTES, _PATH_BYTES = 255, 1024
-_SHOWN = 120
-# Named by their content and shared by runs, so this folder is often a link to a larger disk.
-_MAY_LEAD_OUT = "datasets"
-# Control characters, a backslash (a separator elsewhere), and halves of characters that no file system takes.
-_REFUSED = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]")
+# Limits of file systems for one name, and of Cloud Storage for a whole path.
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 1024
+_SHOWN_CHARS = 120
+# Runs share this folder, so it is often a link to a larger disk. Its files are named by their content.
+_DATASETS = "datasets"
+# Control characters, the backslash (a separator on some systems), and lone surrogates, which no file system accepts.
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]")
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path, by its text alone, stays below the root that it is relative to; "" is the root itself."""
+    """Whether a path stays below its root, by its text only; "" is the root itself."""
     if not path:
         return True
     parts = path.split("/")
     return (
-        not _REFUSED.search(path)
+        not _FORBIDDEN.search(path)
         and not any(part in {"", ".", ".."} for part in parts)
-        and len(path.encode()) <= _PATH_BYTES
-        and all(len(part.encode()) <= _NAME_BYTES for part in parts)
+        and len(path.encode()) <= _MAX_PATH_BYTES
+        and all(len(part.encode()) <= _MAX_NAME_BYTES for part in parts)
     )
 
 
 def require_inside(path: str, *, root: str) -> None:
-    """Refuse what is no plain relative path.
+    """Refuse everything but plain relative paths.
 
     Raises:
         PathRefused: it is absolute, has "..", empty parts, backslashes or control characters, or is too long.
     """
     if not is_inside(path):
         raise PathRefused(
-            f"{root}: {abridged(visible(path), _SHOWN)!r} is no path below this folder (absolute, with '..', '\\', "
-            "control characters, or too long); the files that name it were not written by Baton, or were changed: do "
-            "not use them unless you trust where they are from"
+            f"{root}: {abridged(visible(path), _SHOWN_CHARS)!r} is not a path below this folder (absolute, with '..', "
+            "'\\', control characters, or too long); Baton did not write the files that name it, or they were changed: "
+            "do not use them unless you trust their origin"
         )
 
 
-def require_no_way_out(root: Path, path: str, *, last: bool = True) -> None:
-    """Refuse links that lead out of a local root, and what is neither file nor folder (reading a pipe never ends).
+def require_links_inside(root: Path, path: str, *, follow_last: bool = True) -> None:
+    """Refuse links that leave a local root, and special files such as pipes, whose reads never end.
 
-    The root itself, what is above it, and its datasets/ may be links. So may all the rest, as long as they stay below.
+    The root itself, its parents, and its datasets/ may be links. Other links must stay below the root.
 
     Args:
         root: a local folder.
         path: relative to it, and inside by its text.
-        last: whether the last part is followed too; deleting does not follow it.
+        follow_last: whether to check the last part, too; deleting does not follow it.
 
     Raises:
         PathRefused: naming the link.
     """
-    place = root
+    current = root
     parts = path.split("/") if path else []
-    for number, part in enumerate(parts if last else parts[:-1]):
-        place = place / part
-        if number == 0 and part == _MAY_LEAD_OUT:
-            root = place
+    for number, part in enumerate(parts if follow_last else parts[:-1]):
+        current = current / part
+        if number == 0 and part == _DATASETS:
+            root = current
             continue
         try:
-            mode = os.lstat(place).st_mode
-        except OSError:  # not there, or not to be looked at: the operation itself says so
+            mode = os.lstat(current).st_mode
+        except OSError:  # missing or unreadable: the operation itself reports it
             return
         if stat.S_ISLNK(mode):
-            real = Path(os.path.realpath(place))
+            real = Path(os.path.realpath(current))
             if not real.is_relative_to(os.path.realpath(root)):
                 raise PathRefused(
-                    f"{place} is a link to {abridged(visible(str(real)), _SHOWN)}, out of {root}; links are followed "
-                    "only within it. Move what it points to there, or make the folder itself the link"
+                    f"{current} is a link to {abridged(visible(str(real)), _SHOWN_CHARS)}, outside of {root}; only "
+                    "links within it are followed. Move the target there, or make the folder itself the link"
                 )
         elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise PathRefused(f"{place} is neither a file nor a folder; remove it")
+            raise PathRefused(f"{current} is neither a file nor a folder; remove it")

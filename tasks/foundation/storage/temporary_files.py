@@ -1,8 +1,8 @@
-"""Temporary files and folders, and the removal of those that a killed process left.
+"""Temporary files and folders, and the cleanup of those that killed processes left behind.
 
-What is worked on is locked (`flock`), and the kernel drops the lock when its process dies, however that comes about.
-So whoever gets the lock of a temporary file may remove it: no clock, no process id, no host name decides. Where a file
-system knows no locks, nothing is ever removed.
+Each one is locked with `flock` while in use. The kernel releases the lock when its process dies, so a temporary file
+whose lock is free can be removed: no clock, process id or host name is needed. On a file system without locks nothing
+is ever removed.
 """
 
 import fcntl
@@ -11,19 +11,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
-# Scratch folders of `baton prove` and `baton doctor`, which may be large: what a killed one left goes with the next
-# command that makes a temporary folder of any kind. Kept ones (`prove --keep`) have another name.
-PROVING, DOCTOR = "baton-proving-", "baton-doctor-"
-
-# One look at a folder is enough for a process: what was left was left before it began, or is for the next one.
-_LOOKED_AT: set[tuple[Path, str]] = set()
+# Scratch folders of `baton prove` and `baton doctor` may be large, so every command that makes a temporary folder
+# removes those that were left behind. Folders kept by `prove --keep` have another name.
+PROOF_PREFIX, DOCTOR_PREFIX = "baton-proving-", "baton-doctor-"
 
 
 @contextmanager
 def temporary_file(folder: Path, prefix: str) -> Iterator[Path]:
-    """An empty file of its own name in `folder`, gone afterwards whatever happens (but a kill)."""
+    """An empty file with a unique name in `folder`, removed on exit unless the process is killed."""
     sweep_once(folder, prefix)
     while True:
         handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
@@ -40,21 +38,22 @@ def temporary_file(folder: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Path]:
-    """A folder of its own name, gone afterwards (but after a kill).
+    """A folder with a unique name, removed on exit unless the process is killed.
 
     Args:
-        prefix: of its name; what dead processes left with this prefix, or of `PROVING` and `DOCTOR`, is removed.
-        within: an existing folder; left out: where the system keeps temporary files.
+        prefix: start of its name. Folders that dead processes left with this prefix are removed first; so are those
+            with `PROOF_PREFIX` and `DOCTOR_PREFIX` if `within` is left out.
+        within: an existing folder; left out: the system's folder for temporary files.
     """
-    above = Path(tempfile.gettempdir()) if within is None else within
-    for each in {prefix} if within is not None else {prefix, PROVING, DOCTOR}:
-        sweep_once(above, each)
+    parent = Path(tempfile.gettempdir()) if within is None else within
+    for each in {prefix} if within is not None else {prefix, PROOF_PREFIX, DOCTOR_PREFIX}:
+        sweep_once(parent, each)
     while True:
-        # What cannot be removed now (a process that was killed may still write into it) goes with the next sweep.
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True) as name:
+        # A killed process may still write into the folder. What remains is removed by the next sweep.
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
             try:
                 handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # a sweeper came between the making and the opening
+            except FileNotFoundError:  # another process swept it before it was opened
                 continue
             try:
                 if _locked(handle, name):
@@ -64,15 +63,14 @@ def temporary_folder(prefix: str, *, within: Path | None = None) -> Iterator[Pat
                 os.close(handle)
 
 
+@cache
 def sweep_once(folder: Path, prefix: str) -> None:
-    """`sweep`, if this process has not done so before."""
-    if (folder, prefix) not in _LOOKED_AT:
-        _LOOKED_AT.add((folder, prefix))
-        sweep(folder, prefix)
+    """Call `sweep` at most once in this process. Files left behind later are removed by the next process."""
+    sweep(folder, prefix)
 
 
 def sweep(folder: Path, prefix: str) -> None:
-    """Remove the temporary files and folders of dead processes; what cannot be removed stays, without a word."""
+    """Remove the temporary files and folders of dead processes. Errors are ignored."""
     with suppress(OSError), os.scandir(folder) as found:
         names = [entry.path for entry in found if entry.name.startswith(prefix)]
         for name in names:
@@ -81,14 +79,14 @@ def sweep(folder: Path, prefix: str) -> None:
 
 
 def _remove_if_free(name: str) -> None:
-    folder = Path(name).is_dir()
-    # A lock that excludes others needs a file that may be written, on NFS.
-    handle = os.open(name, os.O_NOFOLLOW | (os.O_RDONLY if folder else os.O_RDWR))
+    is_folder = Path(name).is_dir()
+    # On NFS, an exclusive lock needs a file that is open for writing.
+    handle = os.open(name, os.O_NOFOLLOW | (os.O_RDONLY if is_folder else os.O_RDWR))
     try:
         if os.fstat(handle).st_uid != os.geteuid():
             return
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder:
+        if is_folder:
             shutil.rmtree(name)
         else:
             Path(name).unlink()
@@ -97,7 +95,7 @@ def _remove_if_free(name: str) -> None:
 
 
 def _locked(handle: int, name: str) -> bool:
-    """Lock what was just made; False if a sweeper came between the making and the locking, and removed it."""
+    """Lock a new file or folder. False if another process removed it before it was locked."""
     with suppress(OSError):  # no locks on this file system
         fcntl.flock(handle, fcntl.LOCK_EX)
     try:

@@ -1,30 +1,28 @@
-"""Telling damage on the way here from damage in the store."""
+"""Distinguishes damage in transit from damage in the store."""
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.base import Storage, Stored
+from tasks.foundation.storage.base import FileStat, Storage
 
-WHAT_TO_DO = "see to the network, to proxies and to this machine's memory, and run again"
+REMEDY = "check the network, proxies and this machine's memory, and run again"
 
 
-def damaged_in_transit(where: str) -> StorageError:
+def damaged_in_transit(source: str) -> StorageError:
     """The error for two reads of the same bytes that differ."""
-    return StorageError(
-        f"{where}: two reads brought different bytes, so they are damaged on the way here; {WHAT_TO_DO}"
-    )
+    return StorageError(f"{source}: two reads returned different bytes, so the data is damaged in transit; {REMEDY}")
 
 
-def require_damage_in_store(storage: Storage, path: str, expected: Stored) -> None:
-    """Call this after two reads of a file that both brought other bytes than expected.
+def require_damage_in_store(storage: Storage, path: str, expected: FileStat) -> None:
+    """Call this after two reads of a file returned other bytes than expected.
 
-    The store's own size and checksum decide: if they are as expected, the file is sound, and bytes are damaged on the
-    way here.
+    The store's own size and checksum decide: if they are as expected, the file is intact and the bytes are damaged in
+    transit.
 
     Raises:
-        StorageError: the file is sound.
-        FileMissing: it is not there.
+        StorageError: the file is intact.
+        FileMissing: it does not exist.
     """
     if storage.stat(path) == expected:
         raise StorageError(
-            f"{storage.uri}/{path}: its bytes are damaged on the way here, twice now, while the store has them as they "
-            f"were written (crc32c {expected.crc32c}). The file is sound; {WHAT_TO_DO}"
+            f"{storage.uri}/{path}: damaged in transit, in two reads; the store has the right bytes "
+            f"(crc32c {expected.crc32c}), so the file is intact; {REMEDY}"
         )

@@ -1,1 +1,1 @@
-"""What a run says while it runs: one interface, one sink a file."""
+"""The events of a run: one interface, one file per sink."""

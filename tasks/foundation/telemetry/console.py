@@ -1,4 +1,4 @@
-"""Events on a terminal, with one progress bar below the lines; or as plain lines where no terminal is."""
+"""Events on the console: lines above one progress bar on a terminal, or plain lines elsewhere."""
 
 import logging
 import math
@@ -22,16 +22,16 @@ from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note,
 from tasks.foundation.telemetry.formatting import metric_words, number_words, short_path, size_words
 
 _LOGGER = logging.getLogger(__name__)
-_REFRESHES_PER_SECOND = 4  # drawing takes the interpreter from the thread that feeds the accelerator
+_REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
 _BAR_COLUMNS = 30
-_CUTS_LINES = {"XTERM_VERSION"}  # set by a terminal that cuts lines which no longer fit, and never breaks them
-_PIPE_COLUMNS = 1000  # a pipe has no width; lines there are never wrapped
+_TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
+_PIPE_COLUMNS = 1000  # a pipe has no width; never wrap lines
 
 
 class _Bar(LiveRender):
-    """What was drawn last, and how to wipe it out, also where the terminal has become narrower since.
+    """The bar as last drawn; it can be erased even if the terminal has become narrower.
 
-    Terminals break a line that no longer fits into several. rich knows of one, and left the upper part standing.
+    A terminal wraps a line that no longer fits. rich erases one line and would leave the upper part.
     """
 
     def __init__(self, renderable: RenderableType, console: RichConsole) -> None:
@@ -39,22 +39,22 @@ class _Bar(LiveRender):
         self._console = console
 
     def position_cursor(self) -> Control:
-        self._break()
+        self._wrap()
         return super().position_cursor()
 
     def restore_cursor(self) -> Control:
-        self._break()
+        self._wrap()
         return super().restore_cursor()
 
-    def _break(self) -> None:
-        if self._shape is not None and not _CUTS_LINES & os.environ.keys():
+    def _wrap(self) -> None:
+        if self._shape is not None and not _TRUNCATING_TERMINALS & os.environ.keys():
             width, height = self._shape
             columns = max(self._console.size.width, 1)
             self._shape = min(width, columns), height * max(math.ceil(width / columns), 1)
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """`02:13 left`; nothing while the end is not known, as of a source that is read for the first time."""
+    """`02:13 left`; empty while the end is unknown, as for a source that is read for the first time."""
 
     def render(self, task: Task) -> Text:
         left = super().render(task)
@@ -62,19 +62,19 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class Console:
-    """A `Sink` for people. Use it as a context manager: the bar is gone at the end, the lines stay."""
+    """A `Sink` for people. Use it as a context manager: on exit the bar disappears and the lines stay."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Nothing is written before the first event.
+        """Prepare the console; nothing is written before the first event.
 
         Args:
-            stream: where to write; left out: stdout. Take stderr where stdout belongs to a machine (`--json`).
+            stream: where to write; None for stdout. Use stderr if stdout is for JSON.
         """
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
         self._rich = RichConsole(
             file=self._stream,
-            # Names of metrics and layers may look like rich's markup or its emoji: f1[macro], [/x], :tm:
+            # Names of metrics and layers may look like rich's markup or emoji: f1[macro], [/x], :tm:
             markup=False,
             emoji=False,
             highlight=False,
@@ -85,8 +85,8 @@ class Console:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._loss = ""
-        self._told_metrics: Mapping[str, float] = {}
-        self._told_examples = 0
+        self._last_metrics: Mapping[str, float] = {}
+        self._last_examples = 0
         self._broken = False
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Console:
         self.stop()
 
     def start(self) -> None:
-        """Bring up the bar, on a terminal; it shows with the first event that moves it."""
+        """Prepare the bar, on a terminal. The first event with progress shows it."""
         with self._lock:
             if not self._terminal or self._progress is not None:
                 return
@@ -112,7 +112,7 @@ class Console:
                 expand=False,
                 transient=True,
                 refresh_per_second=_REFRESHES_PER_SECOND,
-                # What others print to the terminal goes above the bar; a stream that is not ours is left alone.
+                # Other output to the terminal goes above the bar; other streams are not touched.
                 redirect_stdout=self._stream is sys.stdout,
                 redirect_stderr=sys.stderr.isatty(),
             )
@@ -120,19 +120,19 @@ class Console:
             self._guarded(self._progress.start)
 
     def stop(self) -> None:
-        """Take the bar away. Later events still get their lines."""
+        """Remove the bar. Later events still print lines."""
         with self._lock:
             if self._progress is not None:
                 self._guarded(self._progress.stop)
                 self._progress, self._task = None, None
 
     def emit(self, event: Event) -> None:
-        """Show one event. Any thread; cheap; raises nothing, since training waits for it."""
+        """Show one event. It is cheap, thread-safe, and never raises, because training waits for it."""
         with self._lock:
             self._guarded(lambda: self._show(event))
 
     def show(self, what: RenderableType) -> None:
-        """Anything that rich can render, above the bar; text is shown as it is, without markup."""
+        """Print anything that rich can render above the bar; text is printed literally, without markup."""
         with self._lock:
             self._guarded(lambda: self._rich.print(shown(what) if isinstance(what, str) else what))
 
@@ -141,10 +141,10 @@ class Console:
             return
         try:
             action()
-        # rich answers a closed pipe with SystemExit. Neither that nor a lost terminal may end a training run.
+        # rich raises SystemExit for a closed pipe. Neither that nor a lost terminal may end a training run.
         except (Exception, SystemExit) as fault:  # noqa: BLE001
             self._broken = True
-            _LOGGER.warning("nothing more is shown here, writing to the console failed: %r", fault)
+            _LOGGER.warning("console output stops here, because writing failed: %r", fault)
 
     def _show(self, event: Event) -> None:
         match event:
@@ -168,8 +168,8 @@ class Console:
     def _preparing(self, event: Preparing) -> None:
         if self._progress is not None:
             self._bar("preparing", None, None, f"{event.examples:,} examples")
-        elif event.examples >= 2 * self._told_examples:
-            self._told_examples = event.examples
+        elif event.examples >= 2 * self._last_examples:
+            self._last_examples = event.examples
             self._line(f"preparing  {event.examples} examples")
 
     def _training(self, event: Training) -> None:
@@ -179,8 +179,8 @@ class Console:
         if self._progress is not None:
             facts = f"{event.step}/{event.target}  {self._loss}{rate}"
             self._bar("training", event.step, event.target, facts)
-        elif event.metrics != self._told_metrics and event.metrics:  # they change at log steps only
-            self._told_metrics = event.metrics
+        elif event.metrics != self._last_metrics and event.metrics:  # metrics change at log steps only
+            self._last_metrics = event.metrics
             self._line(f"step {event.step}/{event.target}  {metric_words(event.metrics)}  {rate}")
 
     def _bar(self, description: str, completed: int | None, total: int | None, facts: str) -> None:
@@ -191,7 +191,7 @@ class Console:
             progress.remove_task(self._task)
             self._task = None
         if self._task is None:
-            # It begins where the run stands: steps of earlier processes say nothing about this one's speed.
+            # It begins at the run's step, because steps of earlier processes must not count for the speed.
             self._task = progress.add_task(description, total=total, completed=completed or 0, facts=facts)
         else:
             progress.update(self._task, total=total, completed=completed, facts=facts)

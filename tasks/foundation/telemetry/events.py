@@ -1,4 +1,4 @@
-"""What a run says while it runs. Stages emit these values; sinks show or keep them."""
+"""The events of a run. Stages emit them; sinks show or keep them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,40 +7,53 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for people; `warning` marks what they should not overlook."""
+    """A line for people; `warning` marks one that they should not miss."""
 
     text: str
     warning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatefulOperations:
+    """The traced train step keeps state that no checkpoint holds. A warning `Note` reports it to the user.
+
+    Attributes:
+        reference: the model's, as `model.py:build_model`.
+        operations: names of operations in the graph that draw from TensorFlow's random state or run Python code.
+    """
+
+    reference: str
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """From now on, until the next one, this process's time goes to `cause`: one of `contracts.attempt.CAUSES`."""
+    """The process begins another phase: its time counts for `cause`, one of `contracts.attempt.CAUSES`."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """So many examples of the source have been read."""
+    """`examples` of the source have been read."""
 
     examples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Training has reached `step` on its way to `target`."""
+    """Training has reached `step`; it ends at `target`."""
 
     step: int
     target: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples_per_second: float
-    input_wait_seconds: float = 0.0  # of the time since the event before, for want of a batch
+    input_wait_seconds: float = 0.0  # waiting for batches since the previous event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint is in the log."""
+    """A checkpoint is in the log; `size` is in bytes."""
 
     step: int
     path: str
@@ -50,37 +63,37 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A committed checkpoint has met the validation examples."""
+    """A committed checkpoint was evaluated on the validation examples."""
 
     step: int
     metrics: Mapping[str, float]
     examples: int
 
 
-Event = Note | Phase | Preparing | Training | Committed | Evaluated
+Event = Note | StatefulOperations | Phase | Preparing | Training | Committed | Evaluated
 
 
 class Sink(Protocol):
-    """Where events go. Emitting must be cheap and must not raise: training waits for it."""
+    """Receives events. `emit` must be cheap and must not raise, because training waits for it."""
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Receive one event."""
 
 
 class Silent:
-    """Nobody listens."""
+    """A sink that drops every event."""
 
     def emit(self, event: Event) -> None:
-        """Drop it."""
+        """Drop the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Every event goes to every sink."""
+    """A sink that passes every event to several sinks, in order."""
 
     sinks: tuple[Sink, ...]
 
     def emit(self, event: Event) -> None:
-        """Pass it on, in order."""
+        """Pass the event to each sink."""
         for sink in self.sinks:
             sink.emit(event)

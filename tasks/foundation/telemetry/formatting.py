@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same on the console, in the commands and in the report."""
+"""Numbers as people write them, for the console, the commands and the report."""
 
 import math
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ def metric_words(metrics: Mapping[str, float]) -> str:
 
 
 def number_words(value: float) -> str:
-    """Four significant digits; whole numbers whole."""
-    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004 - beyond it a float is not exact
+    """Four significant digits; whole numbers without a decimal point."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004 - larger floats are not exact
 
 
 def step_words(step: int, target: int) -> str:
-    """`step 200 of 400`; `step 800, beyond the target of 400` where an earlier command went further."""
+    """`step 200 of 400`; `step 800, beyond the target of 400` if an earlier command trained further."""
     return f"step {step} of {target}" if step <= target else f"step {step}, beyond the target of {target}"
 
 
 def size_words(size: float) -> str:
-    """Bytes in decimal units, as stores bill them: `1.2 MB`."""
+    """Bytes in decimal units, as in a store's bill: `1.2 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < _THOUSAND:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -48,6 +48,6 @@ def duration_words(seconds: float) -> str:
 
 
 def short_path(path: str) -> str:
-    """A checkpoint's path with its attempt cut to eight characters: enough to tell it from its neighbours."""
+    """A checkpoint's path with the first eight characters of its attempt."""
     name, _, attempt = path.rpartition("-")
     return f"{name}-{attempt[:8]}" if name else path

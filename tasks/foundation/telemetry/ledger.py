@@ -1,4 +1,4 @@
-"""Where a process's time goes, from its start to its end, with signs of life for when it dies without a word."""
+"""The time of a process by cause, with heartbeats, so that little is lost if it is killed."""
 
 import atexit
 import logging
@@ -32,27 +32,27 @@ from tasks.foundation.telemetry.measurements import seconds_between, sound_secon
 
 _LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
-# A sign of life costs what a small file costs; what a death may leave uncounted is one interval. Cloud Storage takes
-# one write a second of the same object.
-_SHORTEST_SECONDS, _LONGEST_SECONDS, _SHARE_OF_AGE = 1.0, 30.0, 0.01
-_PATIENCE_SECONDS = 10.0  # a store that hangs must not hold up a process that has to go
+# A heartbeat costs one small write; a killed process loses the time since its last one. Cloud Storage accepts one
+# write per second to the same object.
+_MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _SHARE_OF_AGE = 1.0, 30.0, 0.01
+_WRITE_SECONDS = 10.0  # a store that hangs must not delay a process that has to stop
 _MESSAGE_CHARACTERS = 2000
-# Whoever is still there after that is not shutting down: a notebook, or a service that takes the next run.
-_LONGEST_SHUT_DOWN_SECONDS = 60.0
+# A process that lives longer than this after its run, such as a notebook or a service, is not shutting down.
+_MAX_SHUT_DOWN_SECONDS = 60.0
 
-# The ledger that is to sign at exit; one for the process, or a second would be counted twice.
-_to_sign_at_exit: list["Ledger"] = []
-
-
-def sign_off() -> None:
-    """The last sign of this process, for whoever knows that it ends here."""
-    for ledger in _to_sign_at_exit:
-        ledger._sign_at_exit()
+# The ledger that writes at exit. At most one per process, or its time would be counted twice.
+_open_at_exit: list["Ledger"] = []
 
 
-def sign_interval(age: float) -> float:
-    """Seconds until the next sign of life of a process that is `age` seconds old: 1 % of it, within 1 and 30."""
-    return min(max(_SHARE_OF_AGE * age, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+def write_last_heartbeat() -> None:
+    """Write this process's last heartbeat; for callers that end the process without running its exit handlers."""
+    for ledger in _open_at_exit:
+        ledger._write_at_exit()
+
+
+def heartbeat_interval(age: float) -> float:
+    """Seconds until the next heartbeat of a process that is `age` seconds old: 1 % of its age, between 1 and 30."""
+    return min(max(_SHARE_OF_AGE * age, _MIN_INTERVAL_SECONDS), _MAX_INTERVAL_SECONDS)
 
 
 def _utc_now() -> datetime:
@@ -60,10 +60,10 @@ def _utc_now() -> datetime:
 
 
 class Ledger:
-    """A `Sink` that counts. Every second belongs to the last cause that was announced; the first is "start-up".
+    """A `Sink` that gives every second of the process to the cause of the last `Phase`; the first is "start-up".
 
-    Use it as a context manager around all that the process does for the run: it counts from entering (and from the
-    process's start before), and leaving it writes the last sign of life, with the error that ended it, if one did.
+    Use it as a context manager around all work for the run. Counting begins with the process. On exit the attempt's
+    record is written, with the error that ended it, if any.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Ledger:
         now: Callable[[], datetime] = _utc_now,
         age: Callable[[], float] = age_seconds,
     ) -> None:
-        """Nothing is counted before entering, nothing is written before `open`.
+        """Prepare the ledger. Nothing is counted before `__enter__`, and nothing is written before `open`.
 
         Args:
-            attempt: a uuid4 made in this process; left out: one is made.
-            whole_process: the process is there for this run alone, so the time before entering and after leaving is
-                the run's too. False for a process that outlives its runs, such as a notebook.
-            clock: seconds, never going back.
-            now: the time of day, UTC; for people and for order, never for sums.
+            attempt: a uuid4 made in this process; None to make one.
+            whole_process: whether the process exists for this run alone, so that its start-up and its end count too.
+                False for a process that outlives its runs, such as a notebook.
+            clock: monotonic time in seconds.
+            now: current time in UTC; for display and sorting, never for sums.
             age: seconds since the process started.
         """
         self.attempt = attempt or uuid.uuid4().hex
@@ -91,8 +91,8 @@ class Ledger:
         self._seconds = dict.fromkeys(CAUSES, 0.0)
         self._cause = _START_UP
         self._work = Uncommitted()
-        self._train_known = 0.0  # seconds of training that the wait for input was taken out of
-        self._lock = threading.RLock()  # again by the same thread: a signal's handler may emit
+        self._train_known = 0.0  # seconds of training from which input wait is already subtracted
+        self._lock = threading.RLock()  # reentrant: a signal handler may emit
         self._last = self._began_clock = 0.0
         self._began = ""
         self._home: Storage | None = None
@@ -111,12 +111,12 @@ class Ledger:
         self._began_clock = self._last - age
         self._seconds[_START_UP] += age
         self._began = (self._now() - timedelta(seconds=age)).isoformat(timespec="milliseconds")
-        while _to_sign_at_exit:
-            atexit.unregister(_to_sign_at_exit.pop()._sign_at_exit)  # what comes now is ours to count
+        while _open_at_exit:
+            atexit.unregister(_open_at_exit.pop()._write_at_exit)  # this ledger counts from here on
         if self._whole_process:
-            # The last registered is the first called: what others tear down at exit is counted, if they come later.
-            atexit.register(self._sign_at_exit)
-            _to_sign_at_exit.append(self)
+            # atexit calls the last registered first, so the time of handlers registered later is counted.
+            atexit.register(self._write_at_exit)
+            _open_at_exit.append(self)
         return self
 
     def __exit__(
@@ -128,33 +128,33 @@ class Ledger:
         self._wake.set()
         if self._whole_process:
             self._begin(SHUT_DOWN)
-        self.sign()
+        self.heartbeat()
         if self._home is None:
-            atexit.unregister(self._sign_at_exit)
+            atexit.unregister(self._write_at_exit)
 
     def open(self, home: Storage, head: Head, *, afresh: bool = False, within: str | None = None) -> None:
-        """From now on signs of life are written, the first one at once. Open it again, and nothing happens.
+        """Write the first heartbeat now and others at intervals. A second call does nothing.
 
         Args:
-            home: the run's home; the log's first entry must be in it, since refused input writes nothing.
-            head: the log's newest state as this attempt first sees it, before a damaged tip is quarantined: otherwise
-                attempts that do nothing but replace a damaged tip would look like progress.
-            afresh: the user asked to forget the attempts before.
+            home: the run's home, with a log: refused input must write nothing.
+            head: the log's head when this attempt began, before it quarantines a damaged tip: replacing a damaged tip
+                is no progress.
+            afresh: whether the user asked to ignore earlier attempts.
             within: the attempt that waits for this one.
         """
         with self._lock:
             if self._home is not None:
                 return
             step = head.tip.step if head.tip is not None else 0
-            self._work.starts(step)
+            self._work.begin(step)
             self._opening = {"mark": mark_of(head), "from_step": step, "afresh": afresh, "within": within}
-            self._home = home.with_deadline(_PATIENCE_SECONDS)
-        self.sign()
-        self._thread = threading.Thread(target=self._keep_signing, name="baton-ledger", daemon=True)
+            self._home = home.with_deadline(_WRITE_SECONDS)
+        self.heartbeat()
+        self._thread = threading.Thread(target=self._write_heartbeats, name="baton-ledger", daemon=True)
         self._thread.start()
 
     def emit(self, event: Event) -> None:
-        """Take one event. Any thread; cheap: nothing is written here."""
+        """Count one event. It is cheap and thread-safe, and writes nothing."""
         match event:
             case Phase(cause=cause):
                 self._begin(cause)
@@ -176,28 +176,28 @@ class Ledger:
                 pass
 
     def end(self, reason: str, message: str | None = None) -> None:
-        """Say why the attempt ends, and write it. What follows is counted still, but the first reason stands.
+        """Record why the attempt ends, and write it. Later time still counts; later reasons are ignored.
 
         Args:
             reason: an exit reason such as "complete" or "sigterm".
-            message: the error, if one ended it.
+            message: of the error that ended it, if any.
         """
         if self._ended is None:
             self._ended = (reason, message[:_MESSAGE_CHARACTERS] if message else None)
-        self.sign()
+        self.heartbeat()
 
-    def hands_on(self, staged: str) -> None:
-        """What this attempt trained is in a checkpoint that another is to commit: lost only if that does not happen."""
-        self._staged = staged
-        self.sign()
+    def staged(self, path: str) -> None:
+        """Record that another attempt will commit the checkpoint at `path`, with the work of this attempt."""
+        self._staged = path
+        self.heartbeat()
 
-    def sign(self) -> None:
-        """Write a sign of life now, if the ledger is open: before the ledger is read by this very process, say."""
+    def heartbeat(self) -> None:
+        """Write the attempt's record now, if the ledger is open."""
         if self._home is not None:
             self._write(warns=True)
 
     def record(self) -> AttemptRecord:
-        """The account of this process up to this moment."""
+        """The attempt's record up to now."""
         with self._lock:
             self._count()
             train = self._seconds[_TRAIN]
@@ -230,39 +230,39 @@ class Ledger:
             waited = self._cause == LAUNCH
             self._cause = cause if cause in CAUSES else UNATTRIBUTED
         if waited and self._cause != LAUNCH:
-            self._wake.set()  # whoever dies now has not died waiting
+            self._wake.set()  # the record must no longer show a wait
 
     def _count(self) -> None:
-        """Give the time since the last look to the running cause."""
+        """Give the time since the last call to the current cause."""
         now = self._clock()
         self._seconds[self._cause] += seconds_between(self._last, now)
-        self._last = max(self._last, now)  # in this order a reading that is NaN changes nothing
+        self._last = max(self._last, now)  # in this order, a NaN changes nothing
 
-    def _keep_signing(self) -> None:
+    def _write_heartbeats(self) -> None:
         while not self._left.is_set():
-            self._wake.wait(sign_interval(self._clock() - self._began_clock))
+            self._wake.wait(heartbeat_interval(self._clock() - self._began_clock))
             self._wake.clear()
             if not self._left.is_set():
                 self._write(warns=True)
 
     def _write(self, *, warns: bool) -> None:
         home = self._home
-        # One at a time, and each takes the account of its own moment: an older one never replaces a newer one.
-        if home is None or not self._writing.acquire(timeout=_PATIENCE_SECONDS):
+        # One write at a time, each with the newest record, so that an older record never replaces a newer one.
+        if home is None or not self._writing.acquire(timeout=_WRITE_SECONDS):
             return
         try:
             home.write(attempt_path(self.attempt), self.record().to_json())
-        except Exception as fault:  # noqa: BLE001 - whatever a store raises, an account is not worth a training run
+        except Exception as fault:  # noqa: BLE001 - an attempt's record is not worth ending a training run
             if warns and not self._warned:
                 self._warned = True
-                _LOGGER.warning("this attempt's sign of life could not be written, training goes on: %s", fault)
+                _LOGGER.warning("could not write the attempt's record; training continues: %s", fault)
         finally:
             self._writing.release()
 
-    def _sign_at_exit(self) -> None:
-        # The run may have been deleted meanwhile. Nobody reads warnings any more.
+    def _write_at_exit(self) -> None:
+        # The run may have been deleted meanwhile, and a warning at exit helps no user.
         with suppress(Exception):
-            if self._clock() - self._last > _LONGEST_SHUT_DOWN_SECONDS or self._home is None:
+            if self._clock() - self._last > _MAX_SHUT_DOWN_SECONDS or self._home is None:
                 return
             if self._home.exists(attempt_path(self.attempt)):
                 self._write(warns=False)

@@ -1,4 +1,4 @@
-"""What Baton's own modules log, such as waits for the store, as notes among all other events."""
+"""Log records of Baton's modules, such as waits for the store, as notes among the other events."""
 
 import logging
 from collections.abc import Iterator
@@ -17,13 +17,16 @@ class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._sink.emit(Note(text=record.getMessage(), warning=True))
-        except Exception:  # noqa: BLE001 - as handlers do: what cannot be logged ends nothing
+        except Exception:  # noqa: BLE001 - as logging handlers do: a record that cannot be handled ends nothing
             self.handleError(record)
 
 
 @contextmanager
 def warnings_as_notes(sink: Sink) -> Iterator[None]:
-    """Meanwhile Baton's log messages of weight go to `sink`, from any thread, and nowhere else; the innermost wins."""
+    """Within the block, warnings and errors that Baton's modules log go to `sink` only, from any thread.
+
+    Blocks may be nested; the innermost gets the records.
+    """
     before = _BATON.handlers[:], _BATON.propagate
     _BATON.handlers[:], _BATON.propagate = [_Notes(sink)], False
     try:

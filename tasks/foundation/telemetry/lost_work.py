@@ -1,41 +1,40 @@
-"""How much training is not committed yet: what a death at this moment would lose."""
+"""Seconds of training that are not committed yet, and would be lost if the process died now."""
 
 
 class Uncommitted:
-    """Follows steps and commits along the seconds that went to training; not thread-safe.
+    """Assigns seconds of training to steps and commits; not thread-safe.
 
-    A commit covers what was trained up to its step, not up to the moment when it is known: training may go on while
-    the commit is under way.
+    A commit covers the training up to its step. Training may continue during the commit.
     """
 
     def __init__(self) -> None:
         self.step = 0
-        self.discarded = 0.0  # seconds whose work this process gave up
-        self._settled = 0.0  # seconds whose work is committed or given up
-        self._reached: list[tuple[int, float]] = []  # not settled yet: a step, and the seconds of training up to it
+        self.discarded = 0.0  # seconds of training that this process discarded
+        self._settled = 0.0  # seconds of training that are committed or discarded
+        self._reached: list[tuple[int, float]] = []  # uncommitted steps, and seconds of training up to them
 
-    def starts(self, step: int) -> None:
-        """The run stands at `step` when this process takes it up."""
+    def begin(self, step: int) -> None:
+        """This process continues the run from `step`."""
         self.step = step
 
     def reached(self, step: int, train_seconds: float) -> None:
-        """Training got to `step`, after so many seconds of it in this process."""
+        """Training reached `step` after `train_seconds` of training in this process."""
         if self._reached and step < self._reached[-1][0]:
-            # The state was taken back to a checkpoint: a rewind, or a segment that is begun again.
-            given_up = self._reached[-1][1]
-            self.discarded += given_up - self._settled
-            self._settled = given_up
+            # A rewind, or a segment that starts again, went back to a checkpoint.
+            discarded = self._reached[-1][1]
+            self.discarded += discarded - self._settled
+            self._settled = discarded
             self._reached.clear()
         self._reached.append((step, train_seconds))
         self.step = step
 
     def committed(self, step: int, train_seconds: float, *, training: bool) -> None:
-        """The work up to `step` is in the log.
+        """A commit of `step` is in the log.
 
         Args:
-            step: the checkpoint's.
-            train_seconds: of this process, up to now.
-            training: whether time goes to training at this moment.
+            step: step of the checkpoint.
+            train_seconds: seconds of training in this process so far.
+            training: whether the process is training at this moment.
         """
         if step > self.step or (step == self.step and not training):
             self._settled = train_seconds
@@ -45,5 +44,5 @@ class Uncommitted:
         self.step = max(self.step, step)
 
     def uncommitted(self, train_seconds: float) -> float:
-        """Seconds of training that nothing has settled yet."""
+        """Seconds of training that are neither committed nor discarded."""
         return max(train_seconds - self._settled, 0.0)

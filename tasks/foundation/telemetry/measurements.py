@@ -1,4 +1,4 @@
-"""Measured values on their way into the log: what a clock got wrong must not cost a commit."""
+"""Measured values for the log. A commit must not fail because someone set the clock."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -9,35 +9,33 @@ from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
-# Thirty years. A longer time is a fault of the clock, and sums of such times overflow.
+# Thirty years. Longer times come from a clock that was set, and their sums overflow.
 _LONGEST_SECONDS: Final = 1e9
 
 
 def sound_seconds(seconds: float) -> float:
-    """A measured time; 0 where it is negative, NaN or longer than any process lives: its clock was set meanwhile."""
+    """A measured time; 0 if it is negative, NaN or impossibly long, because the clock was set."""
     return seconds if 0 <= seconds <= _LONGEST_SECONDS else 0.0
 
 
 def seconds_between(earlier: float, later: float) -> float:
-    """Seconds from one reading of a clock to the next, as `sound_seconds`."""
+    """Seconds between two readings of a clock; see `sound_seconds`."""
     return sound_seconds(later - earlier)
 
 
 def measured(build: Callable[[], T], otherwise: T, *, what: str, telemetry: Sink) -> T:
-    """The contract that `build` makes of measured values.
-
-    A commit must not fail because a number beside it was measured wrong: values that do not validate are dropped.
+    """The result of `build`, or `otherwise` if a measured value is not valid, so that the commit does not fail.
 
     Args:
-        build: makes the contract; a ValueError of it (pydantic's is one) says that a value cannot be right.
-        otherwise: takes its place then.
-        what: names the values in the note about it.
-        telemetry: receives that note.
+        build: makes a contract from measured values; raises ValueError (as pydantic does) if one is not valid.
+        otherwise: the result in that case.
+        what: names the values in the warning.
+        telemetry: receives the warning.
     """
     try:
         return build()
     except (ValueError, OverflowError) as fault:
-        text = f"{what} are left out of the log: a measured value is not valid ({_reason(fault)})"
+        text = f"{what} are not logged, because a measured value is not valid: {_reason(fault)}"
         telemetry.emit(Note(text=text, warning=True))
         return otherwise
 

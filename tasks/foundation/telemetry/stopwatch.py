@@ -1,4 +1,4 @@
-"""Where a stage's own time goes: laps by cause, each of them announced."""
+"""The time of a stage by cause."""
 
 import time
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from tasks.foundation.telemetry.measurements import seconds_between, sound_secon
 
 
 class Stopwatch:
-    """Wall-clock seconds by cause. From `begin(cause)` until the next one all time goes to `cause`.
+    """Wall-clock seconds by cause. From `begin(cause)` until the next `begin`, all time goes to `cause`.
 
-    It belongs to one thread. What runs beside it in another thread (an upload, say) begins no lap of its own:
-    otherwise one second would be counted twice.
+    Use it in one thread only. Work in other threads, such as an upload, must not begin a cause: its seconds would count
+    twice.
     """
 
     def __init__(self, telemetry: Sink, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is counted before the first `begin`.
+        """Prepare the stopwatch. It counts from the first `begin` on.
 
         Args:
-            telemetry: is told of every change of cause.
-            clock: seconds, never going back.
+            telemetry: receives a `Phase` for every `begin`.
+            clock: monotonic time in seconds.
         """
         self._telemetry = telemetry
         self._clock = clock
@@ -28,11 +28,11 @@ class Stopwatch:
         self._since = 0.0
 
     def begin(self, cause: str) -> None:
-        """Close the lap before, and give time to `cause` from now on.
+        """Give the time from now on to `cause`.
 
         Args:
-            cause: one of `contracts.attempt.CAUSES`; the one that runs already goes on. It is announced all the same:
-                somebody else may have announced another one meanwhile.
+            cause: one of `contracts.attempt.CAUSES`. If it is the current one, `Phase` is emitted again, because
+                another sender may have emitted a different one.
         """
         now = self._clock()
         self._close(now)
@@ -40,11 +40,11 @@ class Stopwatch:
         self._telemetry.emit(Phase(cause=cause))
 
     def move(self, seconds: float, source: str, to: str) -> None:
-        """Give time to another cause afterwards, when it is known; it is not announced.
+        """Move past time to another cause, without a `Phase`.
 
         Args:
-            seconds: how much, of laps that `source` has had by now.
-            source: the cause that it went to.
+            seconds: time to move; at most what `source` has so far.
+            source: the cause that it was given to.
             to: the cause that it belongs to.
         """
         seconds = sound_seconds(seconds)
@@ -53,9 +53,9 @@ class Stopwatch:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by cause since the first `begin`, the running lap up to this moment included; they add up."""
+        """Seconds by cause since the first `begin`, up to now."""
         self._close(self._clock())
-        # Less than nothing is left where two clocks disagree on what was moved.
+        # Clocks that disagree about moved time could make a value negative.
         return {cause: max(amount, 0.0) for cause, amount in self._laps.items()}
 
     def _close(self, now: float) -> None:

@@ -1,10 +1,9 @@
-"""TensorBoard logs in the run's home, made from its log: `tensorboard/train` and `tensorboard/validation`.
+"""TensorBoard event files in the run's home, made from its log: `tensorboard/train` and `tensorboard/validation`.
 
-One event file for each commit on the way to the tip, with its rows, and one for each evaluation; named by the number
-of the entry, so that names sort as the log does. What a rewind or a quarantine left behind is deleted, and each file
-begins with a session start at its first step, which has TensorBoard itself drop what it has read from there on. So
-there is one curve without repeats, whoever wrote or was killed. Nothing depends on these files: what is missing is made
-up next time.
+There is one event file for each commit that leads to the tip and one for each evaluation. The entry's number is in the
+file name, so that names sort like the log. Files of commits that a rewind or a quarantine abandoned are deleted. Each
+file begins with a session start at its first step, which makes TensorBoard drop what it has read from that step on. So
+TensorBoard shows one curve without repeats. Nothing depends on these files; missing ones are written next time.
 """
 
 import logging
@@ -18,53 +17,53 @@ from tasks.foundation.contracts.checkpoint import step_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.checksum import masked_crc32c
 
 _LOGGER = logging.getLogger(__name__)
 _TRAIN, _VALIDATION = "tensorboard/train", "tensorboard/validation"
-# TensorBoard takes a file for events by this part of its name.
+# TensorBoard recognizes event files by `tfevents` in their names.
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.step-\d+")
-# Of TensorFlow's Event, Summary and SessionLog messages.
+# Field numbers of TensorFlow's Event, Summary and SessionLog messages, and wire types of protocol buffers.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def write_curves(log: RunLog) -> None:
-    """Have the event files be those of the log. Never fails: a store that refuses is warned of."""
+    """Bring the event files up to date with the log. A store that refuses or fails causes a warning, not an error."""
     try:
         _write_curves(log)
     except BatonError as fault:
-        _LOGGER.warning("the TensorBoard logs could not be written, which is tried again later: %s", fault)
+        _LOGGER.warning("could not write the TensorBoard files; trying again after the next commit: %s", fault)
 
 
 def _write_curves(log: RunLog) -> None:
     head = log.head()
     if head is None:
         return
-    there = {path for folder in (_TRAIN, _VALIDATION) for path in log.home.files(folder) if _number(path) is not None}
+    present = {path for folder in (_TRAIN, _VALIDATION) for path in log.home.files(folder) if _number(path) is not None}
     files: list[tuple[str, bytes]] = []
     known = 0
     for path, data in _newest_first(log, head):
-        if path in there and path.startswith(_TRAIN):
-            # It was written after all before it, and after what was in its way was deleted.
+        if path in present and path.startswith(_TRAIN):
+            # Older files were written, and abandoned ones deleted, before this one.
             known = _number(path) or 0
             break
         files.append((path, data))
     wanted = {path for path, _ in files}
-    for path in sorted(there - wanted):
+    for path in sorted(present - wanted):
         if (_number(path) or 0) > known:
             log.home.delete(path)
     for path, data in sorted(files, key=lambda file: _number(file[0]) or 0):
-        if path not in there:
+        if path not in present:
             try:
                 log.home.create(path, data)
             except FileAlreadyThere:
-                continue  # another process made the same
+                continue  # another process wrote the same bytes
 
 
 def _newest_first(log: RunLog, head: Head) -> Iterator[tuple[str, bytes]]:
-    """The event files of the entries on the way to the tip, and of evaluations of those."""
+    """Event files of the commits that lead to the tip and of their evaluations."""
     path = None if head.tip is None else head.tip.path
     waiting: dict[str, list[Entry]] = {}
     for number in range(head.number, -1, -1):
@@ -83,7 +82,7 @@ def _newest_first(log: RunLog, head: Head) -> Iterator[tuple[str, bytes]]:
 def _commit_file(entry: Entry, body: Commit) -> tuple[str, bytes]:
     time = _seconds(entry)
     rows = b"".join(_scalars(time, row.step, row.metrics) for row in body.history)
-    # After what was trained from: a rewound run may have had a row at any step from there on.
+    # The step after the parent's: before a rewind, any later step may have had a row.
     begin = 1 if body.parent is None else step_in_folder_name(body.parent) + 1
     return _path(_TRAIN, entry, begin), _beginning(time, begin) + rows
 
@@ -100,13 +99,13 @@ def _path(folder: str, entry: Entry, step: int) -> str:
 
 
 def _number(path: str) -> int | None:
-    """The number of the entry that a file is of; None for a file of somebody else's."""
+    """Number of the entry that a file was made from; None for a file that Baton did not write."""
     match = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     return None if match is None else int(match[1])
 
 
 def _seconds(entry: Entry) -> float:
-    """When an entry was written; its time is for people, so an odd one is no fault."""
+    """POSIX timestamp of an entry; 0 if its time cannot be read."""
     try:
         return datetime.fromisoformat(entry.time).timestamp()
     except (ValueError, OverflowError):
@@ -148,18 +147,14 @@ def _field(number: int, kind: int, data: bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     data = bytearray()
-    while value >= 0x80:  # noqa: PLR2004 - seven bits a byte
+    while value >= 0x80:  # noqa: PLR2004 - seven bits per byte
         data.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*data, value])
 
 
 def _record(data: bytes) -> bytes:
-    """A TFRecord: length, its checksum, the bytes, theirs."""
+    """A TFRecord: length, checksum of the length, data, checksum of the data."""
     length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
-
-
-def _masked(data: bytes) -> bytes:
-    crc = int(checksum_bytes(data).crc32c, 16)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    checksums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+    return length + next(checksums) + data + next(checksums)

@@ -1,1 +1,1 @@
-"""Initial weights: found, read, related to the model's variables, and assigned. Only when a run is begun."""
+"""Initial weights: their source, and the variable of the model that each one initializes."""

@@ -1,8 +1,8 @@
-"""Checkpoints of TensorFlow: of an object graph, of a SavedModel, or by names as TensorFlow 1 wrote them.
+"""Reads TensorFlow checkpoints: of an object graph, of a SavedModel, or name-based ones of TensorFlow 1.
 
-The keys of an object graph are places (model/_operations/4/_kernel), but the graph, which is in the checkpoint, holds
-the name of each variable, and which objects are optimizers. A variable may stand under its optimizer's key alone, so
-what is a weight is asked of the graph and not of the keys.
+The keys of an object graph are positions (model/_operations/4/_kernel), but the checkpoint contains the graph, which
+has the name of each variable and shows which objects are optimizers. A variable may have a key below its optimizer
+only, so the graph and not the key decides what is a weight.
 """
 
 import re
@@ -13,13 +13,13 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tasks.foundation.errors import WeightsError
-from tasks.init_or_restore.weights.source_variables import Contents, Held, as_array, told_apart
+from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array, with_unique_names
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Keras 3 and 2.11 on; Keras 2 before.
+# Keras 3 and 2.11 or newer; older Keras 2.
 _COUNTERS_OF_OPTIMIZERS = {"_iterations", "iter"}
-# Layers that a layer keeps in a list are in the graph only as what the optimizer trains.
+# Layers that a layer holds in a list are in the graph only as variables that the optimizer trains.
 _TRAINED = "_trainable_variables"
 _NO_WEIGHTS = {
     "metrics",
@@ -33,22 +33,22 @@ _NO_WEIGHTS = {
     "save_counter",
 }
 _RANDOM = re.compile(r"(^|/)(seed_generator_state|StateVar)$")
-# What optimizers of TensorFlow 1 keep, in checkpoints without a graph.
+# Variables of TensorFlow 1 optimizers, in checkpoints without a graph.
 _OF_OPTIMIZERS = re.compile(
     r"(^|/)(global_step|save_counter|beta[12]_power|(Adam|Momentum|RMSProp|Adagrad|Adadelta|Ftrl|LAMB|AdamWeightDecay)"
     r"(Optimizer)?(_\d+)?|adam_[mv])$"
 )
 
 
-def read_checkpoint(prefix: str, *, uri: str) -> Contents:
+def read_checkpoint(prefix: str, *, uri: str) -> SourceContents:
     """Read the variables of a checkpoint.
 
     Args:
-        prefix: of its files, on this machine.
-        uri: what the user calls it.
+        prefix: path prefix of its files, on this machine.
+        uri: the address in the run file.
 
     Raises:
-        WeightsError: its files are not all there, or cannot be read.
+        WeightsError: files are missing, or cannot be read.
     """
     try:
         reader = tf.train.load_checkpoint(prefix)
@@ -57,18 +57,18 @@ def read_checkpoint(prefix: str, *, uri: str) -> Contents:
             found, ignored = _of_graph(reader)
         else:
             weights = [key for key in keys if not _OF_OPTIMIZERS.search(key)]
-            found = [Held((key,), as_array(reader.get_tensor(key))) for key in weights]
+            found = [SourceVariable((key,), as_array(reader.get_tensor(key))) for key in weights]
             ignored = len(keys) - len(weights)
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as fault:
-        said = str(fault).splitlines()
+        lines = str(fault).splitlines()
         raise WeightsError(
-            f"init.weights: {uri} cannot be read as a checkpoint of TensorFlow ({said[0] if said else fault}); see "
-            "that all its files are there: .index, and .data-… as many as their names say"
+            f"init.weights: {uri} cannot be read as a TensorFlow checkpoint ({lines[0] if lines else fault}); check "
+            "that all its files are present: .index, and every .data-… file"
         ) from fault
-    return Contents(variables=told_apart(found), ignored=ignored, place=uri)
+    return SourceContents(variables=with_unique_names(found), ignored=ignored, place=uri)
 
 
-def _of_graph(reader: Any) -> tuple[list[Held], int]:
+def _of_graph(reader: Any) -> tuple[list[SourceVariable], int]:
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(reader.get_tensor(_GRAPH))
     weights = set(_weights_of(graph))
@@ -88,14 +88,14 @@ def _of_graph(reader: Any) -> tuple[list[Held], int]:
             if value.dtype.kind in "OS" or _is_counter(index, value, graph):
                 ignored += 1
                 continue
-            # Names that hand-made variables have by default say nothing, and keys are then all there is.
+            # The default name of a tf.Variable does not tell variables apart; the key does.
             names = (name, plain) if name and name != "Variable" else (plain,)
-            found.append(Held(tuple(dict.fromkeys(names)), value))
+            found.append(SourceVariable(tuple(dict.fromkeys(names)), value))
     return found, ignored
 
 
 def _weights_of(graph: Any) -> Iterator[int]:
-    """Numbers of the objects that a model consists of: not those that only an optimizer or a metric has."""
+    """Yield the indices of the objects that belong to the model, not only to an optimizer or a metric."""
     slots = {slot.slot_variable_node_id for node in graph.nodes for slot in node.slot_variables}
     waiting, seen = [0], set()
     while waiting:
@@ -114,6 +114,6 @@ def _weights_of(graph: Any) -> Iterator[int]:
 
 
 def _is_counter(index: int, value: Any, graph: Any) -> bool:
-    """A whole number at the root, as tf.train.Checkpoint(step=…) has it."""
+    """Whether the value is an integer at the root, as in tf.train.Checkpoint(step=…)."""
     at_root = any(child.node_id == index for child in graph.nodes[0].children)
     return at_root and value.shape == () and value.dtype.kind in "iu"

@@ -1,35 +1,35 @@
-"""`weights.py:load`: the user's own function, which returns arrays by the paths of variables."""
+"""`weights.py:load`: a user's function that returns arrays by variable path."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.foundation.errors import ModelError, WeightsError
-from tasks.foundation.model.isolated_build import undisturbed
-from tasks.foundation.seeding import seed_for_reading
+from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.user_code import describe, load_function
-from tasks.init_or_restore.weights.source_variables import Contents, Held, as_array
+from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array
 
 
-def call_function(reference: str, code_folder: Path, *, seed: int = 0) -> Contents:
-    """Call the function, without arguments.
+def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -> SourceContents:
+    """Call the user's function, without arguments.
 
     Args:
         reference: `weights.py:load` or `package.module:load`.
         code_folder: the run file's folder.
-        seed: `train.seed`, from which what module and function draw follows.
+        seed: `train.seed`; random numbers that module and function draw derive from it.
 
     Raises:
-        WeightsError: there is none, it raises, or returns something else than a mapping of names to arrays.
+        WeightsError: there is no such function, it raises, or does not return a mapping from names to arrays.
     """
     where = f"init.weights: {reference}"
-    remedy = "return a dict of arrays by the paths of variables, {'dense/kernel': …}"
+    remedy = "return a dict of arrays by variable path, such as {'dense/kernel': …}"
     try:
         function = load_function(reference, code_folder, seed=seed)
     except ModelError as fault:
         raise WeightsError(f"init.weights: {fault}") from fault
     try:
-        with undisturbed():
-            seed_for_reading(reference.partition(":")[0], code_folder, seed)
+        with preserved_global_state():
+            seed_as_after_import(reference.partition(":")[0], code_folder, seed)
             values = function()
     except (Exception, SystemExit) as fault:
         raise WeightsError(f"{where} raised {describe(fault)}") from fault
@@ -40,5 +40,5 @@ def call_function(reference: str, code_folder: Path, *, seed: int = 0) -> Conten
         array = as_array(value)
         if not isinstance(name, str) or array.dtype.kind in "OSU":
             raise WeightsError(f"{where} returned {name!r}: {type(value).__name__}; {remedy}")
-        found.append(Held((name,), array))
-    return Contents(variables=tuple(found), ignored=0, place=reference)
+        found.append(SourceVariable((name,), array))
+    return SourceContents(variables=tuple(found), ignored=0, place=reference)

@@ -1,9 +1,8 @@
-"""Keras's own files: .weights.h5, the weights within a .keras file, and HDF5 files of Keras 2.
+"""Reads Keras's own files: .weights.h5, the weights in a .keras file, and HDF5 files of Keras 2.
 
-Keras 3 files a variable under the places of its layers, as layers/dense_1/vars/0: counted by class, whatever the layers
-are called. But with each layer it writes down the name, so variables are asked for by the names of layers and their
-number within the layer, encoder/dense/0. Only where that does not fit, and the whole file is wanted, is Keras asked to
-load it its own way.
+Keras 3 stores a variable under the position of its layer, such as layers/dense_1/vars/0, counted by class, not by the
+layer's name. It also stores each layer's name, so variables are matched by the names of layers and the variable's
+index, such as encoder/dense/0. If names do not match and the run loads the whole file, Keras loads it by position.
 """
 
 import hashlib
@@ -19,55 +18,61 @@ import tensorflow as tf
 
 from tasks.foundation.errors import WeightsError
 from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
-from tasks.init_or_restore.weights.source_variables import Array, Contents, Held, as_array, told_apart
+from tasks.init_or_restore.weights.source_variables import (
+    Array,
+    SourceContents,
+    SourceVariable,
+    as_array,
+    with_unique_names,
+)
 
 _WITHIN_KERAS = "model.weights.h5"
-_AGAIN = "again.weights.h5"
+_SAVED_AGAIN = "again.weights.h5"
 _VARIABLES = "vars"
 _NO_WEIGHTS = {"optimizer", "_optimizer", "metrics", "_metrics"}
 _RANDOM = "seed_generator"
-ByPlace = Callable[[Path, Path], Mapping[str, Array] | None]
+LoadByPosition = Callable[[Path, Path], Mapping[str, Array] | None]
 
 
-def read_hdf5(file: Path, *, uri: str, by_place: ByPlace) -> Contents:
+def read_hdf5(file: Path, *, uri: str, by_position: LoadByPosition) -> SourceContents:
     """Read a file of weights.
 
     Args:
-        file: a .weights.h5, .h5 or .keras file of this machine.
-        uri: what the user calls it.
-        by_place: has Keras load the file into the model, see `Contents`, and write what it has then to another file.
+        file: a local .weights.h5, .h5 or .keras file.
+        uri: the address in the run file.
+        by_position: loads the file into the model with Keras, and saves the model again; see `SourceContents`.
 
     Raises:
-        WeightsError: it is no such file, or leads to others.
+        WeightsError: it is not a file of weights, or refers to other files.
     """
     try:
         with _opened(file) as opened:
             require_self_contained(opened, uri=uri)
             legacy = opened.get("model_weights", opened)
             if "layer_names" in legacy.attrs:
-                return Contents(variables=told_apart(list(_of_keras_2(legacy))), ignored=0, place=uri)
+                return SourceContents(variables=with_unique_names(list(_of_keras_2(legacy))), ignored=0, place=uri)
             found, ignored = _of_keras_3(opened)
     except (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError, zipfile.BadZipFile) as fault:
         raise WeightsError(
-            f"init.weights: {uri} cannot be read as weights of Keras ({type(fault).__name__}: {fault}); save them "
-            "again with model.save_weights('….weights.h5') or model.save('….keras')"
+            f"init.weights: {uri} cannot be read as Keras weights ({type(fault).__name__}: {fault}); save them again "
+            "with model.save_weights('….weights.h5') or model.save('….keras')"
         ) from fault
 
     def whole() -> Mapping[str, Array] | None:
-        again = file.with_name(_AGAIN)
-        values = by_place(file, again)
+        saved_again = file.with_name(_SAVED_AGAIN)
+        values = by_position(file, saved_again)
         if values is None:
             return None
-        # Keras passes over what a file has more than the model, and some of what it has less. What it writes now must
-        # be what it read, which may be in a form of a layer's own.
-        with _opened(again) as opened:
-            return values if _marks(_of_keras_3(opened)[0]) == _marks(found) else None
+        # Keras ignores entries that the model lacks, and some that the file lacks. The file that it saves now must have
+        # the values that it read; a custom layer may store them in its own form.
+        with _opened(saved_again) as opened:
+            return values if _value_digests(_of_keras_3(opened)[0]) == _value_digests(found) else None
 
-    return Contents(
-        variables=told_apart(found),
+    return SourceContents(
+        variables=with_unique_names(found),
         ignored=ignored,
         place=uri,
-        by_place=whole if file.name.endswith((".weights.h5", ".keras")) else None,
+        by_position=whole if file.name.endswith((".weights.h5", ".keras")) else None,
     )
 
 
@@ -77,16 +82,16 @@ def _opened(file: Path) -> Iterator[Any]:
         with h5py.File(file, "r") as opened:
             yield opened
         return
-    # Without its configuration: nothing of a model's code is run, and no class of it need be known here.
+    # The configuration is not read: no code of a model runs, and its classes need not be importable.
     with zipfile.ZipFile(file) as archive, archive.open(_WITHIN_KERAS) as member, h5py.File(member, "r") as opened:
         yield opened
 
 
-def _of_keras_3(opened: Any) -> tuple[list[Held], int]:
-    """Weights, and the number of entries that are none."""
+def _of_keras_3(opened: Any) -> tuple[list[SourceVariable], int]:
+    """Return the weights, and the number of other entries."""
     keys = list(_datasets(opened))
     weights = [
-        Held(_names(opened, key), _value(dataset))
+        SourceVariable(_variable_names(opened, key), _value(dataset))
         for key, dataset in keys
         if key.split("/")[0] not in _NO_WEIGHTS and _RANDOM not in key
     ]
@@ -99,10 +104,10 @@ def _datasets(group: Any) -> Iterator[tuple[str, Any]]:
     return iter(found)
 
 
-def _names(opened: Any, key: str) -> tuple[str, ...]:
-    """The names of the layers that lead to a variable, and its number; and the key itself.
+def _variable_names(opened: Any, key: str) -> tuple[str, ...]:
+    """Return a variable's name, made of its layers' names and its index; and its key.
 
-    Keras before 3.6 wrote no names: then the key alone, since dense_1 in it is a place and not a name.
+    Keras before 3.6 stored no names: then only the key, because dense_1 in it is a position and not a name.
     """
     parts = key.split("/")
     if _VARIABLES not in parts:
@@ -110,12 +115,12 @@ def _names(opened: Any, key: str) -> tuple[str, ...]:
     end = len(parts) - 1 - parts[::-1].index(_VARIABLES)
     names = []
     for depth in range(1, end + 1):
-        place = opened.get("/".join([*parts[:depth], _VARIABLES]))
-        if place is None:
-            continue  # an attribute, or a container of layers
-        if "name" not in place.attrs:
+        saved_layer = opened.get("/".join([*parts[:depth], _VARIABLES]))
+        if saved_layer is None:
+            continue  # an attribute, or a list of layers
+        if "name" not in saved_layer.attrs:
             return (key,)
-        names.append(str(place.attrs["name"]))
+        names.append(str(saved_layer.attrs["name"]))
     return ("/".join([*names, *parts[end + 1 :]]), key)
 
 
@@ -125,21 +130,21 @@ def _value(dataset: Any) -> Array:
     return as_array(dataset)
 
 
-def _of_keras_2(group: Any) -> Iterator[Held]:
-    """Layers with the names of their weights, as dense/kernel:0 or kernel."""
-    for layer in _texts(group.attrs["layer_names"]):
+def _of_keras_2(group: Any) -> Iterator[SourceVariable]:
+    """Yield the variables of Keras 2 layers, with names such as dense/kernel:0 or kernel."""
+    for layer in _strings(group.attrs["layer_names"]):
         below = group[layer]
-        for name in _texts(below.attrs.get("weight_names", ())):
+        for name in _strings(below.attrs.get("weight_names", ())):
             plain = name.partition(":")[0]
             names = (plain, f"{layer}/{plain}") if "/" in plain else (f"{layer}/{plain}",)
-            yield Held(names, as_array(below[name]))
+            yield SourceVariable(names, as_array(below[name]))
 
 
-def _marks(found: Iterable[Held]) -> list[bytes]:
-    """The same for the same values in any order."""
-    marked = (f"{held.value.dtype} {held.value.shape} ".encode() + held.value.tobytes() for held in found)
-    return sorted(hashlib.sha256(mark).digest() for mark in marked)
+def _value_digests(found: Iterable[SourceVariable]) -> list[bytes]:
+    """Return a digest for each value, sorted: equal for the same values in any order."""
+    encoded = (f"{held.value.dtype} {held.value.shape} ".encode() + held.value.tobytes() for held in found)
+    return sorted(hashlib.sha256(data).digest() for data in encoded)
 
 
-def _texts(values: Any) -> list[str]:
+def _strings(values: Any) -> list[str]:
     return [value.decode() if isinstance(value, bytes) else str(value) for value in np.asarray(values).tolist()]

@@ -1,6 +1,6 @@
-"""Which variable of a source goes into which variable of the model. By names; nothing is guessed, nothing passed over.
+"""Matches the variables of a source with those of the model, by name. Nothing is guessed or silently skipped.
 
-Pure functions of names, shapes and types.
+Pure functions of names, shapes and dtypes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,25 +9,26 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.contracts.init_spec import WeightsSource
 from tasks.foundation.errors import WeightsError
-from tasks.foundation.model.patterns import selects
-from tasks.init_or_restore.weights.source_variables import Array, Held
+from tasks.foundation.model.patterns import matches_path
+from tasks.init_or_restore.weights.source_variables import Array, SourceVariable
 
-# Ends of names must agree in so many parts, as layer/kernel; one part, kernel, says nothing.
+# The last parts of two names must agree in at least this many parts, such as layer/kernel; kernel is in almost every
+# name.
 _LEAST_COMMON_PARTS = 2
-_NARROWER = frozenset({"float16", "bfloat16", "float64"})
+_OTHER_FLOATS = frozenset({"float16", "bfloat16", "float64"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TargetVariable:
     """A variable of the model.
 
     Attributes:
         path: its path.
-        names: other names that a source may know it by.
-        shape: of its value.
-        dtype: the name of its type.
+        names: other names that a source may use for it.
+        shape: its shape.
+        dtype: its dtype's name.
     """
 
     path: str
@@ -37,26 +38,26 @@ class Wanted:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """The path first."""
+        """The path, then the other names."""
         return (self.path, *self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """What goes where.
+    """The result of matching.
 
-    Each variable that was asked for is loaded, missing or a misfit; each of the source's is used, unused, or not asked
-    for.
+    Each selected variable of the model is loaded, missing or a misfit; each variable of the source is used, unused, or
+    not selected.
 
     Attributes:
-        values: path -> value, of the type of the model's variable.
+        values: path -> value, in the dtype of the model's variable.
         sources: path -> name in the source.
-        missing: paths that were asked for.
-        unused: names in the source.
-        misfits: in words, those of another shape or type.
-        cast: in words, those of another floating type.
-        by_end: in words, those that were related by the ends of their names.
-        not_asked: variables of the source that the patterns leave out.
+        missing: selected paths that the source lacks.
+        unused: names in the source that the model lacks.
+        misfits: descriptions of pairs with another shape or dtype.
+        cast: descriptions of pairs with another floating dtype.
+        by_end: descriptions of pairs that were matched by the last parts of their names.
+        not_asked: number of variables of the source that the patterns leave out.
     """
 
     values: Mapping[str, Array]
@@ -74,24 +75,24 @@ class Matching:
         return not (self.missing or self.unused or self.misfits)
 
 
-def match(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -> Matching:
-    """Relate the variables of a model and of a source.
+def match(wanted: Sequence[TargetVariable], held: Sequence[SourceVariable], spec: WeightsSource) -> Matching:
+    """Match the variables of a model and of a source.
 
-    Renamed names that are equal come first. Of what is left, two variables of one shape belong together if the name of
-    one is the end of the other's, by two parts at least (encoder/dense/kernel and dense/kernel), and no other
-    variable of the model or of the source has such an end.
+    Equal names, after renaming, match first. Of the rest, two variables of one shape match if one name is the end of
+    the other, with at least two parts (encoder/dense/kernel and dense/kernel), and no other variable of the model or of
+    the source has that end.
 
     Args:
-        wanted: the model's.
-        held: the source's; a name is of one variable only.
+        wanted: the model's variables.
+        held: the source's variables; each name belongs to one variable.
         spec: patterns and renamings.
 
     Raises:
-        WeightsError: a pattern or a renaming is for no variable.
+        WeightsError: a pattern or a renaming matches no variable.
     """
     by_name = {name: index for index, each in enumerate(held) for name in each.names}
     _require_patterns(wanted, held, spec)
-    chosen = [each for each in wanted if _is_asked(each.all_names, spec)]
+    chosen = [each for each in wanted if _is_selected(each.all_names, spec)]
     found: dict[str, tuple[int, str]] = {}
     used: set[int] = set()
     for each in wanted:
@@ -100,7 +101,7 @@ def match(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -
         if name is not None:
             found[each.path] = (by_name[name], name)
             used.add(by_name[name])
-    ends = _by_ends(wanted, held, found, used, spec.rename)
+    ends = _match_by_ends(wanted, held, found, used, spec.rename)
     by_end = []
     for each in chosen:
         if each.path in ends:
@@ -108,15 +109,15 @@ def match(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -
             found[each.path] = (index, held[index].names[0])
             used.add(index)
             by_end.append(f"{each.path} from {held[index].names[0]}")
-    return _sorted_out(chosen, held, found, spec, by_end=tuple(by_end), used=used)
+    return _result(chosen, held, found, spec, by_end=tuple(by_end), used=used)
 
 
 def renamed(name: str, rename: Mapping[str, str]) -> str:
-    """A name of the model as the source has it: by the longest entry that is the name, or the beginning of it."""
-    return _moved(name, rename.items())
+    """Rename a name of the model to the source's: the longest entry of `rename` that is the name, or a parent of it."""
+    return _renamed(name, rename.items())
 
 
-def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str:
+def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
     fitting = [(old, new) for old, new in pairs if not old or name == old or name.startswith(f"{old}/")]
     if not fitting:
         return name
@@ -125,19 +126,21 @@ def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str:
     return "/".join(part for part in (new, rest) if part)
 
 
-def _as_the_model_says(held: Held, rename: Mapping[str, str]) -> tuple[str, ...]:
-    """The source's names as the model would have them, and as they are: patterns may mean either."""
+def _names_for_model(held: SourceVariable, rename: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the source's names in the model's terms, and as they are: patterns may use either."""
     pairs = [(new, old) for old, new in rename.items()]
-    return tuple(dict.fromkeys(name for each in held.names for name in (_moved(each, pairs), each)))
+    return tuple(dict.fromkeys(name for each in held.names for name in (_renamed(each, pairs), each)))
 
 
-def _is_asked(names: Sequence[str], spec: WeightsSource) -> bool:
-    return any(selects(spec.include, name) for name in names) and not any(selects(spec.exclude, name) for name in names)
+def _is_selected(names: Sequence[str], spec: WeightsSource) -> bool:
+    return any(matches_path(spec.include, name) for name in names) and not any(
+        matches_path(spec.exclude, name) for name in names
+    )
 
 
-def _sorted_out(
-    chosen: Sequence[Wanted],
-    held: Sequence[Held],
+def _result(
+    chosen: Sequence[TargetVariable],
+    held: Sequence[SourceVariable],
     found: Mapping[str, tuple[int, str]],
     spec: WeightsSource,
     *,
@@ -151,7 +154,7 @@ def _sorted_out(
             continue
         index, name = found[each.path]
         value = held[index].value
-        if value.shape != each.shape or not _fits(value.dtype, each.dtype):
+        if value.shape != each.shape or not _dtype_fits(value.dtype, each.dtype):
             misfits.append(
                 f"{each.path} is {each.dtype}{list(each.shape)}, {name} is {value.dtype.name}{list(value.shape)}"
             )
@@ -164,11 +167,11 @@ def _sorted_out(
     for index, variable in enumerate(held):
         if index in used:
             continue
-        if _is_asked(_as_the_model_says(variable, spec.rename), spec):
+        if _is_selected(_names_for_model(variable, spec.rename), spec):
             unused.append(variable.names[0])
         else:
             not_asked += 1
-    asked = {found[each.path][0] for each in chosen if each.path in found}
+    used_by_selected = {found[each.path][0] for each in chosen if each.path in found}
     return Matching(
         values=values,
         sources=sources,
@@ -177,23 +180,23 @@ def _sorted_out(
         misfits=tuple(misfits),
         cast=tuple(cast),
         by_end=by_end,
-        not_asked=not_asked + len(used - asked),
+        not_asked=not_asked + len(used - used_by_selected),
     )
 
 
-def _fits(there: np.dtype[np.generic], here: str) -> bool:
-    """The same type, or a floating one that a float32 variable takes."""
-    return there.name == here or (here == "float32" and there.name in _NARROWER)
+def _dtype_fits(there: np.dtype[np.generic], here: str) -> bool:
+    """Whether the dtypes are equal, or a float32 variable takes the other floating dtype."""
+    return there.name == here or (here == "float32" and there.name in _OTHER_FLOATS)
 
 
-def _by_ends(
-    wanted: Sequence[Wanted],
-    held: Sequence[Held],
+def _match_by_ends(
+    wanted: Sequence[TargetVariable],
+    held: Sequence[SourceVariable],
     found: Mapping[str, tuple[int, str]],
     used: set[int],
     rename: Mapping[str, str],
 ) -> dict[str, int]:
-    """Path -> index in the source, for pairs in which each has no other partner."""
+    """Return path -> index in the source, for pairs that have no other candidate."""
     candidates: dict[str, set[int]] = {}
     partners: dict[int, set[str]] = {}
     of_end: dict[str, list[int]] = {}
@@ -207,7 +210,7 @@ def _by_ends(
                 candidates.setdefault(each.path, set()).add(index)
                 partners.setdefault(index, set()).add(each.path)
     shapes = {each.path: each.shape for each in wanted}
-    # A partner that has found its own place counts all the same: then the end was not telling.
+    # A candidate that matched by its full name counts too: then the end is ambiguous.
     return {
         path: index
         for path, indices in candidates.items()
@@ -229,25 +232,28 @@ def _is_end(one: str, other: str) -> bool:
     return shorter.count("/") + 1 >= _LEAST_COMMON_PARTS and longer.endswith(f"/{shorter}")
 
 
-def _require_patterns(wanted: Sequence[Wanted], held: Sequence[Held], spec: WeightsSource) -> None:
+def _require_patterns(wanted: Sequence[TargetVariable], held: Sequence[SourceVariable], spec: WeightsSource) -> None:
     paths = [each.path for each in wanted]
-    mine = [name for each in wanted for name in each.all_names]
-    theirs = [name for each in held for name in _as_the_model_says(each, spec.rename)]
-    for key, patterns, names in (("include", spec.include, mine), ("exclude", spec.exclude, [*mine, *theirs])):
+    in_model = [name for each in wanted for name in each.all_names]
+    in_source = [name for each in held for name in _names_for_model(each, spec.rename)]
+    for key, patterns, names in (
+        ("include", spec.include, in_model),
+        ("exclude", spec.exclude, [*in_model, *in_source]),
+    ):
         for pattern in patterns:
-            if not any(selects((pattern,), name) for name in names):
+            if not any(matches_path((pattern,), name) for name in names):
                 raise WeightsError(
                     f"init.weights: {spec.source}: {key}: {pattern} matches no variable{_near(pattern, paths)}"
                 )
     for old, new in spec.rename.items():
-        if not any(_moved(name, [(old, "\0")]) != name for name in mine):
+        if not any(_renamed(name, [(old, "\0")]) != name for name in in_model):
             raise WeightsError(
                 f"init.weights: {spec.source}: rename: {old}: {new}: the model has no variable {old} and none below "
-                f"it{_near(old, paths)}; the model's name stands before the colon, the source's behind it"
+                f"it{_near(old, paths)}; write rename: {{name in the model: name in the source}}"
             )
 
 
 def _near(name: str, paths: Sequence[str]) -> str:
     known = dict.fromkeys([*paths, *(path.rpartition("/")[0] for path in paths)])
     near = get_close_matches(name, [path for path in known if path], n=3, cutoff=0.4)
-    return f"; near it: {', '.join(near)}" if near else f"; the model has {', '.join(paths[:3])}, …"
+    return f"; similar names: {', '.join(near)}" if near else f"; the model has {', '.join(paths[:3])}, …"

@@ -1,4 +1,4 @@
-"""What was found in a source: variables with the names that they can be asked for by."""
+"""The variables that were found in a source of weights, and their names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SourceVariable:
     """One variable of a source.
 
     Attributes:
-        names: what it can be asked for by; the first one is what people are shown.
+        names: names that match it; the first one is used in messages.
         value: its value.
     """
 
@@ -24,30 +24,30 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class SourceContents:
     """What was read from one source.
 
     Attributes:
-        variables: its weights, each name of one variable only.
-        ignored: entries that are no weights: of optimizers, metrics, counters, random states.
+        variables: its weights; each name belongs to one variable.
+        ignored: number of other entries: of optimizers, metrics, counters, random states.
         place: where it was read from.
-        step: of a Baton run's checkpoint.
-        by_place: for Keras's own files: asks Keras to load the whole file into the model, as `model.load_weights` does
-            it by the places of layers, and returns {path: value}, or None if Keras finds that it does not fit. The
-            model is left as it was.
+        step: the step of a Baton run's checkpoint.
+        by_position: for Keras's own files: loads the whole file into the model by the positions of layers, as
+            `model.load_weights` does, and returns {path: value}, or None if Keras finds that it does not fit. It leaves
+            the model unchanged.
     """
 
-    variables: tuple[Held, ...]
+    variables: tuple[SourceVariable, ...]
     ignored: int
     place: str
     step: int | None = None
-    by_place: Callable[[], Mapping[str, Array] | None] | None = field(default=None, compare=False)
+    by_position: Callable[[], Mapping[str, Array] | None] | None = field(default=None, compare=False)
 
 
-def told_apart(found: Sequence[Held]) -> tuple[Held, ...]:
-    """Variables without the names that several of them share; copies of one variable become one.
+def with_unique_names(found: Sequence[SourceVariable]) -> tuple[SourceVariable, ...]:
+    """Remove names that several variables share, and merge copies of one variable.
 
-    A SavedModel has its variables under two keys, and TensorFlow 1's names may repeat.
+    A SavedModel stores its variables under two keys, and names of TensorFlow 1 may repeat.
     """
     of_name: dict[str, list[int]] = {}
     for index, held in enumerate(found):
@@ -56,7 +56,7 @@ def told_apart(found: Sequence[Held]) -> tuple[Held, ...]:
     dropped: set[int] = set()
     taken: dict[int, list[str]] = {index: list(held.names) for index, held in enumerate(found)}
     for name, (first, *others) in of_name.items():
-        others = [index for index in others if index not in dropped]  # noqa: PLW2901 - those still there
+        others = [index for index in others if index not in dropped]  # noqa: PLW2901 - without merged ones
         if not others or first in dropped:
             continue
         if all(_equal(found[first].value, found[index].value) for index in others):
@@ -65,17 +65,17 @@ def told_apart(found: Sequence[Held]) -> tuple[Held, ...]:
         for index in (first, *others):
             taken[index].remove(name)
     return tuple(
-        Held(tuple(taken[index]), held.value)
+        SourceVariable(tuple(taken[index]), held.value)
         for index, held in enumerate(found)
         if index not in dropped and taken[index]
     )
 
 
 def _equal(one: Array, other: Array) -> bool:
-    # As bytes, for a value may be NaN.
+    # Compares bytes, because NaN is not equal to itself.
     return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
 
 
 def as_array(value: Any) -> Array:
-    """A value as NumPy has it; never a view of something that may change."""
+    """Return a value as a NumPy array that is a copy."""
     return np.array(value)

@@ -1,1 +1,1 @@
-"""The built-in sources, one a file, and the user's own."""
+"""The built-in sources and the user's own: each yields examples in order."""

@@ -1,4 +1,4 @@
-"""What every source is, and how its options are read."""
+"""The interface of a source, and the parsing of its options."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,16 +11,16 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.errors import RunFileError
 
-# Where the example stands, for messages, and the example as the user would yield it.
-Located = tuple[str, object]
+# The example's position in the source, for messages, and the example as a user would yield it.
+LocatedExample = tuple[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Some records of a TFRecord file, one after the other; a range after the other, they are the whole source."""
+    """Consecutive records of a TFRecord file; all ranges, in order, form the whole source."""
 
-    path: str  # of the file, absolute, or its address
-    begin: int  # offset in it
+    path: str  # absolute path or address of the file
+    begin: int  # offset of the first byte
     size: int  # bytes
     crc32c: str
     records: int
@@ -28,28 +28,28 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPlace:
-    """Examples that are TFRecord files already, to be read from there and not to be copied."""
+    """Examples in TFRecord files, to be read from there and not copied."""
 
     features: tuple[Feature, ...]  # in the order of the flattened example
-    # Reads all files through; gives each example to its first argument, to be looked at. Ranges hold as many records as
-    # the second argument says; None: about as many bytes as a shard.
+    # Reads all files, and passes each example to its first argument, which checks it. The second argument is the
+    # number of records per range; None: about as many bytes as a shard.
     ranges: Callable[[Callable[[str, object], object], int | None], Iterator[Range]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Examples that can be read once, in order, without holding them all.
+    """Examples that can be read once, in order, without holding all of them in memory.
 
-    `content` and `settings` together decide every example: the dataset is named by them.
+    `content` and `settings` together determine every example, so they name the dataset.
     """
 
-    content: str  # sha256 of what is read, or a name for it where it cannot change
-    settings: Mapping[str, Any]  # options that decide what is made of it
+    content: str  # sha256 of the data, or a name for data that cannot change
+    settings: Mapping[str, Any]  # options that affect the examples
     origin: Mapping[str, str]  # for the manifest: files and their checksums
-    length: int | None  # examples, where they can be counted without reading
-    read: Callable[[], Iterator[Located]]
+    length: int | None  # number of examples; None if it is unknown before reading
+    read: Callable[[], Iterator[LocatedExample]]
     in_place: InPlace | None = None
-    # Call this when an example was refused: raises DamagedInTransit if its bytes were damaged on the way.
+    # Called after an example is refused; raises DamagedInTransit if its bytes were damaged in transit.
     confirm: Callable[[], None] = lambda: None
 
 
@@ -61,21 +61,21 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def parse_options(model: type[OptionsT], options: Mapping[str, Any], *, source: str) -> OptionsT:
-    """The options of a built-in source.
+    """Parse the options of a built-in source.
 
     Args:
-        model: the options that it knows.
-        options: as they stand in the run file.
+        model: the source's options.
+        options: as in the run file.
         source: its name, for messages.
 
     Raises:
-        RunFileError: an option is unknown, missing or of another type; names the key, the value and the remedy.
+        RunFileError: an option is unknown, missing or has another type; names the key, the value and the remedy.
     """
     known = {field.alias or name: field for name, field in model.model_fields.items()}
     for key in options:
         if key not in known:
             raise RunFileError(
-                f"data.options.{key}: {options[key]!r}: the source {source} has no such option; "
+                f"data.options.{key}: {options[key]!r}: the source {source} does not have this option; "
                 f"{suggestion(key, known)}"
             )
     try:
@@ -84,14 +84,14 @@ def parse_options(model: type[OptionsT], options: Mapping[str, Any], *, source: 
         first = fault.errors()[0]
         key = str(first["loc"][0])
         remedy = known[key].description
-        path, value, missing = _place(options, first["loc"])
+        path, value, missing = _find_option(options, first["loc"])
         if missing:
             raise RunFileError(f"data.options.{path} is missing: the source {source} needs it: {remedy}") from fault
         raise RunFileError(f"data.options.{path}: {value!r}: {first['msg']}; {key} is {remedy}") from fault
 
 
-def _place(options: Mapping[str, Any], loc: tuple[int | str, ...]) -> tuple[str, object, bool]:
-    """The key that a fault is about, the value there, and whether none is; `loc` may go on into pydantic's own."""
+def _find_option(options: Mapping[str, Any], loc: tuple[int | str, ...]) -> tuple[str, object, bool]:
+    """Return an error's key, the value there, and whether it is missing; `loc` may continue into pydantic's types."""
     keys: list[str] = []
     value: object = options
     for part in loc:
@@ -105,8 +105,8 @@ def _place(options: Mapping[str, Any], loc: tuple[int | str, ...]) -> tuple[str,
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What was perhaps meant, and all that can be."""
+    """Return the most similar name, if any, and all known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    return f"{meant}it knows: {', '.join(names) or 'none'}"
+    return f"{meant}available: {', '.join(names) or 'none'}"

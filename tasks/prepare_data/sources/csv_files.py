@@ -1,4 +1,4 @@
-"""`csv`: tables of numbers with a header."""
+"""The source `csv`: tables of numbers with a header."""
 
 import csv
 import io
@@ -12,11 +12,11 @@ import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import confirmed, fingerprint, watched
+from tasks.prepare_data.sources.fingerprint import confirm_all, fingerprint, require_unchanged
 from tasks.prepare_data.sources.source_file import SourceFile
-from tasks.prepare_data.sources.verified_reads import InOrder
+from tasks.prepare_data.sources.verified_reads import BlockStream
 
 _LARGEST_LABEL = 2**63
 
@@ -25,26 +25,26 @@ class CsvOptions(Options):
     """`data.options` of `csv`."""
 
     path: str = Field(min_length=1, description="a file, a folder or a pattern such as parts/*.csv, also on gs://")
-    label: str = Field(min_length=1, description="the column that is y")
+    label: str = Field(min_length=1, description="the column for y")
     features: list[str] | None = Field(
-        default=None, min_length=1, description="a list of the columns that are x; left out: all but the label"
+        default=None, min_length=1, description="a list of the columns for x; by default all but the label"
     )
     delimiter: str = Field(default=",", min_length=1, max_length=1, description="one character")
 
 
 def csv_files(options: Mapping[str, Any], folder: Path) -> Source:
-    """x: float32 [features]; y: int64 [] where the first label is an integer, else float32 [].
+    """Open a source of x: float32 [features]; y: int64 [] if the first label is an integer, else float32 [].
 
     Raises:
-        RunFileError: an option cannot be used, or names a column that is not there.
+        RunFileError: an option cannot be used, or names a missing column.
         SourceError: there are no files, or one has no usable header.
     """
     chosen = parse_options(CsvOptions, options, source="csv")
     files = find_files(chosen.path, folder, suffix=".csv")
-    with _peeked(files[0], chosen) as header:
+    with _checked_header(files[0], chosen) as header:
         features = _features(files[0], header, chosen)
     for file in files[1:]:
-        with _peeked(file, chosen) as header:
+        with _checked_header(file, chosen) as header:
             _columns(file, header, chosen, features)
     found = fingerprint(files)
     return Source(
@@ -52,8 +52,8 @@ def csv_files(options: Mapping[str, Any], folder: Path) -> Source:
         settings={"label": chosen.label, "features": features, "delimiter": chosen.delimiter},
         origin=found.origin,
         length=None,
-        read=lambda: watched(files, found, _read(files, chosen, features)),
-        confirm=partial(confirmed, files),
+        read=lambda: require_unchanged(files, found, _read(files, chosen, features)),
+        confirm=partial(confirm_all, files),
     )
 
 
@@ -61,20 +61,20 @@ def _features(file: SourceFile, header: Sequence[str], options: CsvOptions) -> l
     if options.features is not None:
         if options.label in options.features:
             raise RunFileError(
-                f"data.options.features: it holds the label {options.label!r}; take it out, or choose another label"
+                f"data.options.features: it contains the label {options.label!r}; remove it, or choose another label"
             )
         features = options.features
     else:
         features = [name for name in header if name != options.label]
     if not features:
-        raise SourceError(f"{file}, line 1: besides the label there is no column; x needs at least one")
+        raise SourceError(f"{file}, line 1: there is no column besides the label; x needs at least one")
     _columns(file, header, options, features)
     return features
 
 
 @contextmanager
-def _peeked(file: SourceFile, options: CsvOptions) -> Iterator[list[str]]:
-    """The header of a file. Check it inside the context, so that damage on the way is not taken for a wrong header."""
+def _checked_header(file: SourceFile, options: CsvOptions) -> Iterator[list[str]]:
+    """Yield a file's header. Check it inside the context, which detects damage in transit."""
     with file.open() as opened:
         yield _header(file, _rows(file, opened, options))
 
@@ -82,7 +82,7 @@ def _peeked(file: SourceFile, options: CsvOptions) -> Iterator[list[str]]:
 def _columns(
     file: SourceFile, header: Sequence[str], options: CsvOptions, features: Sequence[str]
 ) -> tuple[int, list[int]]:
-    """Positions of the label and of the features."""
+    """Return the positions of the label and of the features."""
     for key, name in [("label", options.label), *(("features", name) for name in features)]:
         if name not in header:
             raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, header)}")
@@ -90,59 +90,59 @@ def _columns(
 
 
 def _header(file: SourceFile, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
-    """The first of the rows."""
+    """Return the first row, checked."""
     header = next((cells for _, cells in rows), None)
     if header is None:
         raise SourceError(f"{file}: is empty; it needs a header and rows")
     for name in header:
         if header.count(name) > 1:
-            raise SourceError(f"{file}, line 1: the column {name!r} is there twice; rename one")
+            raise SourceError(f"{file}, line 1: the column {name!r} occurs twice; rename one")
         if _is_number(name):
             raise SourceError(
-                f"{file}, line 1: {name!r} is a number where the header should be; put a line of column names first"
+                f"{file}, line 1: {name!r} is a number, but a header is expected; add a first line with column names"
             )
     return header
 
 
-def _read(files: Sequence[SourceFile], options: CsvOptions, features: Sequence[str]) -> Iterator[Located]:
+def _read(files: Sequence[SourceFile], options: CsvOptions, features: Sequence[str]) -> Iterator[LocatedExample]:
     whole: bool | None = None
     for file in files:
         with file.reading() as blocks:
-            rows = _rows(file, io.BufferedReader(InOrder(blocks)), options)
+            rows = _rows(file, io.BufferedReader(BlockStream(blocks)), options)
             header = _header(file, rows)
             label_column, columns = _columns(file, header, options, features)
             for line, cells in rows:
                 where = f"{file}, line {line}"
                 if len(cells) != len(header):
                     raise SourceError(
-                        f"{where}: has {len(cells)} cells, the header has {len(header)}; complete the line"
+                        f"{where}: has {len(cells)} cells, but the header has {len(header)}; correct the line"
                     )
                 x = [_number(cells[column], where, header[column]) for column in columns]
                 label = cells[label_column]
                 whole = _is_whole(label) if whole is None else whole
                 y = _label(label, where, options.label, whole=whole)
-                with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
+                with np.errstate(over="ignore"):  # becomes infinity, which is refused later
                     yield where, (np.asarray(x, np.float32), y)
 
 
 def _label(label: str, where: str, column: str, *, whole: bool) -> np.int64 | np.float32:
-    """One label; `whole`: the first of all was an integer."""
+    """Return one label. `whole`: the first label was an integer."""
     if whole and not _is_whole(label) and _is_number(label):
         raise SourceError(
-            f"{where}: the label {column!r} is {label}, those before were integers; write all of them with a decimal "
-            "point, or all without"
+            f"{where}: the label {column!r} is {label}, but earlier labels were integers; write all labels with a "
+            "decimal point, or none"
         )
     y = _number(label, where, column)
     if not whole:
         with np.errstate(over="ignore"):
             return np.float32(y)
     if abs(int(label)) >= _LARGEST_LABEL:
-        raise SourceError(f"{where}: the label {column!r} is {label}, beyond 64 bits; number the classes from 0")
+        raise SourceError(f"{where}: the label {column!r} is {label}, which exceeds 64 bits; number classes from 0")
     return np.int64(int(label))
 
 
 def _rows(file: SourceFile, opened: IO[bytes], options: CsvOptions) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells), blank lines left out."""
+    """Yield (line number, cells) for each line that is not blank."""
     lines = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
     reader = csv.reader(lines, delimiter=options.delimiter, strict=True)
     try:
@@ -158,7 +158,7 @@ def _number(cell: str, where: str, column: str) -> float:
         return float(cell)
     except ValueError as fault:
         raise SourceError(
-            f"{where}: {column!r} is {cell!r}, which is no number; correct it, or leave the column out with "
+            f"{where}: {column!r} is {cell!r}, which is not a number; correct it, or exclude the column with "
             "data.options.features"
         ) from fault
 

@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
+"""The source `digits`: the 1,797 handwritten digits of 8 x 8 pixels in scikit-learn."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
+from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
 
 _EXAMPLES = 1797
 _BRIGHTEST = 16
 
 
 def digits(options: Mapping[str, Any], _folder: Path) -> Source:
-    """x: float32 [8, 8, 1] in [0, 1]; y: int64 [], 0 to 9.
+    """Open a source of x: float32 [8, 8, 1] in [0, 1]; y: int64 [], 0 to 9.
 
     Raises:
-        RunFileError: there are options.
+        RunFileError: an option is set; the source has none.
     """
     parse_options(Options, options, source="digits")
-    # The set is fixed, so its name is its content, and a prepared one needs no scikit-learn.
+    # The data never changes, so its name identifies its content, and a prepared dataset needs no scikit-learn.
     name = "scikit-learn digits"
     return Source(content=name, settings={}, origin={"package": name}, length=_EXAMPLES, read=_read)
 
 
-def _read() -> Iterator[Located]:
+def _read() -> Iterator[LocatedExample]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as fault:

@@ -1,4 +1,4 @@
-"""Files of a source: found by the run file's path, on this machine or on a store."""
+"""Finds the files of a source, on this machine or in a store."""
 
 import re
 import sysconfig
@@ -14,17 +14,16 @@ from tasks.prepare_data.sources.source_file import SourceFile
 STDLIB = "{stdlib}"
 _MARKS = "*?["
 _ADDRESS = re.compile(r"(?!file:)([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
-# Installed packages are nobody's corpus, and differ from machine to machine.
+# Installed packages differ between machines, so they are not part of a text source.
 _INSTALLED = {"site-packages", "dist-packages"}
 _SHOWN = 10
 
 
-def locate(path: str, code_folder: Path) -> Path:
-    """The local file or folder that `data.options.path` means; it need not be there.
+def local_path(path: str, code_folder: Path) -> Path:
+    """Return the local file or folder at `data.options.path`; it need not exist.
 
     Args:
-        path: absolute, `~/…`, `file://…`, `{stdlib}/…` for the sources of Python's standard library, or relative to
-            `code_folder`.
+        path: absolute, `~/…`, `file://…`, `{stdlib}/…` for Python's standard library, or relative to `code_folder`.
         code_folder: the run file's folder.
     """
     if path.startswith(STDLIB):
@@ -32,64 +31,64 @@ def locate(path: str, code_folder: Path) -> Path:
     return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
 
 
-def require_there(path: str, code_folder: Path) -> None:
-    """Refuse a local path at which nothing is; addresses and patterns are left to `find_files`.
+def require_local_path(path: str, code_folder: Path) -> None:
+    """Refuse a local path that does not exist; addresses and patterns are checked by `find_files`.
 
     Raises:
-        SourceError: naming what is beside it.
+        SourceError: lists the files next to it.
     """
     if _ADDRESS.fullmatch(path) or any(mark in path for mark in _MARKS):
         return
-    place = locate(path, code_folder)
-    if not place.exists():
-        raise _nothing_at(path, place)
+    target = local_path(path, code_folder)
+    if not target.exists():
+        raise _missing_path_error(path, target)
 
 
 def find_files(path: str, code_folder: Path, *, suffix: str = "") -> list[SourceFile]:
-    """The file at `path`, or the files below the folder or matching the pattern, sorted by relative path.
+    """Return the file at `path`, the files below the folder, or the files that match, sorted by relative path.
 
     Args:
-        path: see `locate`, or an address such as gs://bucket/prefix; `*`, `?` and `[` make it a pattern.
+        path: see `local_path`, or an address such as gs://bucket/prefix; with `*`, `?` or `[` it is a pattern.
         code_folder: the run file's folder.
-        suffix: of a folder, only the files whose names end so.
+        suffix: in a folder, select only files with this suffix.
 
     Raises:
-        InvalidInput: no store of that kind is known.
+        InvalidInput: the address has an unknown scheme.
         SourceError: there are no files.
     """
     address = _ADDRESS.fullmatch(path)
     if address:
         at, found = path, list(_remote(path, address[1], address[2], suffix))
     else:
-        place = locate(path, code_folder)
-        at, found = str(place), _local(path, place, suffix)
+        target = local_path(path, code_folder)
+        at, found = str(target), _local(path, target, suffix)
     if not found:
         kind = f"no files ending in {suffix!r}" if suffix else "no files"
-        raise SourceError(f"data.options.path: {path!r}: {kind} at {at}; name a file, or a folder that holds some")
+        raise SourceError(f"data.options.path: {path!r}: {kind} at {at}; name a file, or a folder with files")
     return sorted(found, key=lambda file: file.relative)
 
 
-def _local(path: str, place: Path, suffix: str) -> list[SourceFile]:
+def _local(path: str, target: Path, suffix: str) -> list[SourceFile]:
     found: Iterable[Path]
     try:
-        if place.is_file():
-            return [_local_file(place, LocalStorage(place.parent, fenced=False))]
-        if place.is_dir():
-            base, found = place, (file for file in place.rglob("*") if file.name.endswith(suffix))
+        if target.is_file():
+            return [_local_file(target, LocalStorage(target.parent, guarded=False))]
+        if target.is_dir():
+            base, found = target, (file for file in target.rglob("*") if file.name.endswith(suffix))
         elif any(mark in path for mark in _MARKS):
-            # What comes before the first mark is where the relative names begin, as on a store.
-            base = Path(*_fixed(place.parts))
-            found = base.glob(str(place.relative_to(base)))
+            # Relative names start at the first pattern character, as in a store.
+            base = Path(*_fixed(target.parts))
+            found = base.glob(str(target.relative_to(base)))
         else:
-            raise _nothing_at(path, place)
-        storage = LocalStorage(base, fenced=False)
+            raise _missing_path_error(path, target)
+        storage = LocalStorage(base, guarded=False)
         return [
             _local_file(file, storage)
             for file in found
             if not _INSTALLED.intersection(file.relative_to(base).parts) and file.is_file()
         ]
     except OSError as fault:
-        raise SourceError(f"data.options.path: {path!r}: {place}: {fault.strerror}; see who may read it") from fault
+        raise SourceError(f"data.options.path: {path!r}: {target}: {fault.strerror}; check its permissions") from fault
 
 
 def _local_file(file: Path, storage: LocalStorage) -> SourceFile:
@@ -101,32 +100,32 @@ def _remote(path: str, scheme: str, rest: str, suffix: str) -> Iterator[SourceFi
     parts = rest.strip("/").split("/")
     fixed = _fixed(parts)
     if not fixed:
-        raise SourceError(f"data.options.path: {path!r}: a pattern needs a bucket before it; write gs://bucket/…")
+        raise SourceError(f"data.options.path: {path!r}: a pattern needs a bucket before it, such as gs://bucket/…")
     if len(parts) > 1:
-        # Looked for by its name first: a store may hold a file whose name looks like a pattern.
+        # Try the exact name first: a store may have a file whose name looks like a pattern.
         folder = _fixed(parts[:-1])
-        above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path(), fenced=False)
+        above = open_storage(f"{scheme}://{'/'.join(folder)}", relative_to=Path(), guarded=False)
         name = "/".join(parts[len(folder) :])
         if above.exists(name):
             yield SourceFile(storage=above, path=name, relative=name)
             return
-    base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path(), fenced=False)
+    base = open_storage(f"{scheme}://{'/'.join(fixed)}", relative_to=Path(), guarded=False)
     patterns = parts[len(fixed) :]
     for file in base.files(""):
-        # Some tools mark folders by empty objects.
+        # Some tools mark folders with empty objects.
         if file.endswith("/") or not (_matches(file.split("/"), patterns) if patterns else file.endswith(suffix)):
             continue
         yield SourceFile(storage=base, path=file, relative=file)
 
 
 def _fixed(parts: Sequence[str]) -> list[str]:
-    """The leading parts of a path that are no pattern."""
+    """Return the leading parts of a path that contain no pattern."""
     count = next((index for index, part in enumerate(parts) if any(mark in part for mark in _MARKS)), len(parts))
     return list(parts[:count])
 
 
 def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """As `Path.glob` does it: `*` stays within a part, `**` is any number of them."""
+    """Match as `Path.glob` does: `*` stays within one part, `**` matches any number of parts."""
     if not patterns:
         return not parts
     if patterns[0] == "**":
@@ -134,12 +133,12 @@ def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _matches(parts[1:], patterns[1:])
 
 
-def _nothing_at(path: str, place: Path) -> SourceError:
-    return SourceError(f"data.options.path: {path!r}: {place} is not there; {_beside(place)}")
+def _missing_path_error(path: str, target: Path) -> SourceError:
+    return SourceError(f"data.options.path: {path!r}: {target} does not exist; {_beside(target)}")
 
 
-def _beside(place: Path) -> str:
-    folder = next((parent for parent in place.parents if parent.is_dir()), place.parent)
+def _beside(target: Path) -> str:
+    folder = next((parent for parent in target.parents if parent.is_dir()), target.parent)
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return f"{folder} holds: {shown or 'nothing'}; correct the path"
+    return f"{folder} contains: {shown or 'nothing'}; correct the path"

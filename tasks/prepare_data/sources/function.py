@@ -1,4 +1,4 @@
-"""`data.py:load`: the user's own generator function."""
+"""A source that the user writes: a generator function, such as `data.py:load`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,57 +7,59 @@ from typing import Any
 
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.seeding import seed_for_reading
+from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.user_code import describe, load_function
-from tasks.prepare_data.sources.base import Located, Source, suggestion
+from tasks.prepare_data.sources.base import LocatedExample, Source, suggestion
 from tasks.prepare_data.sources.returned_arrays import require_examples
 
 _REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight) for each example"
 
 
-def function(reference: str, options: Mapping[str, Any], folder: Path, *, settled: bool, seed: int = 0) -> Source:
-    """What the function yields, called with the options as keyword arguments.
+def function(
+    reference: str, options: Mapping[str, Any], folder: Path, *, single_examples: bool, seed: int = 0
+) -> Source:
+    """Open a source of what the function yields; it is called with the options as keyword arguments.
 
-    Its content is its code, that of the modules of its folder or package that it imports, the options and
-    `data.version`: change the version when the data behind it have changed.
+    Its content is its code, the code of modules that it imports from its folder or package, the options, and
+    `data.version`: change the version when the data behind the function has changed.
 
     Args:
         reference: `data.py:load` or `package.module:load`.
         options: keyword arguments.
         folder: the run file's folder.
-        settled: `data.batched: false` says that they are single examples, whatever they look like.
-        seed: `train.seed`, from which what module and function draw follows.
+        single_examples: `data.batched: false` is set: the function yields single examples, whatever their shapes.
+        seed: `train.seed`; random numbers that module and function draw derive from it.
 
     Raises:
         SourceError: there is no such function, or importing it raises.
-        RunFileError: it does not take these options.
+        RunFileError: the function does not accept these options.
     """
     try:
         load = load_function(reference, folder, seed=seed)
     except ModelError as fault:
         raise SourceError(f"data.source: {fault}") from fault
-    # A file may hold several functions; where it lies is not content.
+    # A file may contain several functions, so the name is part of the content; the file's path is not.
     content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
 
-    def begin() -> None:
-        """Each reading draws the same, whatever was drawn before it."""
-        seed_for_reading(reference.partition(":")[0], folder, seed)
+    def seed_random() -> None:
+        """Seed random numbers, so that each reading draws the same."""
+        seed_as_after_import(reference.partition(":")[0], folder, seed)
 
     return Source(
         content=content,
         settings=options,
         origin={reference: f"sha256 {content}"},
         length=None,
-        read=lambda: _read(reference, load, options, settled=settled, begin=begin),
+        read=lambda: _read(reference, load, options, single_examples=single_examples, seed_random=seed_random),
     )
 
 
-def _check_options(reference: str, load: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _check_options(reference: str, load: Callable[..., object], options: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(load)
     except (TypeError, ValueError):
-        return  # some callables tell none; calling them will
+        return  # some callables have no signature; the call itself reports errors
     parameters = signature.parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
@@ -70,26 +72,26 @@ def _check_options(reference: str, load: Callable[..., Any], options: Mapping[st
         signature.bind(**options)
     except TypeError as fault:
         raise RunFileError(
-            f"data.options: {dict(options)}: {reference} cannot be called with them: {fault}; set what is missing"
+            f"data.options: {dict(options)}: {reference} cannot be called with them: {fault}; set the missing options"
         ) from fault
 
 
 def _read(
     reference: str,
-    load: Callable[..., Any],
+    load: Callable[..., object],
     options: Mapping[str, Any],
     *,
-    settled: bool,
-    begin: Callable[[], None],
-) -> Iterator[Located]:
-    begin()
+    single_examples: bool,
+    seed_random: Callable[[], None],
+) -> Iterator[LocatedExample]:
+    seed_random()
     try:
         examples = load(**options)
     except (Exception, SystemExit) as fault:
         raise SourceError(f"{reference}: raised {describe(fault)}; correct it") from fault
     if not isinstance(examples, Iterable) or isinstance(examples, str | bytes | Mapping):
-        raise SourceError(f"{reference}: returned {_told(examples)}; {_REMEDY}")
-    if not settled:
+        raise SourceError(f"{reference}: returned {_describe_type(examples)}; {_REMEDY}")
+    if not single_examples:
         require_examples(reference, examples)
     index = 0
     iterator = iter(examples)
@@ -104,5 +106,5 @@ def _read(
         index += 1
 
 
-def _told(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"

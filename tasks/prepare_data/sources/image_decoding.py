@@ -1,4 +1,4 @@
-"""Image files as arrays, one at a time, with words for what is wrong with them."""
+"""Decodes one image file, and describes files that cannot be decoded."""
 
 from collections.abc import Sequence
 
@@ -17,34 +17,34 @@ _OTHERS = {
 }
 
 
-def decoded(data: bytes, shape: Sequence[int], dtype: str) -> Array:
-    """A JPEG or PNG file as `dataset.images.decode_image` has it.
+def decode_image_file(data: bytes, shape: Sequence[int], dtype: str) -> Array:
+    """Decode a JPEG or PNG file, as `dataset.images.decode_image` does.
 
     Args:
-        data: the whole file.
+        data: the content of the file.
         shape: (height, width, channels).
         dtype: uint8 or float32.
 
     Raises:
-        ValueError: it is another kind of file, or damaged; says which.
+        ValueError: the file is damaged or of another kind; says which.
     """
     import tensorflow as tf
 
     from tasks.foundation.dataset.images import decode_image
 
-    if told := _not_an_image(data):
-        raise ValueError(told)
+    if problem := _not_an_image(data):
+        raise ValueError(problem)
     try:
         image: Array = decode_image(tf.constant(data), shape, dtype).numpy()
     except tf.errors.InvalidArgumentError as fault:
-        raise ValueError(f"is {'PNG' if data.startswith(_PNG) else 'JPEG'}, and cut off or damaged") from fault
+        raise ValueError(f"is a {'PNG' if data.startswith(_PNG) else 'JPEG'} that is truncated or damaged") from fault
     return image
 
 
 def _not_an_image(data: bytes) -> str | None:
-    """By content: what a file is named does not say what is in it."""
+    """Detect other kinds by content, because a file's name may be wrong; None for JPEG and PNG."""
     if data.startswith(_PNG):
-        # The chunk that makes a PNG an animation comes before the first pixels.
+        # The chunk that marks an animated PNG comes before the pixels.
         return "is an animated PNG" if b"acTL" in data[: max(0, data.find(b"IDAT"))] else None
     if data.startswith(_JPEG):
         return None
@@ -53,4 +53,4 @@ def _not_an_image(data: bytes) -> str | None:
     if data[8:12] == b"WEBP":
         return "is WebP"
     kind = next((kind for begin, kind in _OTHERS.items() if data.startswith(begin)), None)
-    return f"is {kind}" if kind else "is no image"
+    return f"is {kind}" if kind else "is not an image"

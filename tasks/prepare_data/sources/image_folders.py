@@ -1,4 +1,4 @@
-"""`images`: a folder of images for each class."""
+"""The source `images`: one folder of images per class."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from pydantic import Field
 
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
-from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
+from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, watched
-from tasks.prepare_data.sources.image_decoding import decoded
-from tasks.prepare_data.sources.read_ahead import in_order
+from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged
+from tasks.prepare_data.sources.image_decoding import decode_image_file
+from tasks.prepare_data.sources.read_ahead import map_ahead
 from tasks.prepare_data.sources.source_file import SourceFile
 
-_TOLD = 10
+_MAX_LISTED = 10
 _Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
@@ -31,10 +31,10 @@ class ImagesOptions(Options):
     """`data.options` of `images`."""
 
     path: str = Field(
-        min_length=1, description="a folder with one folder for each class, relative to the run file or on gs://"
+        min_length=1, description="a folder with one folder per class, relative to the run file or on gs://"
     )
     size: list[_Side] = Field(
-        min_length=2, max_length=2, description="[height, width] of the examples, each a whole number of at least 1"
+        min_length=2, max_length=2, description="[height, width] of the examples, each an integer of at least 1"
     )
     channels: Literal[1, 3] = Field(default=3, description="3 for color, 1 for grey")
 
@@ -43,94 +43,94 @@ class ImagesOptions(Options):
 class _Image:
     file: SourceFile
     label: int
-    stored: Stored | None  # what its store said of it
+    stored: FileStat | None  # size and checksum in its store
 
 
 def images(options: Mapping[str, Any], folder: Path) -> Source:
-    """x: uint8 [height, width, channels], 0 to 255; y: int64 [], index of the class.
+    """Open a source of x: uint8 [height, width, channels], 0 to 255; y: int64 [], index of the class.
 
-    The classes are the folders' names in sorted order; what lies deeper in a folder is of its class too. JPEG and PNG
-    are told by their content; how they are brought to one size is said at `dataset.images.decode_image`. Pixels stay
-    bytes, a quarter of what float32 would take: let the model scale them, as with `keras.layers.Rescaling(1 / 255)`.
+    The classes are the folder names in sorted order; nested folders belong to the same class. The content of a file
+    decides whether it is JPEG or PNG. `dataset.images.decode_image` describes the resizing. Pixels stay uint8, a
+    quarter of the size of float32: scale them in the model, for example with `keras.layers.Rescaling(1 / 255)`.
 
     Raises:
         RunFileError: an option cannot be used.
-        SourceError: there are no class folders, one is empty, or files lie beside them. While reading: files that
-            cannot be decoded, the first ten of them named.
+        SourceError: there are no class folders, one is empty, or files are next to them. While reading: files that
+            cannot be decoded; names the first ten.
     """
     chosen = parse_options(ImagesOptions, options, source="images")
     files = [file for file in find_files(chosen.path, folder) if not _hidden(file.relative)]
     counts = _classes(chosen.path, files)
     found = fingerprint(files)
     labels = [label for label, count in enumerate(counts.values()) for _ in range(count)]
-    stats: Sequence[Stored | None] = found.stats or [None] * len(files)
+    stats: Sequence[FileStat | None] = found.stats or [None] * len(files)
     listed = [
         _Image(file=file, label=label, stored=stored) for file, label, stored in zip(files, labels, stats, strict=True)
     ]
     read = partial(_read, listed, (*chosen.size, chosen.channels))
     return Source(
         content=found.content,
-        # With the order of the files, the counts say which image is of which class.
+        # Together with the order of the files, the counts determine each image's class.
         settings={"classes": counts, "size": chosen.size, "channels": chosen.channels},
         origin={"classes": json.dumps(list(counts)), **found.origin},
         length=len(files),
-        # What a store gave is compared with its checksum image by image.
-        read=read if found.stats else lambda: watched(files, found, read()),
+        # For images in a store, each image's checksum is compared while reading.
+        read=read if found.stats else lambda: require_unchanged(files, found, read()),
     )
 
 
 def _classes(path: str, files: list[SourceFile]) -> dict[str, int]:
-    """Class -> number of its images, sorted; the files come to be in that order too."""
+    """Return class -> number of images, sorted; also sorts the files in this order."""
     if not files:
-        raise SourceError(f"data.options.path: {path!r}: holds hidden files only; name a folder of class folders")
+        raise SourceError(f"data.options.path: {path!r}: contains only hidden files; name a folder of class folders")
     beside = [file.relative for file in files if "/" not in file.relative]
     if len(beside) == len(files):
         raise SourceError(
-            f"data.options.path: {path!r}: holds no folders, but {_some(beside)}; name a folder that has one folder "
-            "for each class"
+            f"data.options.path: {path!r}: contains no folders, but {_abridged(beside)}; name a folder with one folder "
+            "per class"
         )
     if beside:
         raise SourceError(
-            f"data.options.path: {path!r}: beside the folders of the classes lie {_some(beside)}; move each into the "
-            "folder of its class, or away"
+            f"data.options.path: {path!r}: files lie next to the class folders: {_abridged(beside)}; move each into "
+            "the folder of its class, or elsewhere"
         )
     files.sort(key=lambda file: file.relative.split("/"))
     counts = {name: len(list(some)) for name, some in groupby(files, lambda file: file.relative.split("/")[0])}
     empty = sorted({name for name in files[0].storage.folders("") if not _hidden(name)} - counts.keys())
     if empty:
         raise SourceError(
-            f"data.options.path: {path!r}: no images in {_some(empty)}; put some there, or remove the folder: each "
+            f"data.options.path: {path!r}: no images in {_abridged(empty)}; add images, or remove the folder: each "
             "folder is a class"
         )
     return counts
 
 
-def _read(images: Sequence[_Image], shape: tuple[int, ...]) -> Iterator[Located]:
+def _read(images: Sequence[_Image], shape: tuple[int, ...]) -> Iterator[LocatedExample]:
     workers = max(os.cpu_count() or 1, images[0].file.storage.transfers)
     faults: list[str] = []
-    done = in_order(partial(_decode, shape=shape), images, workers=workers)
+    done = map_ahead(partial(_decode, shape=shape), images, workers=workers)
     for image, pixels in zip(images, done, strict=True):
         if isinstance(pixels, str):
             faults.append(f"{image.file} {pixels}")
-            if len(faults) == _TOLD:
+            if len(faults) == _MAX_LISTED:
                 break
-        # After the first fault nothing can come of it; the rest is only looked through for more.
+        # After the first error the source is refused; the rest is only searched for more errors.
         elif not faults:
             yield str(image.file), (pixels, np.int64(image.label))
     if faults:
         raise SourceError(
-            f"{len(faults)}{' or more' if len(faults) == _TOLD else ''} of {len(images)} images cannot be used: "
-            f"{'; '.join(faults)}. Write them again as JPEG or PNG, or take them out of the folder"
+            f"{len(faults)}{' or more' if len(faults) == _MAX_LISTED else ''} of {len(images)} images cannot be used: "
+            f"{'; '.join(faults)}. Save them as JPEG or PNG, or remove them from the folder"
         )
 
 
 def _decode(image: _Image, *, shape: tuple[int, ...]) -> Array | str:
-    """Its pixels, or what is wrong with it."""
+    """Return an image's pixels, or the reason why it cannot be decoded."""
     data = image.file.read()
     if image.stored is not None and checksum_bytes(data) != image.stored:
-        raise SourceError(f"{image.file}: changed while it was being read; run again when nobody writes to it")
+        raise SourceError(f"{image.file}: changed while it was being read; run again when no process writes to it")
     try:
-        return decoded(data, shape, "uint8")
+        return decode_image_file(data, shape, "uint8")
     except ValueError as fault:
         return str(fault)
 
@@ -139,5 +139,6 @@ def _hidden(relative: str) -> bool:
     return any(part.startswith(".") for part in relative.split("/"))
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
+def _abridged(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

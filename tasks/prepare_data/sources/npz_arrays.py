@@ -1,9 +1,9 @@
-"""`npz`: arrays of a .npz file, read row by row; it is never in memory as a whole."""
+"""The source `npz`: arrays of a .npz file, read in blocks of rows; the file is never in memory as a whole."""
 
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +15,26 @@ from pydantic import Field
 
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.sources.base import Located, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, watched
+from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged
 from tasks.prepare_data.sources.source_file import SourceFile
 
 _CHUNK_BYTES = 1 << 20
+
+# NumPy publishes these functions without types.
+_ReadHeader = Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype[Any]]]
+_read_magic: Callable[[IO[bytes]], tuple[int, int]] = npy.read_magic
+_read_header_1_0: _ReadHeader = npy.read_array_header_1_0
+_read_header_2_0: _ReadHeader = npy.read_array_header_2_0
 
 
 class NpzOptions(Options):
     """`data.options` of `npz`."""
 
     path: str = Field(min_length=1, description="a .npz file, relative to the run file or on gs://")
-    x: str = Field(default="x", min_length=1, description="the name of the array that is x")
-    y: str | None = Field(default=None, min_length=1, description="the name of the array that is y")
+    x: str = Field(default="x", min_length=1, description="the name of the array for x")
+    y: str | None = Field(default=None, min_length=1, description="the name of the array for y")
     sample_weight: str | None = Field(default=None, min_length=1, description="the name of the array of weights")
 
 
@@ -40,11 +46,11 @@ class _Header:
 
 
 def npz(options: Mapping[str, Any], folder: Path) -> Source:
-    """x, y and sample_weight: rows of the arrays named, dtypes as saved.
+    """Open a source of rows of the named arrays for x, y and sample_weight, with their dtypes.
 
     Raises:
-        RunFileError: an option cannot be used, or names an array that is not there.
-        SourceError: the file is missing, or its arrays are empty, of different lengths, or of objects.
+        RunFileError: an option cannot be used, or names a missing array.
+        SourceError: the file is missing, or its arrays are empty, have different lengths, or hold Python objects.
     """
     chosen = parse_options(NpzOptions, options, source="npz")
     if chosen.sample_weight is not None and chosen.y is None:
@@ -56,7 +62,7 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
     except SourceError as fault:
         raise SourceError(f"{fault}; name a .npz file") from fault
     if len(files) > 1:
-        raise SourceError(f"data.options.path: {chosen.path!r}: {len(files)} files are there; name one .npz file")
+        raise SourceError(f"data.options.path: {chosen.path!r}: found {len(files)} files; name one .npz file")
     (file,) = files
     found = fingerprint(files)
     names = {key: name for key, name in chosen.model_dump(exclude={"path"}).items() if name is not None}
@@ -65,7 +71,7 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
         settings=names,
         origin=found.origin,
         length=_length(file, names),
-        read=lambda: watched(files, found, _read(file, names)),
+        read=lambda: require_unchanged(files, found, _read(file, names)),
         confirm=file.confirm,
     )
 
@@ -76,15 +82,15 @@ def _length(file: SourceFile, names: Mapping[str, str]) -> int:
         for key, name in names.items():
             with _member(archive, file, key, name) as (_, header):
                 if not header.shape or not header.shape[0]:
-                    raise SourceError(f"{file}: {name} has shape {header.shape}, which holds no example")
+                    raise SourceError(f"{file}: {name} has shape {header.shape}, which has no examples")
                 lengths[name] = header.shape[0]
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise SourceError(f"{file}: arrays of different lengths: {told}; save as many labels as examples")
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise SourceError(f"{file}: the arrays have different lengths: {found}; save as many labels as examples")
     return next(iter(lengths.values()))
 
 
-def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[Located]:
+def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[LocatedExample]:
     with ExitStack() as stack:
         archive = stack.enter_context(_archive(file, whole=True))
         columns = [
@@ -96,12 +102,12 @@ def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[Located]:
 
 @contextmanager
 def _archive(file: SourceFile, *, whole: bool) -> Iterator[zipfile.ZipFile]:
-    """The arrays. `whole`: the caller reads each to its end, where zipfile compares the CRC-32."""
+    """Open the archive. `whole`: the caller reads each array to its end, where zipfile compares its CRC-32."""
     try:
         with file.open(has_checksums=whole) as opened, zipfile.ZipFile(opened) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as fault:
-        raise SourceError(f"{file}: is no sound .npz file ({fault}); write it with numpy.savez") from fault
+        raise SourceError(f"{file}: is not a valid .npz file ({fault}); write it with numpy.savez") from fault
 
 
 @contextmanager
@@ -111,19 +117,18 @@ def _member(archive: zipfile.ZipFile, file: SourceFile, key: str, name: str) -> 
         raise RunFileError(f"data.options.{key}: {name!r}: {file} has no such array; {suggestion(name, known)}")
     with archive.open(f"{name}.npy") as member:
         try:
-            version = npy.read_magic(member)  # type: ignore[no-untyped-call]
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran_order, dtype = read_header(member)  # type: ignore[no-untyped-call]
+            version = _read_magic(member)
+            shape, fortran_order, dtype = (_read_header_1_0 if version == (1, 0) else _read_header_2_0)(member)
         except ValueError as fault:
             raise SourceError(f"{file}: {name} cannot be read ({fault}); write it with numpy.savez") from fault
         if dtype.hasobject:
-            raise SourceError(f"{file}: {name} has dtype object; save numbers of a fixed width, such as float32")
+            raise SourceError(f"{file}: {name} has dtype object; save numbers with a fixed width, such as float32")
         yield member, _Header(shape=shape, dtype=dtype, fortran_order=fortran_order)
 
 
 def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> Iterator[Array]:
     if header.fortran_order:
-        # The rows lie across such an array: there is no reading it row by row.
+        # In Fortran order the rows are interleaved, so the array cannot be read row by row.
         values = np.frombuffer(member.read(), header.dtype)
         yield from values.reshape(header.shape, order="F")
         return
@@ -134,7 +139,7 @@ def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> It
         rows = min(chunk_rows, header.shape[0] - begin)
         data = member.read(rows * row_bytes)
         if len(data) != rows * row_bytes:
-            raise SourceError(f"{file}: {name} ends before example {begin + rows}; the file is cut off, write it again")
+            raise SourceError(f"{file}: {name} ends before example {begin + rows}: the file is truncated; rewrite it")
         yield from np.frombuffer(data, header.dtype).reshape(rows, *row_shape)
     while member.read(_CHUNK_BYTES):  # zipfile compares the checksum at the end
         pass

@@ -1,15 +1,15 @@
-"""From the run file's `data` to a source."""
+"""Opens the source that the run file names."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.run_spec import DataSpec
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
 from tasks.prepare_data.sources.base import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.csv_files import CsvOptions, csv_files
 from tasks.prepare_data.sources.digits import digits
-from tasks.prepare_data.sources.files import require_there
+from tasks.prepare_data.sources.files import require_local_path
 from tasks.prepare_data.sources.function import function
 from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
@@ -27,7 +27,7 @@ _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
 }
 
 
-# What `data.options` of each may hold.
+# The `data.options` of each source.
 _OPTIONS: dict[str, type[Options]] = {
     "csv": CsvOptions,
     "digits": Options,
@@ -39,37 +39,37 @@ _OPTIONS: dict[str, type[Options]] = {
 
 
 def require_source(data: DataSpec, code_folder: Path) -> None:
-    """Refuse at once what `open_source` would refuse, as far as the run file and a look at one local path tell.
+    """Refuse early what `open_source` would refuse. Checks the run file, and whether one local path exists.
 
     Args:
-        data: the run file's `data`, of a built-in source.
-        code_folder: the run file's folder, which relative paths start from.
+        data: the run file's `data`; a built-in source.
+        code_folder: the run file's folder; relative paths start there.
 
     Raises:
-        RunFileError: no such source, or an option that it cannot use.
-        SourceError: the file or folder that it should read is not there.
+        RunFileError: the source is unknown, or an option cannot be used.
+        SourceError: the file or folder does not exist.
     """
     _built_in(data.source)
     chosen = parse_options(_OPTIONS[data.source], data.options, source=data.source)
     path = getattr(chosen, "path", None)
     if isinstance(path, str):
-        require_there(path, code_folder)
+        require_local_path(path, code_folder)
 
 
 def open_source(data: DataSpec, code_folder: Path, seed: int = 0) -> Source:
-    """The source that a run file names; looks at its files, but reads no example yet.
+    """Open the source that the run file names; inspects its files, but reads no example.
 
     Args:
         data: the run file's `data`.
-        code_folder: the run file's folder, which relative paths start from.
-        seed: `train.seed`, from which what a function of the user's draws follows.
+        code_folder: the run file's folder; relative paths start there.
+        seed: `train.seed`; random numbers of a user's function derive from it.
 
     Raises:
-        RunFileError: no such source, or an option that it cannot use.
-        SourceError: what it should read is missing or empty.
+        RunFileError: the source is unknown, or an option cannot be used.
+        SourceError: the data is missing or empty.
     """
     if ":" in data.source:
-        return function(data.source, data.options, code_folder, settled=data.batched is False, seed=seed)
+        return function(data.source, data.options, code_folder, single_examples=data.batched is False, seed=seed)
     return _built_in(data.source)(data.options, code_folder)
 
 
@@ -77,7 +77,7 @@ def _built_in(name: str) -> Callable[[Mapping[str, Any], Path], Source]:
     built_in = _BUILT_IN.get(name)
     if built_in is None:
         raise RunFileError(
-            f"data.source: {name!r} is no built-in source; {suggestion(name, _BUILT_IN)}; "
-            "or name a generator function of your own, as data.py:load"
+            f"data.source: {name!r} is not a built-in source; {suggestion(name, _BUILT_IN)}; "
+            "or name your own generator function, such as data.py:load"
         )
     return built_in

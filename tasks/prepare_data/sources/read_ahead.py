@@ -1,4 +1,4 @@
-"""Work that is done ahead, side by side, with the results in order."""
+"""Applies a function to items in parallel, ahead of the reader, with results in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,13 +9,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
-    """`work` on each item, by so many threads; at most twice as many results as threads are held.
+def map_ahead(work: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
+    """Apply `work` to each item in threads; yield the results in order, holding at most 2 * workers of them.
 
     Args:
-        work: may wait for a store, or compute outside of Python's lock.
-        items: are asked for in this thread, a few ahead.
-        workers: at least 1; with 1, nothing is done ahead.
+        work: releases Python's lock while it runs, as requests and TensorFlow do.
+        items: consumed in the calling thread, a few ahead.
+        workers: number of threads, at least 1; with 1, `work` runs in the calling thread, and not ahead.
     """
     if workers == 1:
         yield from map(work, items)
@@ -30,5 +30,5 @@ def in_order(work: Callable[[T], R], items: Iterable[T], *, workers: int) -> Ite
         while waiting:
             yield waiting.popleft().result()
     finally:
-        # Not waited for: the results are not needed, and the store may be away.
+        # Do not wait: the results are not needed, and the store may be unreachable.
         pool.shutdown(wait=False, cancel_futures=True)

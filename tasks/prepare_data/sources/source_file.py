@@ -1,4 +1,4 @@
-"""A file that a source reads, on this machine or on a store."""
+"""A file that a source reads, on this machine or in a store."""
 
 import io
 from collections.abc import Iterator
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import IO
 
 from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
-from tasks.foundation.storage.base import Storage, Stored
-from tasks.prepare_data.sources.verified_reads import Anywhere, Arriving
+from tasks.foundation.storage.base import FileStat, Storage
+from tasks.prepare_data.sources.verified_reads import RandomAccessStream, RemoteRead
 
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """Where a file lies, and how it is read; making one reads nothing."""
+    """A file and how to read it. The constructor reads nothing."""
 
     storage: Storage
     path: str  # relative to the storage's root
-    relative: str  # to the folder that data.options.path means, or begins with: files are sorted by it
-    local: Path | None = None  # where it lies on this machine
-    # What is being read of it, or was when something went wrong.
-    _current: list[Arriving] = field(default_factory=list, init=False, compare=False, repr=False)
+    relative: str  # path relative to the folder or pattern of data.options.path; files are sorted by it
+    local: Path | None = None  # its path, if it is local
+    # The read in progress; after an error, the read that failed.
+    _current: list[RemoteRead] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def uri(self) -> str:
-        """Its absolute path or its address."""
+        """Absolute path or address."""
         return f"{self.storage.uri}/{self.path}" if self.local is None else str(self.local)
 
     def __str__(self) -> str:
@@ -36,90 +36,91 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
-    def stat(self) -> Stored:
-        """Size and checksum as the store has them; a local file is read for it.
+    def stat(self) -> FileStat:
+        """Return size and checksum; for a local file this reads it.
 
         Raises:
-            SourceError: it is not there.
+            SourceError: the file is missing.
         """
         with self._errors():
             return self.storage.stat(self.path)
 
     def read(self) -> bytes:
-        """All of it.
+        """Return the whole content.
 
         Raises:
-            SourceError: it cannot be read.
+            SourceError: the file cannot be read.
         """
         with self._errors():
             return self.storage.read(self.path) if self.local is None else self.local.read_bytes()
 
     @contextmanager
     def reading(self) -> Iterator[Iterator[bytes]]:
-        """Its bytes from the beginning, in blocks. What was read from a store is compared when the context ends.
+        """Yield its bytes from the beginning, in blocks. Reads from a store are verified when the context ends.
 
         Raises:
             DamagedInTransit: other bytes arrived than the store has.
-            SourceError: it cannot be read, or changes meanwhile.
+            SourceError: the file cannot be read, or changed meanwhile.
         """
         with self._errors():
             if self.local is not None:
                 with self.local.open("rb") as opened:
                     yield iter(partial(opened.read, _BLOCK_BYTES), b"")
                 return
-            with self._arriving(sequential=True) as arriving:
-                with closing(arriving.blocks()) as blocks:  # what is read ahead is not wanted any more
+            with self._remote_read(sequential=True) as remote:
+                with closing(remote.blocks()) as blocks:  # stops reading ahead
                     yield blocks
-                arriving.finish()
+                remote.finish()
 
     @contextmanager
     def open(self, *, has_checksums: bool = False) -> Iterator[IO[bytes]]:
-        """For reading at any place; on a store, what is asked for is fetched as it is asked for.
+        """Open for random access; each range is requested from a store when it is read.
 
         Args:
-            has_checksums: the caller compares checksums inside the file; otherwise what was read from a store is read
-                once more when the context ends.
+            has_checksums: the caller verifies checksums inside the file. Otherwise all ranges that were read from a
+                store are read once more when the context ends.
 
         Raises:
             DamagedInTransit: other bytes arrived than the store has.
-            SourceError: it cannot be read, also later.
+            SourceError: the file cannot be read; also raised later, while reading.
         """
         with self._errors():
             if self.local is not None:
                 with self.local.open("rb") as opened:
                     yield opened
                 return
-            with self._arriving(sequential=False) as arriving:
-                whole = arriving.whole_if_small()
-                stream = io.BufferedReader(Anywhere(arriving), _BLOCK_BYTES) if whole is None else io.BytesIO(whole)
+            with self._remote_read(sequential=False) as remote:
+                whole = remote.whole_if_small()
+                random_access = RandomAccessStream(remote)
+                stream = io.BufferedReader(random_access, _BLOCK_BYTES) if whole is None else io.BytesIO(whole)
                 with stream as opened:
                     yield opened
                 if not has_checksums:
-                    arriving.finish()
+                    remote.finish()
 
     def confirm(self) -> None:
-        """Check whether the last bytes were damaged on the way. Call this when they seem to be wrong.
+        """Check whether the last bytes were damaged in transit. Call this when their content is invalid.
 
         Raises:
-            DamagedInTransit: they were.
+            DamagedInTransit: the bytes were damaged.
         """
         with self._errors():
-            for arriving in self._current:
-                arriving.confirm()
+            for remote in self._current:
+                remote.confirm()
 
     @contextmanager
-    def _arriving(self, *, sequential: bool) -> Iterator[Arriving]:
-        arriving = Arriving(self.storage, self.path, self.uri, sequential=sequential)
-        self._current[:] = [arriving]
+    def _remote_read(self, *, sequential: bool) -> Iterator[RemoteRead]:
+        remote = RemoteRead(self.storage, self.path, self.uri, sequential=sequential)
+        self._current[:] = [remote]
         try:
-            yield arriving
+            yield remote
         except (DamagedInTransit, SourceChanged, StorageError):
             raise
         except Exception:
-            arriving.confirm()  # the file may be sound, and its bytes damaged on the way
+            remote.confirm()  # the file may be valid, and only its bytes damaged in transit
             raise
         self._current.clear()
 
@@ -128,8 +129,8 @@ class SourceFile:
         try:
             yield
         except FileMissing as fault:
-            raise SourceError(f"{self.uri} is not there any more; put it back, or correct data.options.path") from fault
+            raise SourceError(f"{self.uri} is missing; restore it, or correct data.options.path") from fault
         except OSError as fault:
             raise SourceError(
-                f"{self.uri}: cannot be read: {fault.strerror}; see that it is there and who may read it"
+                f"{self.uri}: cannot be read: {fault.strerror}; check that it exists, and its permissions"
             ) from fault

@@ -1,4 +1,4 @@
-"""`text`: bytes of text files, for language models that predict the next byte."""
+"""The source `text`: bytes of text files, for language models that predict the next byte."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.base import Located, Options, Source, parse_options
+from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import confirmed, fingerprint, watched
+from tasks.prepare_data.sources.fingerprint import confirm_all, fingerprint, require_unchanged
 from tasks.prepare_data.sources.source_file import SourceFile
 
 
@@ -20,22 +20,22 @@ class TextOptions(Options):
 
     path: str = Field(
         min_length=1,
-        description="a text file or a folder, relative to the run file or on gs://; {stdlib} is Python's own sources",
+        description="a text file or a folder, relative to the run file or on gs://; {stdlib} is Python's library",
     )
-    suffix: str = Field(default="", description="the ending of the file names to take, such as .py")
-    length: int = Field(ge=1, description="bytes in an example, a whole number of at least 1")
-    max_bytes: int | None = Field(default=None, ge=2, description="bytes to take in all, a whole number of at least 2")
+    suffix: str = Field(default="", description="the suffix of the files to take, such as .py")
+    length: int = Field(ge=1, description="bytes per example, an integer of at least 1")
+    max_bytes: int | None = Field(default=None, ge=2, description="bytes to take in total, an integer of at least 2")
 
 
 def text(options: Mapping[str, Any], folder: Path) -> Source:
-    """x: int32 [length], bytes; y: int32 [length], at each place the byte that follows.
+    """Open a source of x: int32 [length], bytes; y: int32 [length], the byte that follows each byte of x.
 
-    The files, in the order of their relative paths, are one text, which is cut every `length` bytes; what is left at
-    the end is dropped.
+    The files, sorted by relative path, form one text, which is cut every `length` bytes; an incomplete example at the
+    end is dropped.
 
     Raises:
         RunFileError: an option cannot be used.
-        SourceError: there are no files, or too few bytes in them.
+        SourceError: there are no files, or too few bytes.
     """
     chosen = parse_options(TextOptions, options, source="text")
     files = find_files(chosen.path, folder, suffix=chosen.suffix)
@@ -43,20 +43,20 @@ def text(options: Mapping[str, Any], folder: Path) -> Source:
     examples = (found.size - 1) // chosen.length
     if examples < 1:
         raise SourceError(
-            f"data.options.length: {chosen.length}: {chosen.path} gives {found.size} bytes and an example needs "
-            f"{chosen.length + 1}; set a smaller length, or name more text"
+            f"data.options.length: {chosen.length}: {chosen.path} has {found.size} bytes, but an example needs "
+            f"{chosen.length + 1}; set a smaller length, or add more text"
         )
     return Source(
         content=found.content,
         settings={"length": chosen.length},
         origin=found.origin,
         length=examples,
-        read=lambda: watched(files, found, _read(files, chosen, examples)),
-        confirm=partial(confirmed, files),
+        read=lambda: require_unchanged(files, found, _read(files, chosen, examples)),
+        confirm=partial(confirm_all, files),
     )
 
 
-def _read(files: Sequence[SourceFile], options: TextOptions, examples: int) -> Iterator[Located]:
+def _read(files: Sequence[SourceFile], options: TextOptions, examples: int) -> Iterator[LocatedExample]:
     rest, index = b"", 0
     for file in files:
         with file.reading() as blocks:

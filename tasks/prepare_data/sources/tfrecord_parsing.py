@@ -1,4 +1,4 @@
-"""Records of `tf.train.Example` as arrays: what the reader will make of them, looked at one by one where it fails."""
+"""Parses records of `tf.train.Example` in batches, as training does; finds the record that fails."""
 
 import math
 import os
@@ -10,44 +10,44 @@ import numpy as np
 from tasks.foundation.contracts.dataset import Feature
 from tasks.foundation.dataset.features import Array, unflatten
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.image_decoding import decoded
-from tasks.prepare_data.sources.read_ahead import in_order
+from tasks.prepare_data.sources.image_decoding import decode_image_file
+from tasks.prepare_data.sources.read_ahead import map_ahead
 from tasks.prepare_data.sources.source_file import SourceFile
-from tasks.prepare_data.sources.tfrecord_framing import Framed, framed
-from tasks.prepare_data.sources.tfrecord_spec import Misfit, compare
+from tasks.prepare_data.sources.tfrecord_framing import Record, read_records
+from tasks.prepare_data.sources.tfrecord_spec import RecordMismatch, require_fit
 
-# Records that are parsed together; so many of these batches, twice, are in memory.
+# Limits of a batch of records that is parsed at once; memory holds 2 * _WORKERS batches.
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 8 << 20
 _WORKERS = min(os.cpu_count() or 1, 16)
 
 
-def examples_of(
+def parsed_examples(
     file: SourceFile, features: Sequence[Feature], *, compressed: bool
-) -> Iterator[tuple[Framed, str, object]]:
-    """(record, where it stands, its example) of a file, in order.
+) -> Iterator[tuple[Record, str, object]]:
+    """Yield (record, its position, its example) for each record of a file, in order.
 
     Raises:
-        SourceError: the file is damaged, or a record of it is not as the features say; names record and offset.
+        SourceError: the file is damaged, or a record does not match the features; names record and offset.
     """
     largest = sum(math.prod(feature.shape) * np.dtype(feature.dtype).itemsize for feature in features)
-    work = partial(_with_arrays, features=features, where=partial(place, file.uri))
+    work = partial(_with_arrays, features=features, where=partial(record_position, file.uri))
     with file.reading() as blocks:
-        records = framed(blocks, where=file.uri, compressed=compressed)
+        records = read_records(blocks, where=file.uri, compressed=compressed)
         batches = _batches(records, most=max(1, min(_BATCH_RECORDS, _BATCH_BYTES // max(1, largest))))
-        for batch, arrays in in_order(work, batches, workers=_WORKERS):
+        for batch, arrays in map_ahead(work, batches, workers=_WORKERS):
             for index, record in enumerate(batch):
                 example = unflatten({name: values[index] for name, values in arrays.items()})
-                yield record, place(file.uri, record), example
+                yield record, record_position(file.uri, record), example
 
 
-def place(uri: str, record: Framed) -> str:
-    """Where a record stands, for messages."""
+def record_position(uri: str, record: Record) -> str:
+    """Return a record's position, for messages."""
     return f"{uri}, record {record.number} at byte {record.begin}"
 
 
-def _batches(records: Iterator[Framed], *, most: int) -> Iterator[list[Framed]]:
-    batch: list[Framed] = []
+def _batches(records: Iterator[Record], *, most: int) -> Iterator[list[Record]]:
+    batch: list[Record] = []
     size = 0
     for record in records:
         batch.append(record)
@@ -60,9 +60,9 @@ def _batches(records: Iterator[Framed], *, most: int) -> Iterator[list[Framed]]:
 
 
 def _with_arrays(
-    batch: list[Framed], *, features: Sequence[Feature], where: Callable[[Framed], str]
-) -> tuple[list[Framed], dict[str, Array]]:
-    """The batch, and name -> array [records, *feature.shape]."""
+    batch: list[Record], *, features: Sequence[Feature], where: Callable[[Record], str]
+) -> tuple[list[Record], dict[str, Array]]:
+    """Return the batch, and name -> array [records, *feature.shape]."""
     import tensorflow as tf
 
     from tasks.foundation.dataset.shards import decode, extract
@@ -79,10 +79,10 @@ def _with_arrays(
     except tf.errors.InvalidArgumentError as fault:
         for record in batch:
             try:
-                compare(record.data, features)
-            except Misfit as misfit:
-                raise SourceError(f"{where(record)}: {misfit.told}") from fault
-        raise SourceError(f"{where(batch[0])}, or soon after: cannot be parsed: {fault.message}") from fault
+                require_fit(record.data, features)
+            except RecordMismatch as mismatch:
+                raise SourceError(f"{where(record)}: {mismatch.problem}") from fault
+        raise SourceError(f"{where(batch[0])} or soon after: cannot be parsed: {fault.message}") from fault
     arrays: dict[str, Array] = {}
     for feature in features:
         if feature.encoding == "raw":
@@ -94,21 +94,21 @@ def _with_arrays(
     return batch, arrays
 
 
-def _images(batch: list[Framed], files: Sequence[bytes], feature: Feature, where: Callable[[Framed], str]) -> Array:
+def _images(batch: list[Record], files: Sequence[bytes], feature: Feature, where: Callable[[Record], str]) -> Array:
     images = np.empty((len(batch), *feature.shape), feature.dtype)
     for index, (record, data) in enumerate(zip(batch, files, strict=True)):
         try:
-            images[index] = decoded(data, feature.shape, feature.dtype)
+            images[index] = decode_image_file(data, feature.shape, feature.dtype)
         except ValueError as fault:
             raise SourceError(
-                f"{where(record)}: {feature.record_key!r} {fault}; write it again as JPEG or PNG, or leave it out"
+                f"{where(record)}: {feature.record_key!r} {fault}; save it as JPEG or PNG, or remove it"
             ) from fault
     return images
 
 
-def _cast(batch: list[Framed], values: Array, feature: Feature, where: Callable[[Framed], str]) -> Array:
-    """Values as the dtype that is asked for; an integer must stay what it is."""
-    with np.errstate(over="ignore"):  # becomes infinity, which is looked for later
+def _cast(batch: list[Record], values: Array, feature: Feature, where: Callable[[Record], str]) -> Array:
+    """Cast values to the feature's dtype; an integer must keep its value."""
+    with np.errstate(over="ignore"):  # becomes infinity, which is refused later
         cast = values.astype(feature.dtype)
     if cast.dtype.kind not in "iub":
         return cast
@@ -118,7 +118,7 @@ def _cast(batch: list[Framed], values: Array, feature: Feature, where: Callable[
     if wrong.any():
         at = tuple(np.argwhere(wrong)[0])
         raise SourceError(
-            f"{where(batch[at[0]])}: {feature.record_key!r} holds {values[at]}, which is no {feature.dtype}; set a "
-            "wider dtype, or correct the records"
+            f"{where(batch[at[0]])}: {feature.record_key!r} contains {values[at]}, which does not fit into "
+            f"{feature.dtype}; set a wider dtype, or correct the records"
         )
     return cast

@@ -1,4 +1,4 @@
-"""What records of `tf.train.Example` hold, as the run file says it, compared with what they do hold."""
+"""The features of `tf.train.Example` records, as the run file describes them; compares them with records."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _KIND = {"raw": "bytes_list", "image": "bytes_list", "int64": "int64_list", "flo
 
 
 class FeatureSpec(Contract):
-    """One feature of the records."""
+    """The description of one feature in the run file."""
 
     dtype: str
     shape: list[int] = Field(default_factory=list)
@@ -37,38 +37,36 @@ class TfrecordOptions(Options):
     path: str = Field(min_length=1, description="a file, a folder or a pattern such as train-*.tfrecord, also on gs://")
     features: dict[str, FeatureSpec] = Field(
         min_length=1,
-        description="what the records hold: {name: {dtype: int64, shape: [], encoding: values}}; the encoding is "
+        description="the features of the records: {name: {dtype: int64, shape: [], encoding: values}}; the encoding is "
         "values (a list of numbers), raw (bytes of little-endian numbers) or image (a JPEG or PNG file)",
     )
-    x: str | dict[str, str] = Field(description="the name of the feature that is x, or {input: name}")
-    y: str | dict[str, str] | None = Field(
-        default=None, description="the name of the feature that is y, or {output: name}"
-    )
-    sample_weight: str | None = Field(default=None, description="the name of the feature that holds weights")
+    x: str | dict[str, str] = Field(description="the name of the feature for x, or {input: name}")
+    y: str | dict[str, str] | None = Field(default=None, description="the name of the feature for y, or {output: name}")
+    sample_weight: str | None = Field(default=None, description="the name of the feature with the weights")
     copy_: bool = Field(
-        default=False, alias="copy", description="true writes the examples as shards of Baton's own, in a new order"
+        default=False, alias="copy", description="true copies the examples into shards, in shuffled order"
     )
 
 
-class Misfit(Exception):
-    """A record is not what the run file says.
+class RecordMismatch(Exception):
+    """A record does not match the description in the run file.
 
     Attributes:
-        key: the feature; None: the record as a whole.
-        told: what is wrong, and the remedy.
+        key: the feature; None for the record as a whole.
+        problem: what is wrong, and the remedy.
     """
 
-    def __init__(self, key: str | None, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, key: str | None, problem: str) -> None:
+        super().__init__(problem)
         self.key = key
-        self.told = told
+        self.problem = problem
 
 
 def chosen_features(options: TfrecordOptions) -> tuple[Feature, ...]:
-    """The features that make an example, in the order of the flattened one.
+    """Return the features that form an example, in the order of the flattened example.
 
     Raises:
-        RunFileError: x, y or sample_weight names no feature, or a feature cannot be as it is said.
+        RunFileError: x, y or sample_weight names a missing feature, or a feature's description is invalid.
     """
     for name, spec in options.features.items():
         _check(name, spec)
@@ -76,32 +74,33 @@ def chosen_features(options: TfrecordOptions) -> tuple[Feature, ...]:
         raise RunFileError(
             f"data.options.sample_weight: {options.sample_weight!r}: weights need labels; set data.options.y too"
         )
-    asked = {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
+    selected = {"x": options.x, "y": options.y, "sample_weight": options.sample_weight}
     names: dict[str, str] = {}
-    for part, value in asked.items():
-        for place, key in [(part, value)] if isinstance(value, str) else _named(part, value):
+    for part, value in selected.items():
+        for feature_name, key in [(part, value)] if isinstance(value, str) else _named(part, value):
             if key not in options.features:
+                option = feature_name.replace("/", ".")
                 raise RunFileError(
-                    f"data.options.{place.replace('/', '.')}: {key!r}: data.options.features has no such feature; "
+                    f"data.options.{option}: {key!r}: data.options.features has no such feature; "
                     f"{suggestion(key, options.features)}"
                 )
-            names[place] = key
-    return tuple(_feature(place, key, options.features[key]) for place, key in names.items())
+            names[feature_name] = key
+    return tuple(_feature(feature_name, key, options.features[key]) for feature_name, key in names.items())
 
 
 def _named(part: str, value: Mapping[str, str] | None) -> list[tuple[str, str]]:
     if value is None:
         return []
     if not value or "" in value:
-        raise RunFileError(f"data.options.{part}: {dict(value)!r}: every array needs a name; write {{name: feature}}")
+        raise RunFileError(f"data.options.{part}: {dict(value)!r}: each array needs a name; write {{name: feature}}")
     return [(f"{part}/{key}", value[key]) for key in sorted(value)]
 
 
-def _feature(place: str, key: str, spec: FeatureSpec) -> Feature:
+def _feature(feature_name: str, key: str, spec: FeatureSpec) -> Feature:
     encoding: Any = spec.encoding
     if encoding == "values":
         encoding = "float" if spec.dtype in _FLOATS else "int64"
-    return Feature(name=place, dtype=spec.dtype, shape=tuple(spec.shape), key=key, encoding=encoding)
+    return Feature(name=feature_name, dtype=spec.dtype, shape=tuple(spec.shape), key=key, encoding=encoding)
 
 
 def _check(name: str, spec: FeatureSpec) -> None:
@@ -109,34 +108,36 @@ def _check(name: str, spec: FeatureSpec) -> None:
     known = _DTYPES[spec.encoding]
     if spec.dtype not in known:
         raise RunFileError(
-            f"{at}.dtype: {spec.dtype!r}: the encoding {spec.encoding} has no such dtype; "
+            f"{at}.dtype: {spec.dtype!r}: the encoding {spec.encoding} does not support this dtype; "
             f"{suggestion(spec.dtype, known)}"
         )
     if min(spec.shape, default=1) < 1:
-        raise RunFileError(f"{at}.shape: {spec.shape}: every side must be at least 1; give the shape of one example")
+        raise RunFileError(f"{at}.shape: {spec.shape}: each dimension must be at least 1; give the shape of an example")
     if spec.encoding == "image" and (len(spec.shape) != _IMAGE_RANK or spec.shape[2] not in _IMAGE_CHANNELS):
         raise RunFileError(
-            f"{at}.shape: {spec.shape}: an image is [height, width, channels], with 1 or 3 channels; images of other "
-            "sizes are brought to it"
+            f"{at}.shape: {spec.shape}: an image has the shape [height, width, channels], with 1 or 3 channels; images "
+            "of another size are resized"
         )
 
 
-def fitted(data: bytes, features: Sequence[Feature], options: TfrecordOptions, *, where: str) -> tuple[Feature, ...]:
-    """The features as the first record has them: a float may be written as a list of integers.
+def fit_to_record(
+    data: bytes, features: Sequence[Feature], options: TfrecordOptions, *, where: str
+) -> tuple[Feature, ...]:
+    """Return the features as the first record stores them: floats may be stored as a list of integers.
 
     Args:
         data: the first record.
-        features: of `chosen_features`.
-        options: of the run file.
+        features: as `chosen_features` returns them.
+        options: as in the run file.
         where: the record, for messages.
 
     Raises:
-        RunFileError: the record lacks a feature, or holds another kind or number of values.
+        RunFileError: the record lacks a feature, or has values of another type or number.
     """
     try:
         parsed = _parsed(data)
-    except Misfit as misfit:
-        raise RunFileError(f"data.options.path: {options.path!r}: {where}: {misfit.told}") from misfit
+    except RecordMismatch as mismatch:
+        raise RunFileError(f"data.options.path: {options.path!r}: {where}: {mismatch.problem}") from mismatch
     integers = {name for name, feature in parsed.items() if feature.WhichOneof("kind") == "int64_list"}
     fitting = tuple(
         feature.model_copy(update={"encoding": "int64"})
@@ -147,17 +148,19 @@ def fitted(data: bytes, features: Sequence[Feature], options: TfrecordOptions, *
     for feature in fitting:
         try:
             _compare(parsed, feature)
-        except Misfit as misfit:
+        except RecordMismatch as mismatch:
             spec = options.features[feature.record_key].model_dump()
-            raise RunFileError(f"data.options.features.{misfit.key}: {spec}: {where}: {misfit.told}") from misfit
+            raise RunFileError(
+                f"data.options.features.{mismatch.key}: {spec}: {where}: {mismatch.problem}"
+            ) from mismatch
     return fitting
 
 
-def compare(data: bytes, features: Sequence[Feature]) -> None:
-    """See that a record holds what it should, as far as that shows without decoding it.
+def require_fit(data: bytes, features: Sequence[Feature]) -> None:
+    """Check a record against the features, as far as possible without decoding it.
 
     Raises:
-        Misfit: it does not; says what it holds.
+        RecordMismatch: it does not match; describes what it has.
     """
     parsed = _parsed(data)
     for feature in features:
@@ -167,20 +170,22 @@ def compare(data: bytes, features: Sequence[Feature]) -> None:
 def _compare(parsed: Mapping[str, Any], feature: Feature) -> None:
     key, expected, shape = feature.record_key, _KIND[feature.encoding], list(feature.shape)
     if key not in parsed:
-        raise Misfit(key, f"it has no feature {key!r}; it has {_shown(parsed)}")
+        raise RecordMismatch(key, f"it has no feature {key!r}; it has {_shown(parsed)}")
     kind, values = _content(parsed[key])
     if kind != expected:
-        raise Misfit(key, f"{key!r} is {kind}, not {expected}; set another dtype or encoding")
+        raise RecordMismatch(key, f"{key!r} is {kind}, not {expected}; set another dtype or encoding")
     needed = 1 if expected == "bytes_list" else math.prod(shape)
     if len(values) != needed:
-        raise Misfit(key, f"{key!r} has {len(values)} values, the shape {shape} needs {needed}; correct the shape")
+        raise RecordMismatch(
+            key, f"{key!r} has {len(values)} values, but the shape {shape} needs {needed}; correct the shape"
+        )
     if feature.encoding == "raw":
         bytes_needed = np.dtype(feature.dtype).itemsize * math.prod(shape)
         if len(values[0]) != bytes_needed:
-            raise Misfit(
+            raise RecordMismatch(
                 key,
-                f"{key!r} has {len(values[0])} bytes, {feature.dtype} {shape} needs {bytes_needed}; correct dtype or "
-                "shape",
+                f"{key!r} has {len(values[0])} bytes, but {feature.dtype} {shape} needs {bytes_needed}; correct dtype "
+                "or shape",
             )
 
 
@@ -196,10 +201,10 @@ def _content(feature: Any) -> tuple[str, Sequence[Any]]:
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
     import tensorflow as tf
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         features: Mapping[str, Any] = tf.train.Example.FromString(data).features.feature
     except DecodeError as fault:
-        raise Misfit(None, "it is no tf.train.Example; write the records as such") from fault
+        raise RecordMismatch(None, "it is not a tf.train.Example; write the records as tf.train.Examples") from fault
     return features

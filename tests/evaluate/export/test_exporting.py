@@ -1,4 +1,4 @@
-"""What `baton export` writes is read again by Keras and TensorFlow alone, and predicts the same."""
+"""Exports load with Keras and TensorFlow alone and predict the same."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def build(kind="Doubled", activation="tanh"):
     model.compile(keras.optimizers.SGD(0.1, use_ema=True), loss, metrics=["accuracy"])
     return model
 """
-# No Baton: the folder of the user's code, Keras and TensorFlow.
+# Runs without Baton, in the folder of the user's code.
 PLAIN = """
 import sys
 
@@ -120,7 +120,7 @@ def run_file_of(lab: Lab, name: str, **options: Any) -> Path:
     return path
 
 
-def test_each_form_is_read_by_keras_and_tensorflow_alone(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_form_loads_without_baton(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     spec = spec_of("build")
     head = lab.log(spec).head()
     assert head is not None
@@ -131,9 +131,9 @@ def test_each_form_is_read_by_keras_and_tensorflow_alone(lab: Lab, capsys: pytes
         if form == "weights":
             address = [f"{lab.root}/storage/build", "--run-file", *address]
         assert main(["export", *address, "--format", form, "--to", str(lab.code / name), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert (told["step"], told["warnings"]) == (6, [])
-        assert told["path"] == str(lab.code / name) + ("/ckpt" if form == "checkpoint" else "")
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (result["step"], result["warnings"]) == (6, [])
+        assert result["path"] == str(lab.code / name) + ("/ckpt" if form == "checkpoint" else "")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PLAIN)],
         cwd=lab.code,
@@ -147,7 +147,7 @@ def test_each_form_is_read_by_keras_and_tensorflow_alone(lab: Lab, capsys: pytes
     raw = np.array(state.model(x, training=False))
     state.model.optimizer.finalize_variable_values(state.model.trainable_variables)
     expected = np.array(state.model(x, training=False))
-    assert not np.allclose(raw, expected)  # the averages are others, or this would show nothing
+    assert not np.allclose(raw, expected)  # the averages must differ from the weights, or the test shows nothing
     for predictions in np.load(lab.code / "predictions.npy"):
         np.testing.assert_allclose(predictions, expected, rtol=1e-5, atol=1e-6)
 
@@ -159,17 +159,20 @@ def refused(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str, code: int
     return capsys.readouterr().err
 
 
-def test_what_cannot_be_exported_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     file, home, new = str(lab.code / "run.yaml"), f"{lab.root}/storage/build", str(lab.code / "new.keras")
     (lab.code / "there.keras").touch()
     to = ["--format", "keras", "--to", new]
     cases = [
-        ([file, "--format", "keras", "--to", str(lab.code / "there.keras")], "there.keras is there already"),
-        ([file, "--format", "onnx", "--to", new], "--format onnx is unknown; say one of keras, weights, saved_model"),
-        ([file, "--format", "weights", "--to", new], "ends in .weights.h5"),
-        ([file, "--format", "keras", "--to", "gs://bucket/new.keras"], "is written on this machine"),
-        ([file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")], "/no is not there; make it first"),
-        ([home, *to], "the code of its model lies beside its run file; name that with --run-file"),
+        ([file, "--format", "keras", "--to", str(lab.code / "there.keras")], "there.keras already exists"),
+        ([file, "--format", "onnx", "--to", new], "--format onnx is unknown; use one of keras, weights, saved_model"),
+        ([file, "--format", "weights", "--to", new], "must end in .weights.h5"),
+        ([file, "--format", "keras", "--to", "gs://bucket/new.keras"], "exports are written to a local path"),
+        (
+            [file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")],
+            "/no does not exist; create it",
+        ),
+        ([home, *to], "which has no code; name the run file that builds the model with --run-file"),
         ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
         ([file, *to, "--step", "best"], "has no best checkpoint"),
         ([file, *to, "--step", "newest"], "--step newest is neither a step nor best"),
@@ -181,21 +184,19 @@ def test_what_cannot_be_exported_is_refused(lab: Lab, capsys: pytest.CaptureFixt
     assert "config.activation: tanh -> relu" in refused(lab, capsys, home, "--run-file", other, *to)
 
 
-def test_what_a_checkpoint_of_tensorflow_lacks_is_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variables_missing_in_a_tf_checkpoint_are_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.begin(spec_of("build", run="listed", model__options={"kind": "Listed"}))
     file, home = run_file_of(lab, "listed.yaml", kind="Listed"), f"{lab.root}/storage/listed"
     words = ["--run-file", str(file), "--format", "checkpoint", "--to", str(lab.code / "listed")]
     assert main(["export", home, *words]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("warning: listed/")
-    assert "moving_mean" in told
-    assert "gamma" not in told  # which the optimizer trains
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: listed/")
+    assert "moving_mean" in warning
+    assert "gamma" not in warning  # the optimizer tracks it
 
 
-def test_what_keras_does_not_find_is_named_and_the_printed_lines_load_an_early_step(
-    lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """In a process without Baton, in another folder than that of the user's code."""
+def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Runs without Baton, in another folder than the user's code."""
     options = {"kind": "Tripled", "activation": "bent"}
     spec = spec_of("build", run="tripled", model__options=options)
     lab.begin(spec)

@@ -1,4 +1,4 @@
-"""The lines of Python that `baton export` prints for a `.keras` file, from its configuration."""
+"""The lines of Python that load a `.keras` file, from its configuration."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ REFERENCE = "heads.py:Head"
 
 @dataclass(frozen=True)
 class Code:
-    """A folder of the user's, loaded as Baton loads it."""
+    """A folder of user code, loaded as Baton loads it."""
 
     folder: Path
     package: str
@@ -44,13 +44,13 @@ def lines(config: Any, here: Path) -> tuple[str, ...]:
     return Loading.of_config(config, REFERENCE).lines(Path("out.keras"), here=here)
 
 
-def test_a_model_of_keras_alone_needs_nothing(code: Code) -> None:
+def test_model_of_keras_layers_needs_no_imports(code: Code) -> None:
     dense = {"module": "keras.layers", "class_name": "Dense", "config": {"activation": function("relu")}}
     spec = {"module": "tensorflow.python.framework.tensor", "class_name": "__typespec__", "registered_name": None}
     assert lines({"layers": [dense, spec]}, code.folder) == ("keras.saving.load_model('out.keras')",)
 
 
-def test_what_is_not_registered_is_passed_and_what_is_registered_is_imported(code: Code) -> None:
+def test_custom_objects_are_passed_or_imported(code: Code) -> None:
     layers = [code.of("Scale"), code.of("Scale"), code.of("Shift", registered_name="own>Shift")]
     assert lines({"config": layers, "activation": function("bent")}, code.folder) == (
         "from layers import Scale, bent, Shift",
@@ -59,8 +59,8 @@ def test_what_is_not_registered_is_passed_and_what_is_registered_is_imported(cod
     )
 
 
-def test_from_another_folder_the_code_is_put_on_the_path(code: Code, tmp_path: Path) -> None:
-    """A file that imports its siblings relatively is imported as a part of its folder."""
+def test_code_of_another_folder_is_added_to_the_path(code: Code, tmp_path: Path) -> None:
+    """A file with relative imports is imported as part of its folder."""
     assert lines([code.of("Scale"), code.of("Head", "heads")], tmp_path / "elsewhere") == (
         "import sys",
         f"sys.path.insert(0, {str(tmp_path)!r})",
@@ -72,7 +72,7 @@ def test_from_another_folder_the_code_is_put_on_the_path(code: Code, tmp_path: P
     )
 
 
-def test_what_no_line_can_repair_is_said(code: Code) -> None:
+def test_objects_that_cannot_be_imported_cause_warnings(code: Code) -> None:
     layer = {"class_name": "Lambda", "module": "keras.layers", "config": {"function": {"class_name": "__lambda__"}}}
     config = [layer, code.of("Inner"), function("closure"), code.of("Scale"), code.of("Scale", "heads")]
     loading = Loading.of_config(config, REFERENCE)

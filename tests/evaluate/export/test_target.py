@@ -1,4 +1,4 @@
-"""What an export may be called; found out before anything is waited for."""
+"""Names of exports, checked before any work."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from tasks.foundation.errors import InvalidInput
         ("keras", "w.KERAS", "w.KERAS.keras"),
     ],
 )
-def test_the_name_that_is_proposed_is_accepted(form: str, name: str, better: str, tmp_path: Path) -> None:
+def test_suggested_name_is_accepted(form: str, name: str, better: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         require_free_target(form, tmp_path / name)
-    assert str(caught.value).endswith(f"; name {tmp_path / better}")
+    assert str(caught.value).endswith(f"; use {tmp_path / better}")
     require_free_target(form, tmp_path / better)

@@ -1,4 +1,4 @@
-"""The report's page and pictures, from logs written by the real run log."""
+"""The report's page and pictures, from real run logs."""
 
 import html.parser
 import math
@@ -19,7 +19,8 @@ from tasks.foundation.errors import NoSuchRun
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tests.support.ledger_records import NOON, record_of
+from tests.support.clock import NOON
+from tests.support.ledger_records import record_of
 
 ENVIRONMENT = Environment(
     accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={"tensorflow": "2.19.1"}
@@ -27,7 +28,7 @@ ENVIRONMENT = Environment(
 
 
 class Run:
-    """Writes a log whose numbers are made up."""
+    """A run log with invented numbers."""
 
     def __init__(self, folder: Path) -> None:
         self.home = LocalStorage(folder)
@@ -85,7 +86,7 @@ def trained(run: Run) -> Run:
 
 
 class Elements(html.parser.HTMLParser):
-    """Collects the tags and the addresses that a browser would see."""
+    """Collects tags, attributes and addresses, as a browser sees them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -122,33 +123,33 @@ def test_page_is_self_contained(run: Run) -> None:
     assert not {"script", "link", "iframe", "object"} & set(elements.tags)
 
 
-def test_page_is_a_function_of_the_log(run: Run) -> None:
+def test_same_log_gives_the_same_page(run: Run) -> None:
     assert trained(run).report() == run.report()
 
 
-def test_values_are_escaped(run: Run) -> None:
+def test_values_are_escaped_in_html(run: Run) -> None:
     name = '<script>alert("1")</script>'
     ref = run.commit(10, [{name: 1.0, "$\\frac{$": 2.0}], {name: 1.0})
     run.evaluate(ref, {name: 1.0})
     page = run.report(title="<script>x</script>")
     assert "script" not in Elements(page).tags
     assert Elements(page).attributes == {"lang", "charset", "name", "content", "class", "title", "alt", "src"}
-    assert "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;" in page
-    assert page.count("<b>") == page.count("</b>")  # the identity's own "<b>" is text
-    assert "&quot;&lt;b&gt;&quot;" in page
+    assert "&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;" in page
+    assert page.count("<b>") == page.count("</b>")  # "<b>" in the identity is text
+    assert "&#34;&lt;b&gt;&#34;" in page
 
 
 def tried(run: Run) -> Run:
-    """One that died without a word, one that was ended by an error, one at work."""
-    gone = (NOON - timedelta(hours=3)).isoformat()
-    run.attempt("a" * 32, began=gone, alive=gone, doing="compile", uncommitted_seconds=12.0)
+    """Adds an attempt that was killed, one that an error ended, and one that is running."""
+    began = (NOON - timedelta(hours=3)).isoformat()
+    run.attempt("a" * 32, began=began, alive=began, doing="compile", uncommitted_seconds=12.0)
     run.attempt("b" * 32, ended="ValueError", message="<script>no\nway</script> " + "x" * 500, host="<i>h</i>")
     run.attempt("c" * 32, seconds={"train": 1.0, "unattributed": 0.5}, step=1234, uncommitted_seconds=1.0)
     return run
 
 
 def rows_below(page: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
+    """Cells of the table below a heading."""
     table = page.split(f"<h2>{heading}</h2>")[1].split("</table>", maxsplit=1)[0]
     return [
         [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
@@ -156,7 +157,7 @@ def rows_below(page: str, heading: str) -> list[list[str]]:
     ]
 
 
-def test_where_the_time_went(run: Run) -> None:
+def test_time_by_cause_and_attempts_are_shown(run: Run) -> None:
     page = tried(trained(run)).report()
     assert rows_below(page, "Where the time went") == [
         ["lost work", "42 s", "34.6%", "badput"],
@@ -168,41 +169,41 @@ def test_where_the_time_went(run: Run) -> None:
     ]
     attempts = rows_below(page, "Attempts")
     assert attempts[0] == [
-        "2026-01-31 09:00:00", "host", "1 min 00 s", "100 → 130", "12 s", "died without a word in compile",
+        "2026-01-31 09:00:00", "host", "1 min 00 s", "100 → 130", "12 s", "killed or crashed in compile",
     ]  # fmt: skip
     assert attempts[1][1] == "&lt;i&gt;h&lt;/i&gt;"
     assert attempts[1][5].startswith("ValueError: &lt;script&gt;no way&lt;/script&gt; xxx")
     assert len(attempts[1][5]) < 250
-    assert attempts[2][2:] == ["1.5 s", "100 → 1,234", "", "at work: train"]
+    assert attempts[2][2:] == ["1.5 s", "100 → 1,234", "", "running: train"]
     assert "<b>15.6%</b><span>goodput, of 2 min 02 s</span>" in page
-    assert "1 of the attempts died without a word" in page
-    assert "Between attempts no process was at work for 2 h 59 min." in page
+    assert "1 of the attempts were killed or crashed" in page
+    assert "Between attempts no process was running for 2 h 59 min." in page
     assert "script" not in Elements(page).tags
 
 
-def test_the_picture_shows_the_numbers_of_the_account(run: Run) -> None:
+def test_picture_of_seconds_shows_the_recorded_attempts(run: Run) -> None:
     trained(run).report()
     before = run.home.read("report/seconds.png")
     tried(run).report()
     assert run.home.read("report/seconds.png") != before
 
 
-def test_the_page_is_a_function_of_log_and_attempts(run: Run) -> None:
+def test_same_log_and_attempts_give_the_same_page(run: Run) -> None:
     assert tried(trained(run)).report() == run.report()
 
 
-def test_without_attempts_the_page_says_so(run: Run) -> None:
+def test_page_without_attempts_says_so(run: Run) -> None:
     page = trained(run).report()
     assert "Attempts are not recorded for this run" in page
     assert "in committed segments" in page
     assert "<h2>Attempts</h2>" not in page
 
 
-def test_odd_attempts(run: Run) -> None:
+def test_unreadable_and_many_attempts_are_counted(run: Run) -> None:
     run.attempt("d" * 32, seconds={})
     run.home.write("attempts/note.txt", b"hello")
     page = run.report()
-    assert "Files that are no attempt&#x27;s record, and left out: 1." in page
+    assert "Unreadable attempt records, not included: 1." in page
     assert rows_below(page, "Where the time went")[-1] == ["all", "0.0 s", "", ""]
     for number in range(250):
         run.attempt(f"{number:032x}")
@@ -211,19 +212,19 @@ def test_odd_attempts(run: Run) -> None:
     assert "51 earlier attempts are not shown." in page
 
 
-def test_only_step_0(run: Run) -> None:
+def test_run_before_its_first_segment_has_no_pictures(run: Run) -> None:
     page = run.report()
     assert "No training has been committed yet." in page
     assert "initialized" in page
     assert pictures(run) == set()
 
 
-def test_origin_alone(tmp_path: Path) -> None:
+def test_run_without_checkpoints_has_a_page(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path)
     origin = Origin(identity={}, environment=ENVIRONMENT)
     RunLog(home).append(lambda _: origin, attempt="a" * 32)
     write_report(home, title="x")
-    assert "None is committed yet." in home.read("report/index.html").decode()
+    assert "No checkpoint is committed yet." in home.read("report/index.html").decode()
 
 
 @pytest.mark.filterwarnings("error")
@@ -238,7 +239,7 @@ def test_origin_alone(tmp_path: Path) -> None:
         [{}],
     ],
 )
-def test_odd_metrics(run: Run, rows: list[dict[str, float]]) -> None:
+def test_unusual_metric_values_are_drawn(run: Run, rows: list[dict[str, float]]) -> None:
     ref = run.commit(100, rows)
     run.evaluate(ref, {"loss": math.nan})
     page = run.report()
@@ -247,26 +248,26 @@ def test_odd_metrics(run: Run, rows: list[dict[str, float]]) -> None:
     assert ">nan<" in page
 
 
-def test_metric_names_that_clash_as_file_names(run: Run) -> None:
+def test_metric_names_become_distinct_file_names(run: Run) -> None:
     run.commit(10, [{"a/b": 1.0, "a b": 2.0, "speed": 3.0, "../../x": 4.0}], {"train": 1.0})
     page = run.report()
     assert pictures(run) == {"a-b.png", "a-b-2.png", "metric-speed.png", "x.png", "speed.png", "seconds.png"}
     assert page.count("<figure>") == 6
 
 
-def test_quarantined_checkpoint_says_why(run: Run) -> None:
+def test_quarantined_checkpoint_shows_the_reason(run: Run) -> None:
     trained(run)
     head = run.log.head()
     assert head is not None
     assert head.tip is not None
     quarantine(run.log, head.tip, 'crc32c of "x" differs', attempt="q" * 32)
     page = run.report()
-    assert 'class="mark quarantined" title="crc32c of &quot;x&quot; differs"' in page
-    # What was not built upon is no part of the curve, and no evaluation of the run.
+    assert 'class="mark quarantined" title="crc32c of &#34;x&#34; differs"' in page
+    # An abandoned checkpoint's metrics and evaluations are not shown.
     assert "Evaluations" not in page
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run is at"):
         write_report(LocalStorage(tmp_path / "none"), title="none")
     assert not (tmp_path / "none").exists()

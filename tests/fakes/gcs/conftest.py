@@ -1,14 +1,14 @@
-"""The fake's modules stand beside its tests; they are imported by their own names."""
+"""A fake Cloud Storage and a raw HTTP client for the tests of this folder."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
-# gcsfs decides at its import which of its two file systems it offers; the plain one is what Baton uses.
+# gcsfs chooses one of its two file systems when it is imported. Baton uses the plain one.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-from tests.fakes.gcs.fake_gcs import FakeGcs
-from tests.fakes.gcs.fake_gcs_raw import Raw
+from tests.fakes.gcs.raw import Raw
+from tests.fakes.gcs.server import FakeGcs
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What needs neither Prefect nor TensorFlow is refused before they are waited for."""
+"""Checks that need neither Prefect nor TensorFlow run before either is imported."""
 
 import sys
 import textwrap
@@ -8,6 +8,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.run_file import load_run_file
+from tests.support.fake_run import FakeRun
 
 RUN = """
 run: small
@@ -17,19 +18,19 @@ model: model.py:build
 train: {steps: 2, global_batch_size: 8}
 """
 REFUSED = {
-    "a built-in source that is none": (["data={source: digit}"], ["data.source: 'digit'", "did you mean digits?"]),
-    "an option that it has not": (
+    "an unknown built-in source": (["data={source: digit}"], ["data.source: 'digit'", "did you mean digits?"]),
+    "an unknown option of a source": (
         ["data={source: csv, options: {path: t.csv, lable: y}}"],
         ["data.options.lable: 'y'", "did you mean label?"],
     ),
-    "a file that is not there": (
+    "a missing file": (
         ["data={source: csv, options: {path: t.csv, label: y}}"],
-        ["data.options.path: 't.csv'", "t.csv is not there", "model.py"],
+        ["data.options.path: 't.csv'", "t.csv does not exist", "model.py"],
     ),
     "batches": (["data.batched=true"], ["data.batched is true", "batches are not read yet", "yield from zip(x, y)"]),
-    "a package of the model": (["model=other.py:build"], ["other.py, line 1, imports no_such_package"]),
-    "a package of the data": (["data.source=other.py:load"], ["other.py:load: other.py, line 1"]),
-    "a package of the callbacks": (["train.callbacks=other.py:build"], ["other.py:build: other.py, line 1"]),
+    "a missing package of the model": (["model=other.py:build"], ["other.py, line 1, imports no_such_package"]),
+    "a missing package of the data": (["data.source=other.py:load"], ["other.py:load: other.py, line 1"]),
+    "a missing package of the callbacks": (["train.callbacks=other.py:build"], ["other.py:build: other.py, line 1"]),
 }
 
 
@@ -43,30 +44,55 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_command_refuses_it_at_once(
+def test_input_is_refused_before_prefect_and_tensorflow_import(
     name: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Whoever imports these fails: the command has to be done before.
+    # Importing these modules now fails, so the command must end before it.
     monkeypatch.setitem(sys.modules, "prefect", None)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     overrides, words = REFUSED[name]
     assert main(["run", str(file), *(word for override in overrides for word in ("--set", override))]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert [word for word in words if word not in told] == [], told
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert [word for word in words if word not in stderr] == [], stderr
     assert not (file.parent / "runs").exists()
 
 
-def test_what_stages_elsewhere_need_is_not_looked_for_here(file: Path) -> None:
-    from flows.goal import require_packages_and_source
+def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
+    from flows.admission.checks import require_packages_and_source
+    from flows.run import Run
 
     overrides = ["data={source: csv, options: {path: t.csv, label: y}}", "model=other.py:build"]
     places = [f"stages.{stage}=a/b" for stage in ("prepare_data", "init_or_restore", "train_segment")]
-    require_packages_and_source(load_run_file(file, [*overrides, *places]))
+    require_packages_and_source(Run.open(load_run_file(file, [*overrides, *places])))
 
 
-def test_a_mistyped_key_is_told_before_the_key_that_is_missing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_key_is_reported_before_the_missing_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(RUN.replace("steps:", "stepz:"), encoding="utf-8")
     assert main(["run", str(file)]) == 2
-    told = capsys.readouterr().err
-    assert "did you mean train.steps?" in told
-    assert told.index("did you mean train.steps?") < told.index("train.steps is missing")
+    stderr = capsys.readouterr().err
+    assert "did you mean train.steps?" in stderr
+    assert stderr.index("did you mean train.steps?") < stderr.index("train.steps is missing")
+
+
+def test_changed_identity_is_refused_before_imports(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("prefect", "tensorflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (file.parent / "model.py").write_text("def build_model(): ...\n", encoding="utf-8")
+    run = FakeRun(file.parent).train(100)
+    assert main(["run", str(run.run_file()), "--set", "train.seed=1"]) == 2
+    assert "train.seed: 0 -> 1" in capsys.readouterr().err
+
+
+def test_run_without_progress_is_refused_before_imports(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("prefect", "tensorflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (file.parent / "model.py").write_text("def build_model(): ...\n", encoding="utf-8")
+    run = FakeRun(file.parent).train(100)
+    for number in range(2):
+        run.attempt(f"{number}" * 32, process="gone", ended="error")
+    assert main(["run", str(run.run_file()), "--set", "stop.attempts_without_progress=2"]) == 1
+    assert "2 attempts in a row" in capsys.readouterr().err

@@ -1,18 +1,23 @@
 """A model that cannot be trained is refused before a dataset is written for it."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.goal import Goal
-from flows.relay import relay
-from flows.without_prefect import PLAIN
+from flows.launching.runner import InProcess
+from flows.run import Run
+from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.errors import BatonError, ModelError
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent
+from tasks.stages import PREPARE_DATA
 
 RUN = """
 run: small
@@ -53,11 +58,11 @@ def build_callbacks():
 REFUSED = {
     "not compiled": (["model.options.compiled=false"], "not compiled"),
     "a wrong option": (["model.options.width=3"], "width"),
-    "an optimizer that is none": (["model.options.optimizer=sgdd"], "sgdd"),
-    "a metric that is none": (["checkpoint.keep_best={metric: f1, mode: max}"], "checkpoint.keep_best.metric = 'f1'"),
-    "weights that are none": (["init.weights=w.weights.h5"], "w.weights.h5"),
+    "an unknown optimizer": (["model.options.optimizer=sgdd"], "sgdd"),
+    "an unknown metric": (["checkpoint.keep_best={metric: f1, mode: max}"], "checkpoint.keep_best.metric = 'f1'"),
+    "an invalid weights file": (["init.weights=w.weights.h5"], "w.weights.h5"),
     "nothing to freeze": (["init.freeze=[nothing/*]"], "nothing/*"),
-    "callbacks that are none": (["train.callbacks=model.py:build_callbacks"], "callback"),
+    "invalid callbacks": (["train.callbacks=model.py:build_callbacks"], "callback"),
 }
 
 
@@ -68,53 +73,55 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def go(folder: Path, *overrides: str) -> None:
+def train_in(folder: Path, *overrides: str) -> None:
     run = load_run_file(folder / "run.yaml", overrides)
-    relay(run, Goal.of(run.spec), PLAIN, telemetry=Silent())
+    train(Run.open(run), Goal.of(run.spec), telemetry=Silent())
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_is_refused_before_anything_is_written(name: str, folder: Path) -> None:
-    overrides, told = REFUSED[name]
+    overrides, message = REFUSED[name]
     with pytest.raises(BatonError) as refused:
-        go(folder, *overrides)
-    assert told in str(refused.value)
+        train_in(folder, *overrides)
+    assert message in str(refused.value)
     assert refused.value.exit_code == 2
     assert [path for path in (folder / "runs").rglob("*") if path.is_file()] == []
 
 
 def test_a_fixed_batch_size_is_refused_before_training(folder: Path) -> None:
     with pytest.raises(ModelError, match="validation examples end with a batch of") as refused:
-        go(folder, "model.build=model.py:stateful", "data.validation_fraction=0.3")
-    assert "leave the batch size of the model open" in str(refused.value)
+        train_in(folder, "model.build=model.py:stateful", "data.validation_fraction=0.3")
+    assert "do not fix the model's batch size" in str(refused.value)
     assert not (folder / "runs" / "small").exists()
 
 
-def prepared(folder: Path, storage: LocalStorage, **look: Any) -> list[str]:
-    """Paths of a dataset's files; their names hold no digests, so the manifest's bytes come last."""
+def prepared(folder: Path, storage: LocalStorage, check: Any = None) -> list[str]:
+    """Return the paths of a dataset's files, and its manifest, because the paths contain no digests."""
     run = load_run_file(folder / "run.yaml")
-    ref = PLAIN.prepare_data(run.spec, code_folder=folder, storage=storage, telemetry=Silent(), **look)
+    place = Place.of(storage, run.spec.run, code_folder=folder, telemetry=Silent())
+    ref = InProcess().run(PREPARE_DATA, PrepareDataCall(spec=run.spec), replace(place, check_features=check))
     return [*sorted(storage.files(ref.folder)), storage.read(f"{ref.folder}/manifest.json").decode()]
 
 
-def test_the_examples_are_the_same_whether_the_model_was_tried_first_or_not(folder: Path) -> None:
-    """They are drawn from NumPy's one source, which building a model seeds."""
-    from flows.admission.first_example import first_look
+def test_the_model_check_does_not_change_the_dataset(folder: Path) -> None:
+    """The examples use NumPy's global random state, which building a model seeds."""
+    from flows.admission.first_example import features_check
     from tasks.foundation.accelerator.strategy import acquire
 
     run = load_run_file(folder / "run.yaml")
-    look = first_look(run, acquire(run.spec.accelerator, None), elsewhere=frozenset(), telemetry=Silent())
-    assert list(look) == ["look"]
-    tried = prepared(folder, LocalStorage(folder / "tried"), **look)
-    assert tried == prepared(folder, LocalStorage(folder / "untried"))
+    accelerator = acquire(run.spec.accelerator, None)
+    check = features_check(Run.open(run), accelerator, remote=frozenset(), telemetry=Silent())
+    assert check is not None
+    checked = prepared(folder, LocalStorage(folder / "checked"), check)
+    assert checked == prepared(folder, LocalStorage(folder / "unchecked"))
 
 
-def test_shards_of_an_earlier_try_outlive_a_model_that_is_refused(folder: Path) -> None:
+def test_a_refused_model_keeps_earlier_shards(folder: Path) -> None:
     storage = LocalStorage(folder / "runs")
     (manifest,) = [path for path in prepared(folder, storage) if path.endswith("manifest.json")]
     storage.delete(manifest)
     left = sorted(storage.files("datasets"))
     assert len(left) > 1
     with pytest.raises(ModelError):
-        go(folder, "model.options.compiled=false")
+        train_in(folder, "model.options.compiled=false")
     assert sorted(storage.files("datasets")) == left

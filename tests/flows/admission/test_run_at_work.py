@@ -1,7 +1,6 @@
-"""A second process is told that another one trains the run, and only where that is so."""
+"""A second process is refused if another process is training the run, and only then."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -9,19 +8,20 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
-from flows import goal, train_run
+from flows import result, train_run
 from flows.admission import run_at_work
-from flows.admission.run_at_work import Looking, require_nobody_at_work
+from flows.admission.admit import Admitted, admit
+from flows.admission.run_at_work import LivenessProbe, require_idle
 from flows.commands.main import main
 from flows.goal import Goal
-from flows.relay import relay
-from flows.without_prefect import PLAIN
+from flows.run import Run
+from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunAtWork
-from tasks.foundation.process import is_here, process_name
+from tasks.foundation.process import is_running, process_name
+from tests.support.clock import NOON, FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
-from tests.support.lab import Heard
-from tests.support.ledger_records import NOON, Clock
 
 HERE = "boot/1/4711/99"
 
@@ -33,49 +33,49 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(run_at_work, "_SILENT", set())
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def look(run: FakeRun, clock: Clock) -> Callable[..., list[str]]:
-    """Look for others; what was said meanwhile."""
+def check_idle(run: FakeRun, clock: FakeClock) -> Callable[..., list[str]]:
+    """A function that looks for other processes and returns the emitted notes. It calls `on_sleep` after each sleep."""
 
-    def look(*, take_over: bool = False, signs: Callable[[], None] = lambda: None, **changes: object) -> list[str]:
+    def check_idle(*, take_over: bool = False, on_sleep: Callable[[], None] = lambda: None) -> list[str]:
         def sleep(seconds: float) -> None:
-            clock.passes(seconds)
-            signs()
+            clock.advance(seconds)
+            on_sleep()
 
-        found = Looking(
-            now=clock.now, clock=clock, sleep=sleep, here=lambda name: name == HERE, gone=lambda name: name == "gone"
+        probe = LivenessProbe(
+            now=clock.now,
+            clock=clock,
+            sleep=sleep,
+            is_running=lambda name: name == HERE,
+            is_gone=lambda name: name == "gone",
         )
-        heard = Heard()
-        file = load_run_file(run.run_file())
-        require_nobody_at_work(
-            file,
-            take_over=take_over,
-            telemetry=heard,
-            looking=replace(found, **changes),  # type: ignore[arg-type]
-        )
-        return [event.text for event in heard.events]
+        recorder = EventRecorder()
+        opened = Run.open(load_run_file(run.run_file()))
+        require_idle(opened, take_over=take_over, telemetry=recorder, probe=probe)
+        return [event.text for event in recorder.events]
 
-    return look
+    return check_idle
 
 
-def test_a_process_of_this_machine_is_at_work(run: FakeRun, clock: Clock, look: Callable[..., list[str]]) -> None:
+def test_a_live_process_of_this_machine_is_refused_at_once(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]]
+) -> None:
     run.attempt("a" * 32, process=HERE, host="tpu-vm", pid=4711)
-    clock.passes(7)
+    clock.advance(7)
     before = run.files()
     with pytest.raises(RunAtWork) as caught:
-        look()
+        check_idle()
     headline, *hints = str(caught.value).splitlines()
-    assert headline == "digits is at work: process 4711 on tpu-vm, step 130, last sign of life 7.0 s ago"
+    assert headline == "digits is at work: process 4711 on tpu-vm, step 130, last heartbeat 7.0 s ago"
     assert ["--take-over" in hint for hint in hints] == [False, True]
     assert caught.value.exit_code == 3
-    assert look(take_over=True) == []
+    assert check_idle(take_over=True) == []
     assert run.files() == before
-    assert clock.seconds == 1007.0, "nothing was waited for"
+    assert clock.seconds == 1007.0, "there was no wait"
 
 
 @pytest.mark.parametrize(
@@ -89,65 +89,66 @@ def test_a_process_of_this_machine_is_at_work(run: FakeRun, clock: Clock, look: 
     ],
     ids=["dead", "ended", "stage", "silent", "this"],
 )
-def test_nobody_is_at_work(run: FakeRun, clock: Clock, look: Callable[..., list[str]], changes: dict[str, str]) -> None:
+def test_ended_and_own_attempts_do_not_block(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]], changes: dict[str, str]
+) -> None:
     run.attempt("a" * 32, **changes)
-    assert look() == []
-    assert clock.seconds == 1000.0, "nothing was waited for"
+    assert check_idle() == []
+    assert clock.seconds == 1000.0, "there was no wait"
 
 
-def test_of_another_machine_the_next_sign_of_life_is_waited_for(run: FakeRun, look: Callable[..., list[str]]) -> None:
+def test_a_remote_process_is_refused_after_its_next_heartbeat(
+    run: FakeRun, check_idle: Callable[..., list[str]]
+) -> None:
     run.attempt("a" * 32, process="elsewhere")
 
-    def sign() -> None:
+    def heartbeat() -> None:
         run.attempt("a" * 32, process="elsewhere", alive=(NOON + timedelta(seconds=1)).isoformat())
 
     with pytest.raises(RunAtWork, match="process 1 on host, step 130"):
-        look(signs=sign)
+        check_idle(on_sleep=heartbeat)
 
 
 @pytest.mark.parametrize(("age", "longest"), [(60, 4.0), (100_000, 47.5)])
-def test_a_death_elsewhere_is_waited_for_once(
-    run: FakeRun, clock: Clock, look: Callable[..., list[str]], age: float, longest: float
+def test_a_silent_remote_process_delays_but_does_not_block(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]], age: float, longest: float
 ) -> None:
     run.attempt("a" * 32, process="elsewhere", began=(NOON - timedelta(seconds=age)).isoformat())
-    (said,) = look()
-    assert "another process may be at work: process 1 on host, step 130" in said
+    (note,) = check_idle()
+    assert "another process may be at work: process 1 on host, step 130" in note
     assert 0 < clock.seconds - 1000.0 <= longest
-    assert look() == [], "it is known to be silent"
 
 
-def test_of_who_ends_meanwhile_no_sign_is_waited_for(
-    run: FakeRun, clock: Clock, look: Callable[..., list[str]]
+def test_the_wait_ends_when_the_remote_process_ends(
+    run: FakeRun, clock: FakeClock, check_idle: Callable[..., list[str]]
 ) -> None:
     run.attempt("a" * 32, process="elsewhere", began=(NOON - timedelta(days=1)).isoformat())
-    look(signs=lambda: run.attempt("a" * 32, process="elsewhere", ended="sigterm"))
+    check_idle(on_sleep=lambda: run.attempt("a" * 32, process="elsewhere", ended="sigterm"))
     assert clock.seconds - 1000.0 < 1
 
 
 @pytest.fixture
 def rival(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    """A run at work in a process of this machine, this moment."""
-    monkeypatch.setattr(run_at_work, "process_name", lambda: "")  # else it were this very process
+    """A run that a live process of this machine is training."""
+    monkeypatch.setattr(run_at_work, "process_name", lambda: "")  # otherwise it is this process
     now = datetime.now().astimezone()
     run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
-    assert is_here(process_name())
+    assert is_running(process_name())
     return run
 
 
-def test_the_relay_and_the_command_refuse_before_anything_is_begun(
-    rival: FakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_relay_and_command_refuse_before_anything_starts(rival: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     file = load_run_file(rival.run_file())
     before = rival.files()
     with pytest.raises(RunAtWork):
-        relay(file, Goal.of(file.spec), PLAIN, telemetry=Heard())
+        train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder())
     assert main(["run", str(rival.run_file())]) == 3
     assert "error: digits is at work: process 1 on host" in capsys.readouterr().err
     assert rival.files() == before
 
 
-def test_a_tick_beside_a_run_at_work_is_no_failure(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_run, "prefect_answers", lambda: True)
+def test_a_scheduled_run_beside_a_run_at_work_does_not_fail(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_run, "prefect_responds", lambda: True)
     with disable_run_logger():
         ended = train_run.train_run.fn(str(rival.run_file()))
     assert isinstance(ended, State)
@@ -156,8 +157,20 @@ def test_a_tick_beside_a_run_at_work_is_no_failure(rival: FakeRun, monkeypatch: 
     assert "is at work: process 1 on host" in ended.message
 
 
-def test_where_nothing_is_left_to_do_nobody_is_looked_for(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goal, "write_report", lambda *_given, **_named: None)
+def test_a_complete_run_does_not_check_for_other_processes(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "write_report", lambda *_given, **_named: None)
     file = load_run_file(rival.run_file(100))
     rival.evaluate(0.5)
-    assert relay(file, Goal.of(file.spec), PLAIN, telemetry=Heard()).exit_reason == "nothing_to_do"
+    assert train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"
+
+
+def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Run.open(load_run_file(run.run_file()))
+    admitted = admit(opened, Goal.of(opened.spec), telemetry=EventRecorder())
+    assert isinstance(admitted, Admitted)
+    monkeypatch.setattr(run_at_work, "process_name", lambda: "")  # otherwise it is this process
+    now = datetime.now().astimezone()
+    run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
+    flow = train_run.train_run_of_command(admitted, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))
+    with disable_run_logger(), pytest.raises(RunAtWork):
+        flow.fn(str(run.run_file()))

@@ -1,4 +1,4 @@
-"""A run that its callbacks ended before its target: every verb says so, and there is nothing to do."""
+"""A run that its callbacks ended before its target: every verb shows it, and no work is left."""
 
 import io
 import json
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.admission.admit import result_if_done
 from flows.commands.main import main
-from flows.commands.run_summary import NOTHING_TO_DO, print_closing
-from flows.goal import Goal, relay_is_done
+from flows.goal import Goal
+from flows.run import Run
+from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.runlog.history import history_of
@@ -28,23 +30,23 @@ def run(tmp_path: Path) -> FakeRun:
     return run
 
 
-def test_it_is_done_once_its_end_is_evaluated(run: FakeRun) -> None:
-    file = load_run_file(run.run_file())
-    goal = Goal.of(file.spec)
-    assert not goal.reached(run.head, file.spec)
+def test_a_finished_run_is_done_after_its_last_evaluation(run: FakeRun) -> None:
+    opened = Run.open(load_run_file(run.run_file()))
+    goal = Goal.of(opened.spec)
+    assert not goal.reached(run.head, opened.spec)
     run.evaluate(0.5)
-    assert goal.reached(run.head, file.spec)
-    assert goal.reason(run.head, file.spec) == "finished_early"
-    assert Goal.of(file.spec, until_step=200).reason(run.head, file.spec) == "until_step"
-    done = relay_is_done(file, goal)
+    assert goal.reached(run.head, opened.spec)
+    assert goal.reason(run.head, opened.spec) == "finished_early"
+    assert Goal.of(opened.spec, until_step=200).reason(run.head, opened.spec) == "until_step"
+    done = result_if_done(opened, goal, run.head)
     assert done is not None
     assert (done.exit_reason, done.step, done.stopped) == ("nothing_to_do", 200, False)
-    # Whether callbacks are others is known once they are loaded.
-    assert relay_is_done(file, goal, accept=("train.callbacks",)) is None
-    assert relay_is_done(file, goal, accept=("train.seed",)) is not None
+    # Whether the callbacks have changed is known only after they are loaded.
+    assert result_if_done(opened, goal, run.head, accept=("train.callbacks",)) is None
+    assert result_if_done(opened, goal, run.head, accept=("train.seed",)) is not None
 
 
-def test_status_log_and_report_tell(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_log_and_report_show_the_early_end(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", run.address]) == 0
     assert f"early, at step 200: {REASON}" in capsys.readouterr().out
     assert main(["status", run.address, "--json"]) == 0
@@ -57,13 +59,12 @@ def test_status_log_and_report_tell(run: FakeRun, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("exit_reason", "word"), [(NOTHING_TO_DO, "Nothing to do"), ("finished_early", "Done")])
-def test_closing_tells_how_to_go_on(run: FakeRun, exit_reason: str, word: str) -> None:
+def test_the_summary_says_how_to_continue(run: FakeRun, exit_reason: str, word: str) -> None:
     stream = io.StringIO()
-    print_closing(
+    print_summary(
         Console(stream),
-        home=run.home,
-        history=history_of(run.log.entries()),
-        spec=load_run_file(run.run_file()).spec,
+        Run.open(load_run_file(run.run_file())),
+        history_of(run.log.entries()),
         exit_reason=exit_reason,
         report_path=None,
         report_command="baton report run.yaml",
@@ -76,15 +77,15 @@ def test_closing_tells_how_to_go_on(run: FakeRun, exit_reason: str, word: str) -
 
 
 @pytest.mark.parametrize(("index", "writes"), [(0, True), (1, False)])
-def test_of_several_hosts_only_the_chief_writes_where_nothing_is_left_to_do(
+def test_only_the_chief_writes_if_nothing_is_left_to_do(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch, index: int, writes: bool
 ) -> None:
     place = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": index}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
     run.evaluate(0.9)
-    file = load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"])
+    opened = Run.open(load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"]))
     before = run.files()
-    done = relay_is_done(file, Goal.of(file.spec))
+    done = result_if_done(opened, Goal.of(opened.spec), run.head)
     assert done is not None
     assert done.exit_reason == "nothing_to_do"
     assert (run.files() != before) == writes

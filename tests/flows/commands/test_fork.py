@@ -1,4 +1,4 @@
-"""`baton fork`, and what the reading verbs say of a fork."""
+"""`baton fork`, and what the reading verbs print about a fork."""
 
 import json
 import re
@@ -19,13 +19,13 @@ def run(tmp_path: Any) -> FakeRun:
     return FakeRun(tmp_path).train(100, 200)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == 0
     value: dict[str, Any] = json.loads(capsys.readouterr().out)
     return value
 
 
-def test_a_fork_by_run_file_and_what_to_do_next(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_by_run_file_prints_the_next_command(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(run.run_file())
     assert main(["fork", file, "--at-step", "100", "--as", "digits-b"]) == 0
     out = capsys.readouterr().out
@@ -33,15 +33,15 @@ def test_a_fork_by_run_file_and_what_to_do_next(run: FakeRun, capsys: pytest.Cap
     assert f"baton run {file} --set run=digits-b" in out
     assert main(["fork", file, "--at-step", "100", "--as", "digits-b"]) == 0
     assert "digits-b, was forked from" in capsys.readouterr().out
-    facts = said(capsys, "status", file, "--set", "run=digits-b")
+    facts = json_of(capsys, "status", file, "--set", "run=digits-b")
     assert facts["step"] == 100
     assert [kept["step"] for kept in facts["retained"]] == [100]
     assert facts["segments"] == 0
     assert (facts["forked_from"]["home"], facts["forked_from"]["step"]) == (run.address, 100)
 
 
-def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = said(capsys, "fork", run.address, "--as", "other")
+def test_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json_of(capsys, "fork", run.address, "--as", "other")
     home = f"{run.root.uri}/other"
     assert (facts["run"], facts["home"], facts["step"], facts["already_there"]) == ("other", home, 200, False)
     assert facts["forked_from"] == {
@@ -52,10 +52,10 @@ def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> 
         "entry": 3,
     }
     assert facts["checkpoint"].startswith(f"{home}/checkpoints/00000200-00000000-")
-    assert said(capsys, "fork", run.address, "--as", "other")["already_there"] is True
-    # Whole by the measure of `verify`, also without the other run.
+    assert json_of(capsys, "fork", run.address, "--as", "other")["already_there"] is True
+    # `verify` finds the fork complete, even after the other run is deleted.
     shutil.rmtree(run.home.root)
-    assert said(capsys, "verify", home)["ok"] is True
+    assert json_of(capsys, "verify", home)["ok"] is True
     assert main(["log", home]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"forked from {run.address} at step 200; cpu, 2 replicas, threads 2/1" in lines[0]
@@ -68,16 +68,16 @@ def test_a_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--as", "a/b"], "--as 'a/b' is no run name: use letters"),
-        (["--as", ""], "--as '' is no run name"),
-        (["--as", "datasets"], "--as 'datasets' is no run name"),
+        (["--as", "a/b"], "--as 'a/b' cannot be a run's name: use letters"),
+        (["--as", ""], "--as '' cannot be a run's name"),
+        (["--as", "datasets"], "--as 'datasets' cannot be a run's name"),
         (["--as", "digits"], "holds a run already, at step 200; take another name"),
-        (["--as", "new", "--at-step", "150"], "it keeps those of steps 0, 100, 200"),
+        (["--as", "new", "--at-step", "150"], "it retains steps 0, 100, 200"),
         (["--as", "new", "--at-step", "x"], "--at-step"),
         ([], "--as"),
     ],
 )
-def test_bad_input_is_refused_and_nothing_written(
+def test_bad_input_is_refused_and_nothing_is_written(
     run: FakeRun, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     files = run.files()
@@ -86,7 +86,7 @@ def test_bad_input_is_refused_and_nothing_written(
     assert run.files() == files
 
 
-def test_nothing_to_fork(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_home_cannot_be_forked(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fork", f"{run.root.uri}/nowhere", "--as", "new"]) == 2
     assert "no run is at" in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_the_log_shows_rewinds_and_accepted_changes(run: FakeRun, capsys: pytest
     )
     assert re.search(r" change +accepted train.seed: train.seed: 0 -> 3; cpu, 2 replicas, threads 2/1$", lines[-3])
     assert re.search(r" change +cpu, 2 replicas, threads 2/1$", lines[-2])
-    assert said(capsys, "verify", run.address)["ok"] is True
+    assert json_of(capsys, "verify", run.address)["ok"] is True
     assert main(["report", run.address]) == 0
     page = re.sub(r"<[^>]+>", " ", run.path("report/index.html").read_text())
     for words in (

@@ -1,4 +1,4 @@
-"""Homes of other versions of Baton: older ones are read, newer ones are named, and reading changes none."""
+"""Homes of other versions of Baton: older ones are read, newer ones are refused, and reading changes none."""
 
 import json
 import re
@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
-from flows.launching.stage_results import find_segment, take_answer, write_answer
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import AnotherVersion
+from tasks.foundation.runlog.stage_results import find_segment, take_answer, write_answer
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
 
 OLDER = CHECKOUT / "tests" / "older_homes"
 
 
-@pytest.fixture(params=sorted(path.name for path in OLDER.iterdir()))
+@pytest.fixture(params=sorted(path.name for path in OLDER.iterdir() if (path / "storage" / "small").is_dir()))
 def older(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The home that a version left."""
+    """A copy of a home that an older version wrote."""
     shutil.copytree(OLDER / request.param, tmp_path / "copy")
     return tmp_path / "copy" / "storage" / "small"
 
 
-def below(folder: Path) -> dict[str, bytes]:
+def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -37,7 +37,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_an_older_home_is_read(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = below(older.parent)
+    before = files_below(older.parent)
     [status] = as_json(capsys, "status", str(older))
     assert (status["step"], status["entry"]) == (20, 5)
     [log] = as_json(capsys, "log", str(older))
@@ -46,7 +46,7 @@ def test_an_older_home_is_read(older: Path, capsys: pytest.CaptureFixture[str]) 
     assert (found["ok"], found["entries"], found["checkpoints"], found["files"]) == (True, 6, 2, 2 * 2 + 4)
     [listed] = as_json(capsys, "list", str(older.parent))
     assert [(run["run"], run["step"], run["error"]) for run in listed["runs"]] == [("small", 20, None)]
-    assert below(older.parent) == before
+    assert files_below(older.parent) == before
 
 
 @pytest.fixture
@@ -58,21 +58,19 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_the_newest_entry_of_a_newer_version_is_refused_by_every_verb(
-    run: FakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_verb_refuses_an_entry_of_a_newer_version(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     edit(run.path("log/00000003.json"), schema_version=2)
     before = run.files()
     for verb in (["status"], ["log"], ["verify"], ["fork", "--as", "new"], ["report"]):
         assert main([verb[0], run.address, *verb[1:]]) == AnotherVersion.exit_code == 2
         err = capsys.readouterr().err
         assert "log/00000003.json: this Entry was written by another version of Baton: schema_version is 2" in err
-        assert "hint: use the Baton that wrote it" in err
+        assert "hint: use the version of Baton that wrote it" in err
         assert "delete" not in err
     assert run.files() == before
 
 
-def test_such_a_run_is_listed_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_includes_a_run_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = FakeRun(tmp_path, "newer")
     FakeRun(tmp_path, "sound")
     edit(newer.path("log/00000001.json"), schema_version=2)
@@ -87,20 +85,20 @@ def test_such_a_run_is_listed_beside_the_others(tmp_path: Path, capsys: pytest.C
     as_json(capsys, "list", str(newer.root.root), code=4)
 
 
-def test_verify_reads_past_unknown_keys(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_ignores_unknown_keys(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     edit(run.path("log/00000001.json"), signed_by="z")
     edit(run.root.root / "datasets/0123456789ab/manifest.json", licence="CC0")
     *_, found = as_json(capsys, "verify", run.address)
     assert found["ok"]
 
 
-def test_a_dataset_of_a_newer_version_is_no_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_of_a_newer_version_is_not_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     edit(run.root.root / "datasets/0123456789ab/manifest.json", schema_version=2)
     assert main(["verify", run.address]) == 2
     assert "this DatasetManifest was written by another version" in capsys.readouterr().err
 
 
-def test_answers_of_a_newer_version(run: FakeRun) -> None:
+def test_stage_results_of_a_newer_version_are_refused(run: FakeRun) -> None:
     answer = DatasetRef(
         folder="datasets/a", content_digest="c", train_examples=1, validation_examples=0, already_prepared=True
     )
@@ -112,7 +110,7 @@ def test_answers_of_a_newer_version(run: FakeRun) -> None:
     with pytest.raises(AnotherVersion, match=r"answers/second\.json: this DatasetRef was written by another version"):
         take_answer(run.home, "second", DatasetRef)
     assert run.home.exists("answers/second.json")
-    # In the way of no segment, of which nothing can be said.
+    # The unreadable answer does not block another segment.
     request = SegmentRequest(
         spec=load_run_file(run.run_file()).spec, dataset=answer, start=run.tip, base=run.head.base, skipped_batches=0,
         until_step=300, number=1,

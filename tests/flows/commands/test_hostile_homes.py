@@ -1,7 +1,7 @@
-"""Commands on homes that strangers wrote: nothing outside is touched, nothing is obeyed, nothing ends in a traceback.
+"""Commands on homes with hostile content: they change no file outside the home and never end with a traceback.
 
-Each string of every file is replaced in turn; the files are walked, so that strings that come later are covered too.
-What the commands share with training (fetching a checkpoint, retiring) is called as training calls it.
+Each string of every file is replaced in turn. The tests find the strings by walking the files, so strings of future
+fields are covered, too. Code that commands share with training (fetching, retention) is called as training calls it.
 """
 
 import shutil
@@ -12,9 +12,8 @@ import pytest
 import typer
 
 from flows.commands.main import app, main
-from flows.launching.stage_results import handed_on, take_answer
-from tasks.foundation.checkpoint.retention import KeepLast, clear_away
-from tasks.foundation.checkpoint.selection import choose
+from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
+from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.segment import SegmentResult
@@ -22,6 +21,7 @@ from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.stage_results import handed_on, take_answer
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tests.support.hostile_homes import ESCAPES, LENGTH, PREPARED, SEGMENT, Case, HostileHome, traversals
@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> HostileHome:
 
 
 class Commands:
-    """What is done with a home of each kind, and what is printed."""
+    """The commands for each kind of hostile file, and checks of what they print."""
 
     def __init__(self, home: HostileHome, capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
         self.home = home
@@ -57,7 +57,7 @@ class Commands:
             "answer": [],
         }  # fmt: skip
         work: dict[str, list[Callable[[], object]]] = {
-            "log": [self.fetch, self.write_curves, self.clear_away],
+            "log": [self.fetch, self.write_curves, self.apply_retention],
             "manifest": [self.fetch],
             "dataset": [self.read_shards],
             "attempt": [],
@@ -67,8 +67,8 @@ class Commands:
         yield from (lambda each=each: exit_code_of(each) for each in work[kind])  # type: ignore[misc]
 
     def fetch(self) -> None:
-        """As a restore, init.weights and export do."""
-        ref = choose(self.log.home, None, error=FileMissing)
+        """Fetch a checkpoint as a restore, init.weights and export do."""
+        ref = select_checkpoint(self.log.home, None, error=FileMissing)
         folder = self.scratch / "fetched"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -78,13 +78,13 @@ class Commands:
             shutil.rmtree(folder)
 
     def write_curves(self) -> None:
-        """As every commit does, for TensorBoard."""
+        """Write TensorBoard's curves, as every commit does."""
         shutil.rmtree(self.home.run.path("tensorboard"), ignore_errors=True)
         write_curves(self.log)
 
-    def clear_away(self) -> None:
+    def apply_retention(self) -> None:
         for _ in range(2):
-            clear_away(self.log, [KeepLast(1)], attempt="keeper")
+            apply_retention(self.log, [KeepLast(1)], attempt="keeper")
 
     def read_shards(self) -> None:
         root = self.home.run.root
@@ -104,7 +104,7 @@ class Commands:
         take_answer(self.log.home, SEGMENT, SegmentResult)
 
     def run_all(self, case: Case, what: str) -> None:
-        """Every command on the home as it is."""
+        """Run every command for this kind of file, and check its exit code and output."""
         for number, command in enumerate(self.of(case.kind)):
             where = f"{case}, {what}, command {number}"
             code = command()
@@ -129,26 +129,26 @@ def exit_code_of(work: Callable[[], object]) -> int:
 def commands(
     home: HostileHome, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Commands:
-    # The command line is the same each time, and takes longer to make than most of what it does.
+    # Building the command line takes longer than most commands, so it is built once.
     command = typer.main.get_command(app)
     monkeypatch.setattr(typer.main, "get_command", lambda _: command)
     return Commands(home, capsys, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
-def test_every_string_replaced_by_what_leads_out(kind: str, home: HostileHome, commands: Commands) -> None:
+def test_paths_that_leave_the_home_do_no_harm(kind: str, home: HostileHome, commands: Commands) -> None:
     for number, case in enumerate(case for case in home.cases() if case.kind == kind):
         paths = traversals(home)
-        # All of them where a path is meant; elsewhere each gets its turn.
+        # Fields that hold a path get every hostile path, other fields only one of them.
         names = {"path", "name", "paths", "data.folder", "parent", "folder"}
-        meant = names.intersection(map(str, case.place))
-        for path in paths if meant else (paths[number % len(paths)],):
+        is_path = names.intersection(map(str, case.place))
+        for path in paths if is_path else (paths[number % len(paths)],):
             home.spoil(case, path)
             commands.run_all(case, path)
 
 
 @pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
-def test_every_string_replaced_by_what_a_terminal_obeys(kind: str, home: HostileHome, commands: Commands) -> None:
+def test_control_characters_never_reach_the_terminal(kind: str, home: HostileHome, commands: Commands) -> None:
     for case in home.cases():
         if case.kind == kind:
             home.spoil(case, ESCAPES)
@@ -156,22 +156,22 @@ def test_every_string_replaced_by_what_a_terminal_obeys(kind: str, home: Hostile
 
 
 @pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
-def test_every_string_replaced_by_a_long_one(kind: str, home: HostileHome, commands: Commands) -> None:
+def test_very_long_strings_do_no_harm(kind: str, home: HostileHome, commands: Commands) -> None:
     for case in home.cases():
         if case.kind == kind:
             home.spoil(case, "A-" * (LENGTH // 2), once=True)
             commands.run_all(case, "long")
 
 
-def test_times_that_no_calendar_has(home: HostileHome, commands: Commands) -> None:
+def test_invalid_times_do_no_harm(home: HostileHome, commands: Commands) -> None:
     for case in (Case("attempt", ("alive",)), Case("attempt", ("began",)), Case("log", ("time",))):
         for time in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "yesterday"):
             home.spoil(case, time)
             commands.run_all(case, time)
 
 
-def test_the_name_of_a_file_does_not_replace_one_of_the_users(home: HostileHome, commands: Commands) -> None:
-    """The file is in the home, two folders above its checkpoint; two above where it is fetched to is the user's own."""
+def test_file_names_never_overwrite_user_files(home: HostileHome, commands: Commands) -> None:
+    """`../../.bashrc` is in the home, seen from the checkpoint, but is the user's file, seen from the fetch folder."""
     ref = home.run.tip
     path = f"{ref.path}/manifest.json"
     manifest = home.json_of(path)
@@ -188,19 +188,19 @@ def test_the_name_of_a_file_does_not_replace_one_of_the_users(home: HostileHome,
     home.run.path(".bashrc").unlink()
 
 
-def test_retiring_deletes_nothing_outside(home: HostileHome, commands: Commands) -> None:
+def test_retiring_deletes_nothing_outside_the_home(home: HostileHome, commands: Commands) -> None:
     newest = max(path for path in home.run.home.files("log") if path.endswith(".json"))
     entry = home.json_of(newest)
     assert entry["head"]["retired"]
     entry["head"]["retired"] = [{"path": "../../../victim", "at_commit": 0}]
     home.spoil_files({newest: entry})
-    code = exit_code_of(commands.clear_away)
+    code = exit_code_of(commands.apply_retention)
     home.assert_nothing_left_it("retiring")
     assert code in EXIT_CODES - {0}
 
 
-def test_a_checkpoint_that_comes_from_itself(home: HostileHome, commands: Commands) -> None:
-    """The way from the tip to the beginning would never end."""
+def test_a_checkpoint_that_is_its_own_parent_does_no_harm(home: HostileHome, commands: Commands) -> None:
+    """Following the parents from the tip would never end."""
     newest = max(path for path in home.run.home.files("log") if path.endswith(".json"))
     numbers = range(int(newest[4:12]) + 1)
     entries = {path: home.json_of(path) for path in (f"log/{number:08d}.json" for number in numbers)}
@@ -209,11 +209,11 @@ def test_a_checkpoint_that_comes_from_itself(home: HostileHome, commands: Comman
             entry["body"]["parent"] = entry["body"]["checkpoint"]["path"]
     home.spoil_files(entries)
     assert main(["status", home.run.address]) == 4
-    assert "comes from itself" in commands.capsys.readouterr().err
+    assert "or the checkpoint is its own ancestor" in commands.capsys.readouterr().err
 
 
-def test_a_report_of_odd_names(home: HostileHome, commands: Commands) -> None:
-    """A metric, a cause and a version that read like formulas, pages and markup; one is a megabyte long."""
+def test_a_report_escapes_unusual_names(home: HostileHome, commands: Commands) -> None:
+    """A metric, a cause and a version contain formulas, HTML and markup; one name is a megabyte long."""
     text = "</script><b>$\\frac{[/x]"
     changed = {}
     for number in range(20):

@@ -1,4 +1,4 @@
-"""The command as a whole: errors become a sentence and an exit code; help waits for nothing heavy."""
+"""The `baton` command: each error becomes a message and an exit code; light verbs import no heavy packages."""
 
 import fcntl
 import json
@@ -15,10 +15,11 @@ from typing import NoReturn
 
 import pytest
 
-from flows.commands import address, status
+from flows import run as opening
+from flows.commands import status
 from flows.commands.main import main
 from tasks.foundation import errors
-from tasks.foundation.stops import hangup
+from tasks.foundation.stops.process_stop import PROCESS_STOP
 from tests.support.fake_run import FakeRun
 
 HEAVY = ("tensorflow", "keras", "prefect", "matplotlib", "numpy", "gcsfs")
@@ -28,11 +29,11 @@ def all_errors(base: type[errors.BatonError]) -> list[type[errors.BatonError]]:
     return [base, *(below for each in base.__subclasses__() for below in all_errors(each))]
 
 
-def raising(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
+def make_command_raise(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
     def load(*_: object) -> NoReturn:
         raise fault
 
-    monkeypatch.setattr(address, "load_run_file", load)
+    monkeypatch.setattr(opening, "load_run_file", load)
 
 
 @pytest.mark.parametrize("kind", all_errors(errors.BatonError), ids=lambda kind: kind.__name__)
@@ -40,7 +41,7 @@ def test_each_error_has_its_exit_code_and_text(
     kind: type[errors.BatonError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"step": 7} if issubclass(kind, errors.BlowUp) else {}
-    raising(monkeypatch, kind("train.steps = 0 [bold]is[/bold] too few; use 1", **more))
+    make_command_raise(monkeypatch, kind("train.steps = 0 [bold]is[/bold] too few; use 1", **more))
     assert main(["status", "run.yaml", "--json"]) == kind.exit_code
     captured = capsys.readouterr()
     assert captured.err == "error: train.steps = 0 [bold]is[/bold] too few; use 1\n"
@@ -52,7 +53,7 @@ def test_each_error_has_its_exit_code_and_text(
 
 
 def test_without_json_stdout_stays_empty(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    raising(monkeypatch, errors.RunFileError("no"))
+    make_command_raise(monkeypatch, errors.RunFileError("no"))
     assert main(["status", "run.yaml"]) == 2
     assert capsys.readouterr().out == ""
 
@@ -60,7 +61,7 @@ def test_without_json_stdout_stays_empty(monkeypatch: pytest.MonkeyPatch, capsys
 def test_an_unexpected_error_is_named_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    raising(monkeypatch, ZeroDivisionError("by zero"))
+    make_command_raise(monkeypatch, ZeroDivisionError("by zero"))
     assert main(["status", "run.yaml", "--json"]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ZeroDivisionError: by zero")
@@ -76,16 +77,16 @@ def test_an_unexpected_error_is_named_without_a_traceback(
     ("number", "words"),
     [(signal.SIGTERM, "stopped by SIGTERM; run"), (signal.SIGHUP, "stopped by the closed terminal (SIGHUP); run")],
 )
-def test_whoever_asks_a_command_to_go_is_named(
+def test_the_stop_signal_is_named(
     number: signal.Signals, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hangup, "_heard", [])
+    monkeypatch.setattr(PROCESS_STOP, "terminal_closed", False)
     before = signal.signal(number, signal.SIG_DFL)
 
-    def asked(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr(status, "open_run", asked)
+    monkeypatch.setattr(status, "open_run", interrupt)
     try:
         assert main(["status", "x"]) == 3
         assert signal.getsignal(number) is signal.SIG_DFL
@@ -94,8 +95,8 @@ def test_whoever_asks_a_command_to_go_is_named(
     assert words in capsys.readouterr().err
 
 
-def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    raising(monkeypatch, KeyboardInterrupt())
+def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make_command_raise(monkeypatch, KeyboardInterrupt())
     assert main(["status", "run.yaml", "--json"]) == 130
     captured = capsys.readouterr()
     assert captured.err.startswith("error: interrupted")
@@ -112,7 +113,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         (["run", "x.yaml", "--until-step", "many"], "--until-step"),
     ],
 )
-def test_usage_errors(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")
@@ -122,12 +123,12 @@ def test_usage_errors(arguments: list[str], words: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 
 
-def test_a_long_message_is_broken_for_a_terminal_and_whole_for_machines(
+def test_long_messages_wrap_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a real terminal device of 60 columns."""
+    """Uses a real terminal device with 60 columns."""
     text = f"the checkpoint is of another model: {'a variable that differs, ' * 100}and so on; put the file back"
-    raising(monkeypatch, errors.StateMismatch(f"{text}\nhint: {'look at it, ' * 10}"))
+    make_command_raise(monkeypatch, errors.StateMismatch(f"{text}\nhint: {'look at it, ' * 10}"))
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     with os.fdopen(side, "w") as stream:
@@ -174,7 +175,7 @@ def test_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["status", "RUN"], ["verify", "RUN"], ["list", "RUN"], ["log", "RUN"]]
 )
-def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
+def test_light_verbs_import_no_tensorflow_or_prefect(arguments: list[str], tmp_path: Path) -> None:
     run = FakeRun(tmp_path).train(100)
     words = [run.address if word == "RUN" else word for word in arguments]
     script = (
@@ -187,7 +188,7 @@ def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
-def test_the_installed_command(tmp_path: Path) -> None:
+def test_the_installed_command_runs(tmp_path: Path) -> None:
     command = Path(sys.executable).parent / "baton"
     done = subprocess.run([command, "status", tmp_path / "none", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

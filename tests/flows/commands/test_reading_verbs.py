@@ -1,4 +1,4 @@
-"""`baton status`, `list`, `log` and `report` on a home written through the real log."""
+"""`baton status`, `list`, `log` and `report` on a home that the real log wrote."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return value
 
 
-def test_status(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     facts = as_json(capsys, "status", run.address)
     assert facts["run"] == "digits"
     assert facts["home"] == run.address
@@ -44,7 +44,7 @@ def test_status(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["account"] is None
 
 
-def test_status_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
     assert main(["status", str(run.run_file(steps=400))]) == 0
     out = capsys.readouterr().out
@@ -56,8 +56,8 @@ def test_status_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"^attempts +not recorded: the time is that of committed segments alone$", out, re.MULTILINE)
 
 
-def tried(run: FakeRun) -> FakeRun:
-    """Two attempts of the past, one of them dead, and one at work now."""
+def with_attempts(run: FakeRun) -> FakeRun:
+    """Add two past attempts, one of them killed, and one that is at work now."""
     now = datetime.now(UTC).isoformat()
     run.attempt("a" * 32)
     run.attempt("b" * 32, ended="complete", uncommitted_seconds=0.0, host="[bold]h[/bold]")
@@ -66,8 +66,8 @@ def tried(run: FakeRun) -> FakeRun:
     return run
 
 
-def test_status_tells_where_the_time_went(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = as_json(capsys, "status", tried(run).address)
+def test_status_json_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = as_json(capsys, "status", with_attempts(run).address)
     seconds = {
         "compile": 40.0, "train": 40.0, "lost work": 30.0, "start-up": 20.0, "unattributed": 0.2,
     }  # fmt: skip
@@ -88,11 +88,11 @@ def test_status_tells_where_the_time_went(run: FakeRun, capsys: pytest.CaptureFi
     assert (facts["step"], facts["at_work"][0]["doing"]) == (300, "train")
 
 
-def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", tried(run).address]) == 0
+def test_status_text_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", with_attempts(run).address]) == 0
     out = capsys.readouterr().out
     for line in (
-        r"time +2 min 10 s in 3 attempts \(1 at work, 1 died without a word\)",
+        r"time +2 min 10 s in 3 attempts \(1 at work, 1 killed or crashed\)",
         r"goodput +30\.7%  40 s of training that counts",
         r"badput +compile 40 s \(30\.7%\), lost work 30 s \(23\.0%\), start-up 20 s .*, unattributed 0\.2 s \(0\.2%\)",
         r"away +\d+ h \d\d min between attempts, no process at work",
@@ -102,10 +102,8 @@ def test_status_tells_it_in_words(run: FakeRun, capsys: pytest.CaptureFixture[st
     assert "not recorded" not in out
 
 
-def test_status_of_a_run_at_work_tells_the_step_that_is_reached(
-    run: FakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside the committed one: a first segment may last for hours."""
+def test_status_of_a_run_at_work_shows_its_current_step(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is shown beside the committed step, because a segment may last for hours."""
     now = datetime.now(UTC).isoformat()
     run.attempt("a" * 32, began=now, alive=now, step=340, pid=77, host="tpu-vm")
     run.attempt("b" * 32, began=now, alive=now, step=300, doing="launch", seconds={"launch": 5.0})
@@ -113,14 +111,14 @@ def test_status_of_a_run_at_work_tells_the_step_that_is_reached(
     out = capsys.readouterr().out
     assert re.search(r"^step +300 of 400$", out, re.MULTILINE)
     assert re.search(r"^at work +step 340  train  \(process 77 on tpu-vm, as of \d+\.\d s ago\)$", out, re.MULTILINE)
-    assert re.search(r"^at work +step 300  waits for a stage that runs elsewhere  \(", out, re.MULTILINE)
+    assert re.search(r"^at work +step 300  waits for a remote stage  \(", out, re.MULTILINE)
     run.attempt("a" * 32, ended="complete")
     run.attempt("b" * 32, ended="complete")
     assert main(["status", run.address]) == 0
     assert "at work" not in capsys.readouterr().out
 
 
-def test_a_run_file_and_its_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_accept_a_run_file_with_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     facts = as_json(capsys, "status", str(run.run_file()), "--set", "train.steps=900", "--set", "data.source=text")
     assert (facts["step"], facts["target"]) == (300, 900)
     assert main(["status", str(run.run_file()), "--set", "run=another"]) == 2
@@ -133,7 +131,7 @@ def test_overrides_need_a_run_file(run: FakeRun, capsys: pytest.CaptureFixture[s
         assert "--set train.steps=1" in capsys.readouterr().err
 
 
-def test_relative_folder_and_file_uri(
+def test_verbs_accept_relative_folders_and_file_uris(
     run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.folder)
@@ -141,7 +139,7 @@ def test_relative_folder_and_file_uri(
         assert as_json(capsys, "status", address)["home"] == run.address
 
 
-def test_log(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_text(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.retire(keep_last=2)
     quarantine(run.log, run.tip, "ckpt.index is missing", attempt="q" * 32)
     assert main(["log", run.address]) == 0
@@ -160,7 +158,7 @@ def test_log_json(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert entries[-1]["history"] == [{"step": 300, "metrics": {"loss": 100 / 300, "accuracy": 0.5}}]
 
 
-def test_list(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     FakeRun(run.folder, "another")
     runs = as_json(capsys, "list", str(run.root.uri))["runs"]
     assert [each["run"] for each in runs] == ["another", "digits"]
@@ -174,26 +172,24 @@ def test_list(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(line, capsys.readouterr().out, re.MULTILINE)
 
 
-def test_list_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
 
 
-def test_a_folder_that_is_not_there_is_refused(
-    run: FakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_missing_folder_is_refused(run: FakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for address in ("nowhere", str(tmp_path / "nowhere"), f"file://{tmp_path}/nowhere"):
         assert main(["list", address]) == 2
         err = capsys.readouterr().err
         assert err.startswith("error: ")
-        assert "nowhere is not there; name a folder that holds runs" in err
-    # The storage of a run file is made by its first run.
+        assert "nowhere does not exist; name a folder that holds runs" in err
+    # A run file's storage folder is created by the first run.
     assert main(["list", str(run.run_file()), "--set", "storage=later"]) == 0
     assert capsys.readouterr().out.startswith("no runs below ")
     assert not (tmp_path / "later").exists()
 
 
-def test_list_goes_on_past_a_damaged_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_continues_past_a_damaged_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     other = FakeRun(run.folder, "another")
     other.path("log/00000001.json").write_text("{")
     runs = as_json(capsys, "list", run.root.uri, code=4)["runs"]
@@ -205,7 +201,7 @@ def test_list_goes_on_past_a_damaged_run(run: FakeRun, capsys: pytest.CaptureFix
     assert "log/00000000.json" in runs[0]["error"]
 
 
-def test_report(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_page(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", run.address]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == run.path("report/index.html")
@@ -214,7 +210,7 @@ def test_report(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "log", "verify", "report"])
-def test_no_run_there(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_run_is_refused(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, str(tmp_path / "nowhere")]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: no run is at {tmp_path / 'nowhere'}")

@@ -1,4 +1,4 @@
-"""Every verb says of a run on gs:// what it says of the same run in a folder; what the store refuses ends with 2."""
+"""Every verb prints the same for a run on gs:// as for the same run in a folder; a refusing store gives exit code 2."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
-from tests.fakes.gcs.fake_gcs import FakeGcs
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
 
@@ -18,7 +18,7 @@ DIGITS = CHECKOUT / "deploy/runs/digits/run.yaml"
 
 @pytest.fixture
 def run(tmp_path: Path, cloud: FakeGcs) -> FakeRun:
-    """A run in a folder, and the same at gs://bucket/team."""
+    """A run in a folder, and a copy at gs://bucket/team."""
     run = FakeRun(tmp_path).train(100, 200, 300)
     copy_up(run, cloud)
     return run
@@ -32,22 +32,24 @@ def copy_up(run: FakeRun, cloud: FakeGcs) -> None:
 @pytest.mark.parametrize(
     "words", [["status"], ["log"], ["verify"], ["status", "--json"], ["log", "--json"], ["verify", "--json"]]
 )
-def test_a_verb_says_the_same(run: FakeRun, words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    said = []
+def test_verbs_print_the_same_for_cloud_homes(
+    run: FakeRun, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
     for address in (run.address, "gs://bucket/team/digits"):
         assert main([words[0], address, *words[1:]]) == 0
-        said.append(re.sub(r" +", " ", capfd.readouterr().out.replace(address, "HOME")))
-    assert said[0] == said[1]
-    assert "HOME" in said[0] or words[0] == "log"
+        printed.append(re.sub(r" +", " ", capfd.readouterr().out.replace(address, "HOME")))
+    assert printed[0] == printed[1]
+    assert "HOME" in printed[0] or words[0] == "log"
 
 
-def test_list_says_the_same(run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
-    said = []
+def test_list_prints_the_same_for_cloud_storage(run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+    printed = []
     for address in (run.root.uri, "gs://bucket/team"):
         assert main(["list", address, "--json"]) == 0
-        said.append(json.loads(capfd.readouterr().out.replace(address, "ROOT")))
-    assert said[0] == said[1]
-    assert [run["run"] for run in said[0]["runs"]] == ["digits"]
+        printed.append(json.loads(capfd.readouterr().out.replace(address, "ROOT")))
+    assert printed[0] == printed[1]
+    assert [run["run"] for run in printed[0]["runs"]] == ["digits"]
 
 
 def test_a_fork_stays_in_the_bucket(run: FakeRun, cloud: FakeGcs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +63,7 @@ def test_a_fork_stays_in_the_bucket(run: FakeRun, cloud: FakeGcs, capfd: pytest.
     assert run.tip.step == 300
 
 
-def test_verify_says_how_far_it_is(cloud: FakeGcs, run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
+def test_verify_prints_progress(cloud: FakeGcs, run: FakeRun, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "gs://bucket/team/digits"]) == 0
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == f"verified {run.head.number + 1} log entries"
@@ -71,31 +73,31 @@ def test_verify_says_how_far_it_is(cloud: FakeGcs, run: FakeRun, capfd: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("storage", "denied", "said"),
+    ("storage", "denied", "printed"),
     [
-        ("gs://no-such-bucket/runs", [], "there is no bucket gs://no-such-bucket"),
-        ("gs://bucket/runs", ["storage.objects.create"], "may not make objects"),
-        ("gs://bucket/runs", ["storage.objects.delete"], "may not delete or replace objects"),
-        ("gs://bucket/runs", ["storage.objects.get", "storage.objects.list"], "may not read objects"),
-        ("gs://Bucket/runs", [], "'Bucket' is no name of a bucket"),
+        ("gs://no-such-bucket/runs", [], "bucket gs://no-such-bucket not found"),
+        ("gs://bucket/runs", ["storage.objects.create"], "no permission to create objects"),
+        ("gs://bucket/runs", ["storage.objects.delete"], "no permission to delete or replace objects"),
+        ("gs://bucket/runs", ["storage.objects.get", "storage.objects.list"], "no permission to read objects"),
+        ("gs://Bucket/runs", [], "'Bucket' is not a valid bucket name"),
     ],
 )
-def test_what_the_store_refuses_is_told_before_anything_is_begun(
-    cloud: FakeGcs, storage: str, denied: list[str], said: str
+def test_a_refusing_store_is_reported_before_the_run_starts(
+    cloud: FakeGcs, storage: str, denied: list[str], printed: str
 ) -> None:
     cloud.store.set_bucket("bucket", denied=denied)
-    ask = (
+    script = (
         "import sys; from flows.commands.main import main; code = main(sys.argv[1:]); "
         "sys.stderr.write(str({'tensorflow', 'prefect'} & set(sys.modules))); sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ask, "run", str(DIGITS), "--set", f"storage={storage}"],
+        [sys.executable, "-W", "ignore", "-c", script, "run", str(DIGITS), "--set", f"storage={storage}"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert done.stderr.endswith("set()"), "it was asked before anything is waited for"
+    assert printed in done.stderr
+    assert done.stderr.endswith("set()"), "the store was checked before Prefect or TensorFlow was imported"
     left = [name for name in cloud.store.names("bucket") if not name.startswith("runs/.probe-")]
     assert left == []

@@ -1,4 +1,4 @@
-"""`baton verify` finds whatever differs from what was committed, names it, and writes nothing."""
+"""`baton verify` finds every byte that differs from the commit, names the file, and writes nothing."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def verify(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_whole(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_undamaged_run_verifies(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = verify(run, capsys)
     assert code == 0
     assert found["ok"]
@@ -36,7 +36,7 @@ def test_whole(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["dataset"] == DATASET
 
 
-def test_from_a_run_file_in_words(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_text_for_a_run_file(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(run.run_file())]) == 0
     out = capsys.readouterr().out
     assert "read 5 log entries, 4 checkpoints" in out
@@ -49,18 +49,18 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(data))
 
 
-def newest(run: FakeRun, name: str) -> Path:
+def tip_file(run: FakeRun, name: str) -> Path:
     return run.path(f"{run.tip.path}/{name}")
 
 
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
-        (lambda run: flip_a_byte(newest(run, "ckpt.data-00000-of-00001")), "ckpt.data-00000-of-00001"),
-        (lambda run: newest(run, "ckpt.index").unlink(), "ckpt.index"),
-        (lambda run: newest(run, "ckpt.index").write_bytes(b""), "ckpt.index"),
-        (lambda run: newest(run, "manifest.json").write_bytes(b'{"schema_'), "manifest.json"),
-        (lambda run: newest(run, "manifest.json").unlink(), "manifest.json"),
+        (lambda run: flip_a_byte(tip_file(run, "ckpt.data-00000-of-00001")), "ckpt.data-00000-of-00001"),
+        (lambda run: tip_file(run, "ckpt.index").unlink(), "ckpt.index"),
+        (lambda run: tip_file(run, "ckpt.index").write_bytes(b""), "ckpt.index"),
+        (lambda run: tip_file(run, "manifest.json").write_bytes(b'{"schema_'), "manifest.json"),
+        (lambda run: tip_file(run, "manifest.json").unlink(), "manifest.json"),
         (lambda run: flip_a_byte(run.path(f"{run.head.retained[0].path}/ckpt.index")), "ckpt.index"),
         (lambda run: run.path("log/00000002.json").write_bytes(b'{"number": 2'), "log/00000002.json"),
         (lambda run: run.path("log/00000002.json").unlink(), "log/00000002.json"),
@@ -98,8 +98,8 @@ def test_damage_is_found_and_named(
 
 def test_each_damaged_file_is_named(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ckpt.index", "ckpt.data-00000-of-00001"):
-        flip_a_byte(newest(run, name))
-    newest(run, "manifest.json").parent.joinpath("foreign").write_text("not in the manifest: ignored")
+        flip_a_byte(tip_file(run, name))
+    tip_file(run, "manifest.json").parent.joinpath("foreign").write_text("not in the manifest: ignored")
     flip_a_byte(run.path(f"{run.head.retained[1].path}/ckpt.index"))
     assert main(["verify", run.address]) == 4
     out = capsys.readouterr().out
@@ -108,19 +108,22 @@ def test_each_damaged_file_is_named(run: FakeRun, capsys: pytest.CaptureFixture[
         assert f"damaged: {run.address}/{path}" in out
 
 
-def test_a_later_checkpoint_is_read_although_an_entry_is_lost(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    flip_a_byte(newest(run, "ckpt.index"))
+def test_later_checkpoints_are_verified_after_a_lost_entry(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    flip_a_byte(tip_file(run, "ckpt.index"))
     run.path("log/00000002.json").unlink()
     run.path("log/HINT").unlink()
     _, found = verify(run, capsys)
-    assert {damage["file"] for damage in found["damages"]} == {"log/00000002.json", f"{run_tip(run)}/ckpt.index"}
+    assert {damage["file"] for damage in found["damages"]} == {
+        "log/00000002.json",
+        f"{last_retained_path(run)}/ckpt.index",
+    }
 
 
-def run_tip(run: FakeRun) -> str:
+def last_retained_path(run: FakeRun) -> str:
     return run.log.entry(4).head.retained[-1].path
 
 
-def test_what_nothing_vouches_for_is_ignored(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_no_entry_names_are_ignored(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.path("checkpoints/00000999-00000000-abc/ckpt.index").parent.mkdir()
     run.path("checkpoints/00000999-00000000-abc/ckpt.index").write_text("unfinished")
     run.path("checkpoints/checkpoint").write_text("model_checkpoint_path: elsewhere")
@@ -133,13 +136,13 @@ def test_what_nothing_vouches_for_is_ignored(run: FakeRun, capsys: pytest.Captur
 def test_retired_and_quarantined_checkpoints_are_not_read(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.retire(keep_last=2)
     tip = run.tip
-    flip_a_byte(newest(run, "ckpt.index"))
+    flip_a_byte(tip_file(run, "ckpt.index"))
     quarantine(run.log, tip, "flipped", attempt="q" * 32)
     code, found = verify(run, capsys)
     assert (code, found["checkpoints"], found["quarantined"]) == (0, 1, 1)
 
 
-def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(
+def test_a_checkpoint_retired_during_verify_is_not_damage(
     run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oldest, real = run.head.retained[0], LocalStorage.checksum
@@ -155,7 +158,7 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(
     assert json.loads(capsys.readouterr().out)["checkpoints"] == 3
 
 
-def test_one_bad_read_is_no_damage(
+def test_a_single_bad_read_is_not_damage(
     run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, wrong = LocalStorage.checksum, []

@@ -1,4 +1,4 @@
-"""Prefect's API behind flow runs: what of it is heeded, and for how long it is waited for."""
+"""Requests to Prefect's API: which errors are retried, for how long, and which are refused."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,17 +18,18 @@ from flows.launching.prefect_api import FlowRuns
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.errors import InvalidInput, StageLost
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
-from tests.support.fake_prefect_api import Heard, run_with_code
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import run_with_code
 from tests.support.prefect_server import baton, environment_with
 
 
-def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
-    heard, slept = Heard(), [0.0]
+def test_unreachable_api_is_retried_for_a_limited_time() -> None:
+    recorder, slept = EventRecorder(), [0.0]
 
     def sleep(seconds: float) -> None:
         slept[0] += seconds
 
-    runs = FlowRuns(telemetry=heard, connect=nullcontext, clock=lambda: slept[0], sleep=sleep)  # type: ignore[arg-type]
+    runs = FlowRuns(telemetry=recorder, connect=nullcontext, clock=lambda: slept[0], sleep=sleep)  # type: ignore[arg-type]
     times = []
 
     def comes_back(_client: object) -> str:
@@ -37,38 +38,38 @@ def test_an_api_that_is_away_is_waited_for_and_at_last_given_up() -> None:
             raise httpx.ConnectError("refused")
         return "here"
 
-    assert run_uninterrupted(lambda _: runs._patiently(comes_back), StopSpec()) == "here"
+    assert run_uninterrupted(lambda _: runs._with_retries(comes_back), StopSpec()) == "here"
     assert times == sorted(set(times))
-    assert heard.text.count("does not answer") == 1
+    assert recorder.text.count("is not responding") == 1
 
-    def stays_away(_client: object) -> str:
+    def stays_unreachable(_client: object) -> str:
         raise httpx.ConnectError("refused")
 
     began = slept[0]
     with pytest.raises(StageLost) as caught:
-        run_uninterrupted(lambda _: runs._patiently(stays_away), StopSpec())
+        run_uninterrupted(lambda _: runs._with_retries(stays_unreachable), StopSpec())
     assert caught.value.exit_code == 3
     assert slept[0] - began >= 600
 
-    # Whoever has been told to go has not that much time.
+    # After a stop request, a process retries for only a few seconds.
     began = slept[0]
     with pytest.raises(StageLost):
-        run_uninterrupted(lambda _: runs._patiently(stays_away), StopSpec(), within_seconds=1e-9)
+        run_uninterrupted(lambda _: runs._with_retries(stays_unreachable), StopSpec(), within_seconds=1e-9)
     assert slept[0] - began < 30
 
 
-def test_flow_runs_that_were_cancelled_long_ago_are_not_waited_for() -> None:
+def test_flow_runs_cancelled_long_ago_count_as_finished() -> None:
     now = datetime.now(UTC)
     states = [Running(), Cancelling(timestamp=now), Cancelling(timestamp=now - timedelta(hours=1))]
     found = [SimpleNamespace(id=number, state=state, parameters={}) for number, state in enumerate(states)]
     client = SimpleNamespace(read_flow_runs=lambda **_: found)
-    runs = FlowRuns(telemetry=Heard(), connect=lambda: nullcontext(client))  # type: ignore[arg-type]
+    runs = FlowRuns(telemetry=EventRecorder(), connect=lambda: nullcontext(client))  # type: ignore[arg-type]
     assert runs.unfinished(["baton"], lambda _: True) == [0, 1]
 
 
 @contextmanager
-def server_that_says(code: int) -> Iterator[str]:
-    """An API that answers everything alike; its address."""
+def server_with_status(code: int) -> Iterator[str]:
+    """Run a server that answers every request with one status code, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -77,10 +78,10 @@ def server_that_says(code: int) -> Iterator[str]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_GET = do_POST = answer  # noqa: N815 - as http.server has it
+        do_GET = do_POST = answer  # noqa: N815 - http.server's names
 
         def log_message(self, *_: object) -> None:
-            """Nothing is said."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -93,40 +94,40 @@ def server_that_says(code: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("code", [401, 403])
-def test_an_api_that_refuses_who_asks_is_told_of_with_what_to_set(code: int) -> None:
+def test_refused_credentials_name_the_settings_to_change(code: int) -> None:
     remedies = "PREFECT_API_KEY .* PREFECT_API_AUTH_STRING .* PREFECT_API_URL"
-    with server_that_says(code) as url:
-        for ask in asks():
+    with server_with_status(code) as url:
+        for request in requests():
             with pytest.raises(InvalidInput, match=rf"PREFECT_API_URL = {url}: .*\(HTTP {code}\).*{remedies}"):
-                ask()
+                request()
 
 
 @pytest.mark.parametrize("code", [401, 404])
-def test_the_password_of_the_api_is_not_told(code: int) -> None:
-    with server_that_says(code) as url:
+def test_password_of_the_api_is_not_shown(code: int) -> None:
+    with server_with_status(code) as url:
         known = url.replace("//", "//me:secret@")
         with temporary_settings({PREFECT_API_URL: known}):
-            for ask in asks():
+            for request in requests():
                 with pytest.raises(InvalidInput) as caught:
-                    ask()
+                    request()
                 assert "secret" not in str(caught.value)
                 assert url.replace("//", "//***@") in str(caught.value)
 
 
-def test_a_deployment_that_is_not_there_or_not_any_more_is_refused_alike() -> None:
-    said = set()
-    with server_that_says(404) as url:
-        for ask in asks():
+def test_missing_deployment_is_refused_with_one_message() -> None:
+    messages = set()
+    with server_with_status(404) as url:
+        for request in requests():
             with pytest.raises(InvalidInput, match="has no such deployment") as caught:
-                ask()
-            said.add(str(caught.value))
-    (text,) = said
+                request()
+            messages.add(str(caught.value))
+    (text,) = messages
     assert text.startswith(f"stages.train_segment.deployment = train-segment/docker: Prefect's API at {url}")
 
 
-def asks() -> tuple[Callable[[], object], Callable[[], object]]:
-    """What is asked of a deployment: whether it is there, and to run."""
-    runs, name = FlowRuns(telemetry=Heard()), "train-segment/docker"
+def requests() -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return the two requests about a deployment: find it, and run it."""
+    runs, name = FlowRuns(telemetry=EventRecorder()), "train-segment/docker"
     return (
         lambda: runs.require_deployment(name, of="stages.train_segment.deployment"),
         lambda: runs.start(name, {"call": "{}"}, name="digits", tags=["baton"], key="a/0"),
@@ -134,23 +135,23 @@ def asks() -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 @pytest.mark.parametrize(("code", "passes"), [(408, True), (400, False), (409, False)])
-def test_what_is_too_slow_is_asked_again_and_what_is_wrong_is_not(code: int, *, passes: bool) -> None:
+def test_timeout_is_retried_and_bad_request_is_not(code: int, *, passes: bool) -> None:
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    runs = FlowRuns(telemetry=Heard(), clock=lambda: 1000.0 * len(slept), sleep=sleep)
-    with server_that_says(code), pytest.raises(StageLost if passes else PrefectHTTPStatusError):
+    runs = FlowRuns(telemetry=EventRecorder(), clock=lambda: 1000.0 * len(slept), sleep=sleep)
+    with server_with_status(code), pytest.raises(StageLost if passes else PrefectHTTPStatusError):
         runs.require_deployment("train-segment/docker", of="stages.train_segment.deployment")
     assert bool(slept) == passes
 
 
 @pytest.mark.slow
-def test_the_command_refuses_a_wrong_key_and_writes_nothing(tmp_path: Path) -> None:
+def test_command_refuses_a_wrong_key_and_writes_nothing(tmp_path: Path) -> None:
     run = run_with_code(tmp_path)
     before = run.files()
-    with server_that_says(401) as url:
+    with server_with_status(401) as url:
         environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
         done = baton(environment, "run", str(run.run_file()), "--set", "train.steps=200")
     assert done.returncode == 2, done.stderr

@@ -1,8 +1,9 @@
-"""A stage elsewhere: its devices, its answer when it is told to go, its time, its attempts."""
+"""A remote stage in its own process: devices, answer after a stop, time budget, attempt record."""
 
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,134 +11,176 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from prefect import task
 from prefect.logging import disable_run_logger
 
-import tasks.train_segment.task as train_segment_room
 from flows.launching import stage_flows
-from flows.launching.stage_results import find_segment
+from flows.launching.runner import InProcess
+from flows.launching.stage_flows import StageProcess
 from tasks.foundation.accelerator import strategy
-from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.contracts.stage_calls import StageCall, TrainSegmentCall
-from tasks.foundation.errors import AcceleratorLost
+from tasks.foundation.contracts.segment import SegmentResult
+from tasks.foundation.contracts.stage_calls import (
+    PrepareDataCall,
+    RemoteContext,
+    RemoteTrainSegmentCall,
+    TrainSegmentCall,
+    pack,
+)
+from tasks.foundation.errors import AcceleratorLost, NonFinite
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.stops.stops import Stops
+from tasks.foundation.runlog.stage_results import find_segment, take_error
+from tasks.foundation.stage import Place
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
-from tasks.foundation.telemetry.events import Silent
+from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.ledger import Ledger
-from tests.support.fake_prefect_api import Asked, Heard, on_the_tip, run_with_code
+from tasks.stages import TRAIN_SEGMENT
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import DATASET, LauncherHarness, on_the_tip, run_with_code
 from tests.support.fake_run import FakeRun
 from tests.support.sigterm_raises import sigterm_raises
 
 
-@task
-def lost_in_the_middle(**_: Any) -> None:
-    raise tf.errors.UnavailableError(None, None, "Socket closed")
-
-
-@pytest.mark.parametrize(("kind", "error"), [("tpu", AcceleratorLost), ("cpu", tf.errors.UnavailableError)])
-def test_devices_that_go_are_a_lost_accelerator(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, error: type[Exception]
-) -> None:
-    monkeypatch.setattr(
-        strategy, "acquire", lambda *_, **_settings: SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=None)
-    )
-    monkeypatch.setattr(stage_flows, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
-    run = FakeRun(tmp_path)
-    place = stage_flows._Place(
-        spec=load_run_file(run.run_file()).spec, code_folder=tmp_path, storage=run.root, home=run.home, ledger=Ledger(),
-        telemetry=Silent(), flow_run="0",
-    )  # fmt: skip
-    with pytest.raises(error, match="Socket closed"), place.devices(None):
-        place.do(lost_in_the_middle, recorded=None)
-
-
-class Gone(BaseException):
+class SignalReceived(BaseException):
     pass
 
 
+class FakeRunner:
+    """A runner whose only stage is a function."""
+
+    remote: frozenset[str] = frozenset()
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def run(self, _stage: Any, call: Any, _place: Place) -> Any:
+        return self.work(call)
+
+
+def process_of(harness: LauncherHarness, work: Any, telemetry: Sink | None = None) -> StageProcess:
+    return StageProcess(
+        spec=harness.file.spec,
+        context=RemoteContext(code_folder=str(harness.file.folder)),
+        place=replace(harness.place, telemetry=telemetry or EventRecorder()),
+        runner=FakeRunner(work),
+        ledger=Ledger(),
+        flow_run="f1",
+    )
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
-    """A run with code, and devices that need no TensorFlow."""
-    asked = Asked(run_with_code(tmp_path))
-    acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=asked.run.head.environment)
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LauncherHarness:
+    """A launcher on a fake API, and devices that need no TensorFlow."""
+    harness = LauncherHarness(run_with_code(tmp_path))
+    acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=harness.run.head.environment)
     monkeypatch.setattr(strategy, "acquire", lambda *_, **_settings: acquired)
-    monkeypatch.setattr(stage_flows, "Prefect", lambda: SimpleNamespace(is_there=lambda _: False))
-    return asked
+    return harness
 
 
-def place_of(asked: Asked, telemetry: Any) -> stage_flows._Place:
-    return stage_flows._Place(
-        spec=asked.file.spec, code_folder=asked.file.folder, storage=asked.run.root, home=asked.run.home,
-        ledger=Ledger(), telemetry=telemetry, flow_run="f1",
-    )  # fmt: skip
+def call_of(harness: LauncherHarness, **changes: Any) -> RemoteTrainSegmentCall:
+    values = {"spec": harness.file.spec, "request": harness.request, "recorded": harness.run.head.environment}
+    return RemoteTrainSegmentCall(**{**values, **changes})
 
 
-def call_of(asked: Asked, **more: Any) -> TrainSegmentCall:
-    told = asked.launcher._told("train_segment", asked.run.root)
-    return TrainSegmentCall(**told, **{"request": asked.request, "recorded": asked.run.head.environment, **more})
+@pytest.mark.parametrize(("kind", "error"), [("tpu", AcceleratorLost), ("cpu", tf.errors.UnavailableError)])
+def test_lost_devices_are_a_lost_accelerator(
+    harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
+) -> None:
+    acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=harness.run.head.environment)
+    monkeypatch.setattr(strategy, "acquire", lambda *_, **_settings: acquired)
+
+    def lost(_call: TrainSegmentCall) -> SegmentResult:
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    with pytest.raises(error, match="Socket closed"):
+        process_of(harness, lost).run(TRAIN_SEGMENT, harness.segment_call)
 
 
-def test_who_is_told_to_go_while_it_stages_answers_all_the_same(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
-    result, trained = on_the_tip(asked), []
+def test_signal_during_staging_does_not_lose_the_answer(harness: LauncherHarness) -> None:
+    result, trained = on_the_tip(harness), []
 
-    @task
-    def train_segment(request: SegmentRequest, **_: Any) -> SegmentResult:
-        def work(_: Stops) -> SegmentResult:
+    def train_segment(call: TrainSegmentCall) -> SegmentResult:
+        def work(_: object) -> SegmentResult:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.3)  # uploading
-            trained.append(request)
+            time.sleep(0.3)  # the upload is under way
+            trained.append(call)
             return result
 
-        return run_uninterrupted(work, request.spec.stop)
+        return run_uninterrupted(work, call.request.spec.stop)
 
-    monkeypatch.setattr(train_segment_room, "train_segment_task", train_segment)
-    with sigterm_raises(Gone), pytest.raises(Gone):
-        stage_flows._train(call_of(asked), place_of(asked, Silent()))
-    assert find_segment(asked.run.home, asked.request) == result
-    # Scheduled again and executed before anybody has committed it, it is not trained twice.
-    assert stage_flows._train(call_of(asked), place_of(asked, Silent())) == result
+    with sigterm_raises(SignalReceived), pytest.raises(SignalReceived):
+        stage_flows.train(call_of(harness), process_of(harness, train_segment))
+    assert find_segment(harness.run.home, harness.request) == result
+    # If Prefect schedules the stage again before the commit, it does not train a second time.
+    assert stage_flows.train(call_of(harness), process_of(harness, train_segment)) == result
     assert len(trained) == 1
 
 
-def test_a_stage_in_another_environment_than_the_logs_says_so(monkeypatch: pytest.MonkeyPatch, asked: Asked) -> None:
-    heard, result = Heard(), on_the_tip(asked)
-    monkeypatch.setattr(train_segment_room, "train_segment_task", task(lambda *_, **__: result, name="train-segment"))
-    stage_flows._train(
-        call_of(asked, recorded=asked.run.head.environment.model_copy(update={"replicas": 8})), place_of(asked, heard)
-    )
-    assert "stages.init_or_restore" in heard.text
-    assert "replicas: 8 there, 2 here" in heard.text
+def test_environment_that_differs_from_the_log_is_reported(harness: LauncherHarness) -> None:
+    recorder, result = EventRecorder(), on_the_tip(harness)
+    recorded = harness.run.head.environment.model_copy(update={"replicas": 8})
+    stage_flows.train(call_of(harness, recorded=recorded), process_of(harness, lambda _: result, recorder))
+    assert "stages.init_or_restore" in recorder.text
+    assert "replicas: 8 there, 2 here" in recorder.text
 
 
-def test_the_time_budget_goes_on_while_a_machine_is_waited_for(asked: Asked) -> None:
-    request = asked.request.model_copy(update={"stop_within_seconds": 3600.0})
+def test_time_budget_runs_while_the_stage_is_queued(harness: LauncherHarness) -> None:
+    request = harness.request.model_copy(update={"stop_within_seconds": 3600.0})
 
-    def left(ago: timedelta) -> float:
-        told = call_of(asked, request=request, asked_at=(datetime.now(UTC) - ago).isoformat())
-        found = stage_flows._in_what_is_left_of_its_time(told).stop_within_seconds
+    def seconds_left(ago: timedelta) -> float:
+        call = call_of(harness, request=request, asked_at=(datetime.now(UTC) - ago).isoformat())
+        found = stage_flows.request_with_time_left(call).stop_within_seconds
         assert found is not None
         return found
 
-    assert left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
-    assert left(timedelta(hours=2)) == 0
-    assert left(-timedelta(hours=2)) == 3600  # a clock that is wrong gives no more than was granted
+    assert seconds_left(timedelta(minutes=10)) == pytest.approx(3000, abs=60)
+    assert seconds_left(timedelta(hours=2)) == 0
+    assert seconds_left(-timedelta(hours=2)) == 3600  # a clock that is behind does not extend the budget
+
+
+def call_text(run: FakeRun, folder: Path, attempt: str | None) -> str:
+    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri})
+    return pack(PrepareDataCall(spec=spec), RemoteContext(code_folder=str(folder), attempt=attempt))
 
 
 @pytest.mark.parametrize("attempt", ["a" * 32, None])
-def test_only_what_is_part_of_an_attempt_is_one(tmp_path: Path, attempt: str | None) -> None:
-    """So that evaluating once more, killed again and again, does not stop the run."""
+def test_attempt_record_is_written_only_within_an_attempt(tmp_path: Path, attempt: str | None) -> None:
+    """Otherwise an evaluation that is killed repeatedly would count as attempts of the run and stop it."""
     run = FakeRun(tmp_path).train(100)
-    spec = load_run_file(run.run_file()).spec.model_copy(update={"storage": run.root.uri})
-    call = StageCall(spec=spec, code_folder=str(tmp_path), attempt=attempt)
     at_work: list[str | None] = []
 
-    def work(_told: StageCall, place: stage_flows._Place) -> Head:
-        at_work.extend(record.within for record in read_attempts(place.home).records)
-        return run.head
+    def work(_call: PrepareDataCall, process: StageProcess) -> DatasetRef:
+        at_work.extend(record.within for record in read_attempts(process.place.home).records)
+        return DATASET
 
     with disable_run_logger():
-        assert stage_flows._answered(StageCall, call.model_dump_json(), work).is_completed()
+        assert stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, attempt), work).is_completed()
     assert at_work == [record.within for record in read_attempts(run.home).records] == [attempt] * (attempt is not None)
+
+
+def test_error_is_written_for_the_waiting_process(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(100)
+
+    def work(_call: PrepareDataCall, _process: StageProcess) -> DatasetRef:
+        raise NonFinite("the loss is not finite at step 7", step=7)
+
+    with disable_run_logger():
+        state = stage_flows.answered(PrepareDataCall, call_text(run, tmp_path, None), work)
+    assert (state.name, state.message) == ("NonFinite", "the loss is not finite at step 7")
+    (path,) = [path for path in run.home.files("answers") if path.endswith(".error.json")]
+    report = take_error(run.home, path.removeprefix("answers/").removesuffix(".error.json"))
+    assert report is not None
+    error = report.to_error()
+    assert isinstance(error, NonFinite)
+    assert error.step == 7
+
+
+def test_call_that_is_not_a_json_object_is_refused() -> None:
+    state = stage_flows.answered(PrepareDataCall, "[]", lambda *_: DATASET)
+    assert (state.name, state.is_failed()) == ("InvalidInput", True)
+
+
+def test_in_process_runner_calls_the_stage(harness: LauncherHarness) -> None:
+    result = on_the_tip(harness)
+    stage = replace(TRAIN_SEGMENT, load=lambda: lambda _call, _place: result)
+    assert InProcess().run(stage, harness.segment_call, harness.place) == result

@@ -1,4 +1,4 @@
-"""What is shown of a run: what it says, how often, and that nothing waits for it."""
+"""The artifacts of a run in Prefect: their content and how often they are updated. The run never waits for them."""
 
 import json
 import logging
@@ -10,59 +10,41 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_ui.artifact_publisher import ArtifactPublisher, Pace
+from flows.prefect_ui.artifact_publisher import ArtifactPublisher, UpdateSchedule
 from flows.prefect_ui.artifacts import Artifact, key_of, report_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Training
+from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
+from tests.support.clock import FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 
 A_LONG_TIME = 60.0
 
 
-class Wall:
-    """A board that keeps what is put up, and does what a server may do."""
+class FakeArtifactStore:
+    """Stores artifacts in memory; can hang or fail like a server."""
 
     def __init__(self) -> None:
-        self.put_up: list[Artifact] = []
-        self.asked = threading.Semaphore(0)
-        self.answers = threading.Event()
-        self.answers.set()
+        self.written: list[Artifact] = []
+        self.requests = threading.Semaphore(0)
+        self.responds = threading.Event()
+        self.responds.set()
         self.fault: Exception | None = None
 
     def put(self, artifact: Artifact) -> None:
-        self.asked.release()
-        assert self.answers.wait(A_LONG_TIME)
+        self.requests.release()
+        assert self.responds.wait(A_LONG_TIME)
         if self.fault is not None:
             raise self.fault
-        self.put_up.append(artifact)
+        self.written.append(artifact)
 
     def newest(self, part: str) -> Artifact:
-        return [artifact for artifact in self.put_up if artifact.key.endswith(part)][-1]
+        return [artifact for artifact in self.written if artifact.key.endswith(part)][-1]
 
     def keys(self) -> list[str]:
-        return [artifact.key for artifact in self.put_up]
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Heard:
-    """A sink that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
+        return [artifact.key for artifact in self.written]
 
 
 @pytest.fixture
@@ -73,12 +55,22 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 @contextmanager
-def shown(
-    run: FakeRun, wall: Wall, *, said: Heard | None = None, clock: Clock | None = None, patience: float = A_LONG_TIME
+def publisher(
+    run: FakeRun,
+    store: FakeArtifactStore,
+    *,
+    notes: EventRecorder | None = None,
+    clock: FakeClock | None = None,
+    request_seconds: float = A_LONG_TIME,
 ) -> Iterator[ArtifactPublisher]:
     spec = load_run_file(run.run_file(steps=400)).spec
     sink = ArtifactPublisher(
-        spec, run.home, said=said or Heard(), board=wall, patience_seconds=patience, clock=clock or Clock()
+        spec,
+        run.home,
+        notes=notes or EventRecorder(),
+        store=store,
+        request_seconds=request_seconds,
+        clock=clock or FakeClock(0.0),
     )
     with sink:
         yield sink
@@ -92,51 +84,51 @@ def committed(step: int) -> Committed:
     return Committed(step=step, path="checkpoints/x", size=1, metrics={})
 
 
-def test_each_artifact_is_due_when_it_is_behind_and_not_more_often_than_it_should_be() -> None:
-    pace = Pace()
-    assert pace.take(0.0) == []
-    assert pace.seconds_until_due(0.0) is None
-    pace.mark(["curves", "progress"])
-    assert pace.seconds_until_due(0.0) == 0
-    assert pace.take(0.0) == ["progress", "curves"]
-    pace.mark(["progress", "curves"])
-    assert pace.seconds_until_due(1.0) == 4.0
-    assert pace.take(4.9) == []
-    assert pace.take(5.0) == ["progress"]
-    assert pace.seconds_until_due(5.0) == 55.0
-    assert pace.take(5.0, last=True) == ["curves"]
+def test_outdated_artifacts_are_due_once_per_interval() -> None:
+    schedule = UpdateSchedule()
+    assert schedule.take(0.0) == []
+    assert schedule.seconds_until_due(0.0) is None
+    schedule.mark(["curves", "progress"])
+    assert schedule.seconds_until_due(0.0) == 0
+    assert schedule.take(0.0) == ["progress", "curves"]
+    schedule.mark(["progress", "curves"])
+    assert schedule.seconds_until_due(1.0) == 4.0
+    assert schedule.take(4.9) == []
+    assert schedule.take(5.0) == ["progress"]
+    assert schedule.seconds_until_due(5.0) == 55.0
+    assert schedule.take(5.0, last=True) == ["curves"]
 
 
-def test_a_stage_shows_its_progress_only(run: FakeRun) -> None:
-    wall = Wall()
+def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
+    store = FakeArtifactStore()
     spec = load_run_file(run.run_file(steps=400)).spec
-    with ArtifactPublisher(spec, run.home, parts=("progress",), board=wall, clock=Clock()) as sink:
+    with ArtifactPublisher(spec, run.home, parts=("progress",), store=store, clock=FakeClock(0.0)) as sink:
         sink.emit(training(150))
         sink.emit(committed(150))
-    with ArtifactPublisher(spec, run.home, parts=("progress",), board=wall, clock=Clock()):
-        pass  # trained nothing: what the log says is its parent's to show
-    assert set(wall.keys()) == {"digits-progress"}
+    with ArtifactPublisher(spec, run.home, parts=("progress",), store=store, clock=FakeClock(0.0)):
+        pass  # the stage trained no step, and the parent flow run shows the committed progress
+    assert set(store.keys()) == {"digits-progress"}
 
 
-def test_what_could_not_be_written_is_behind_still_and_the_server_has_its_rest() -> None:
-    pace = Pace()
-    pace.mark(["progress", "commits"])
-    pace.failed(pace.take(0.0), 0.0)
-    pace.mark(["report"])
-    assert pace.take(29.9) == []
-    assert pace.take(30.0) == ["progress", "commits", "report"]
+def test_a_failed_update_is_retried_after_a_pause() -> None:
+    schedule = UpdateSchedule()
+    schedule.mark(["progress", "commits"])
+    schedule.failed(schedule.take(0.0), 0.0)
+    schedule.mark(["report"])
+    assert schedule.take(29.9) == []
+    assert schedule.take(30.0) == ["progress", "commits", "report"]
 
 
-def test_the_whole_history_is_shown_newest_first_with_what_came_of_each_commit(run: FakeRun) -> None:
+def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
     pytest.importorskip("matplotlib")
     run.home.write("report/index.html", b"<p>")
-    wall = Wall()
-    with shown(run, wall) as sink:
+    store = FakeArtifactStore()
+    with publisher(run, store) as sink:
         sink.emit(Phase(cause="train"))
         sink.emit(committed(200))
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
-    assert set(wall.keys()) == {"digits-progress", "digits-commits", "digits-report", "digits-curves"}
-    rows = json.loads(wall.newest("commits").data)
+    assert set(store.keys()) == {"digits-progress", "digits-commits", "digits-report", "digits-curves"}
+    rows = json.loads(store.newest("commits").data)
     assert [row["step"] for row in rows] == [200, 100, 0]
     assert rows[0] | {"committed, UTC": "", "checkpoint": ""} == {
         "step": 200,
@@ -150,117 +142,117 @@ def test_the_whole_history_is_shown_newest_first_with_what_came_of_each_commit(r
     }
     assert rows[1]["validation"] == ""
     assert rows[2]["ended by"] == "initialized"
-    progress = wall.newest("progress")
+    progress = store.newest("progress")
     assert (progress.kind, progress.data) == ("progress", 50.0)
     assert progress.description == "step 200 of 400"
-    assert wall.newest("curves").data.count("](data:image/png;base64,iVBORw0KGgo") == 3
-    assert f"`{run.address}/report/index.html`" in wall.newest("report").data
+    assert store.newest("curves").data.count("](data:image/png;base64,iVBORw0KGgo") == 3
+    assert f"`{run.address}/report/index.html`" in store.newest("report").data
 
 
-def test_the_table_follows_the_log_back_when_a_tip_was_no_good(run: FakeRun) -> None:
-    wall = Wall()
-    with shown(run, wall) as sink:
-        assert wall.asked.acquire(timeout=A_LONG_TIME)
+def test_the_table_drops_a_quarantined_tip(run: FakeRun) -> None:
+    store = FakeArtifactStore()
+    with publisher(run, store) as sink:
+        assert store.requests.acquire(timeout=A_LONG_TIME)
         quarantine(run.log, run.tip, "flipped", attempt="q" * 32)
         sink.emit(committed(100))
-    assert [row["step"] for row in json.loads(wall.newest("commits").data)] == [100, 0]
-    assert wall.newest("progress").data == 25.0
+    assert [row["step"] for row in json.loads(store.newest("commits").data)] == [100, 0]
+    assert store.newest("progress").data == 25.0
 
 
-def test_training_moves_the_bar_at_most_once_in_a_few_seconds_and_the_end_is_told(run: FakeRun) -> None:
-    wall, clock = Wall(), Clock()
-    with shown(run, wall, clock=clock) as sink:
-        for _ in ("progress", "commits"):  # as it stood
-            assert wall.asked.acquire(timeout=A_LONG_TIME)
+def test_progress_updates_are_throttled_and_the_last_is_written(run: FakeRun) -> None:
+    store, clock = FakeArtifactStore(), FakeClock(0.0)
+    with publisher(run, store, clock=clock) as sink:
+        for _ in ("progress", "commits"):  # the first update
+            assert store.requests.acquire(timeout=A_LONG_TIME)
         for step in range(201, 300):
             sink.emit(training(step))
         run.train(300)
-    bar = [(artifact.data, artifact.description) for artifact in wall.put_up if artifact.kind == "progress"]
+    bar = [(artifact.data, artifact.description) for artifact in store.written if artifact.kind == "progress"]
     assert bar == [(50.0, "step 200 of 400"), (75.0, "step 300 of 400, loss 0.5, 1,000 examples/s")]
 
 
-def test_the_bar_moves_with_what_training_says(run: FakeRun) -> None:
-    wall, clock = Wall(), Clock()
-    with shown(run, wall, clock=clock) as sink:
+def test_the_progress_bar_follows_training_events(run: FakeRun) -> None:
+    store, clock = FakeArtifactStore(), FakeClock(0.0)
+    with publisher(run, store, clock=clock) as sink:
         for _ in ("progress", "commits"):
-            assert wall.asked.acquire(timeout=A_LONG_TIME)
-        clock.now = 5.0
+            assert store.requests.acquire(timeout=A_LONG_TIME)
+        clock.seconds = 5.0
         sink.emit(training(250))
-        assert wall.asked.acquire(timeout=A_LONG_TIME)
-    assert [artifact.data for artifact in wall.put_up if artifact.kind == "progress"] == [50.0, 62.5, 50.0]
+        assert store.requests.acquire(timeout=A_LONG_TIME)
+    assert [artifact.data for artifact in store.written if artifact.kind == "progress"] == [50.0, 62.5, 50.0]
 
 
-def test_a_server_that_hangs_keeps_nobody(run: FakeRun) -> None:
-    wall = Wall()
-    wall.answers.clear()
-    with shown(run, wall, patience=0.1) as sink:
-        assert wall.asked.acquire(timeout=A_LONG_TIME)
+def test_a_hanging_server_does_not_delay_the_run(run: FakeRun) -> None:
+    store = FakeArtifactStore()
+    store.responds.clear()
+    with publisher(run, store, request_seconds=0.1) as sink:
+        assert store.requests.acquire(timeout=A_LONG_TIME)
         for step in range(201, 400):
             sink.emit(training(step))
-    assert wall.put_up == []
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "baton-shown"] == [True]
-    wall.answers.set()
+    assert store.written == []
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "baton-artifacts"] == [True]
+    store.responds.set()
 
 
-def test_a_server_that_is_away_is_said_once_and_used_again_when_it_is_back(run: FakeRun) -> None:
-    wall, clock, said = Wall(), Clock(), Heard()
-    wall.fault = ConnectionError("refused")
-    with shown(run, wall, said=said, clock=clock) as sink:
-        assert wall.asked.acquire(timeout=A_LONG_TIME)
-        for _ in range(1000):  # until its rest is over
-            clock.now += 100.0
+def test_a_server_outage_is_reported_once_and_recovered_from(run: FakeRun) -> None:
+    store, clock, notes = FakeArtifactStore(), FakeClock(0.0), EventRecorder()
+    store.fault = ConnectionError("refused")
+    with publisher(run, store, notes=notes, clock=clock) as sink:
+        assert store.requests.acquire(timeout=A_LONG_TIME)
+        for _ in range(1000):  # until the pause is over
+            clock.seconds += 100.0
             sink.emit(committed(200))
-            if wall.asked.acquire(timeout=A_LONG_TIME / 1000):
+            if store.requests.acquire(timeout=A_LONG_TIME / 1000):
                 break
-        wall.fault = None
-    warnings = [event.text for event in said.events if isinstance(event, Note) and event.warning]
-    assert warnings == ["what Prefect shows of the run is behind (ConnectionError: refused); training goes on"]
-    assert [row["step"] for row in json.loads(wall.newest("commits").data)] == [200, 100, 0]
+        store.fault = None
+    warnings = [event.text for event in notes.events if isinstance(event, Note) and event.warning]
+    assert warnings == ["the run's artifacts in Prefect are outdated (ConnectionError: refused); training continues"]
+    assert [row["step"] for row in json.loads(store.newest("commits").data)] == [200, 100, 0]
 
 
-def test_a_log_that_cannot_be_read_is_said_and_ends_nothing(run: FakeRun) -> None:
-    wall, said = Wall(), Heard()
+def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:
+    store, notes = FakeArtifactStore(), EventRecorder()
     run.path("log/00000001.json").write_text("{")
-    with shown(run, wall, said=said) as sink:
+    with publisher(run, store, notes=notes) as sink:
         sink.emit(committed(200))
-    assert wall.put_up == []
-    assert len(said.events) == 1
+    assert store.written == []
+    assert len(notes.events) == 1
 
 
-def test_without_matplotlib_there_are_no_curves_and_all_the_rest(
+def test_only_curves_need_matplotlib(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    wall, said = Wall(), Heard()
+    store, notes = FakeArtifactStore(), EventRecorder()
     with (
         caplog.at_level(logging.DEBUG, logger="flows.prefect_ui.artifact_publisher"),
-        shown(run, wall, said=said) as sink,
+        publisher(run, store, notes=notes) as sink,
     ):
         sink.emit(committed(200))
-    assert set(wall.keys()) == {"digits-progress", "digits-commits"}
-    assert said.events == []
-    assert len([record for record in caplog.records if "cannot be drawn" in record.message]) == 1
+    assert set(store.keys()) == {"digits-progress", "digits-commits"}
+    assert notes.events == []
+    assert len([record for record in caplog.records if "cannot draw them" in record.message]) == 1
 
 
-def test_a_run_that_has_not_begun_has_a_bar_at_nothing(tmp_path: Path) -> None:
+def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
     run = FakeRun(tmp_path)
-    nothing: Storage = run.root.at("other")
-    wall = Wall()
+    empty_home: Storage = run.root.at("other")
+    store = FakeArtifactStore()
     spec = load_run_file(run.run_file()).spec
-    with ArtifactPublisher(spec, nothing, board=wall, clock=Clock()):
+    with ArtifactPublisher(spec, empty_home, store=store, clock=FakeClock(0.0)):
         pass
-    assert {artifact.key: artifact.data for artifact in wall.put_up} == {"digits-progress": 0.0}
+    assert {artifact.key: artifact.data for artifact in store.written} == {"digits-progress": 0.0}
     assert not run.path("../other").exists()
 
 
-def test_outside_of_a_flow_run_nothing_is_shown(run: FakeRun) -> None:
+def test_nothing_is_published_outside_a_flow_run(run: FakeRun) -> None:
     with ArtifactPublisher(load_run_file(run.run_file()).spec, run.home) as sink:
         sink.emit(training(1))
-    assert not [thread for thread in threading.enumerate() if thread.name == "baton-shown"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "A_b.c", "a-b-c", "A", "9", "x" * 100, "a--b", "a_"])
-def test_keys_are_what_prefect_takes_and_differ_as_the_names_do(name: str) -> None:
+def test_keys_are_valid_and_unique_per_run_name(name: str) -> None:
     from prefect.client.schemas.actions import ArtifactCreate
 
     key = key_of(name, "commits")
@@ -268,11 +260,11 @@ def test_keys_are_what_prefect_takes_and_differ_as_the_names_do(name: str) -> No
     assert key != key_of(f"{name}.", "commits")
 
 
-def test_a_name_that_is_a_key_stays_as_it_is() -> None:
+def test_a_valid_name_is_kept_as_key() -> None:
     assert key_of("digits-cnn", "curves") == "digits-cnn-curves"
 
 
-def test_the_report_is_a_link_where_a_browser_can_follow_one() -> None:
+def test_the_report_is_a_link_only_for_cloud_storage() -> None:
     there = report_of("r", "gs://bucket/a prefix/r/report/index.html")
     assert "(https://storage.cloud.google.com/bucket/a%20prefix/r/report/index.html)" in there.data
     assert "](" not in report_of("r", "/data/r/report/index.html").data

@@ -1,4 +1,4 @@
-"""What Baton starts ends with it, also where it is killed."""
+"""Child processes end with their parent, even if the parent is killed."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.support.checkout import CHECKOUT
 
 SLEEPS = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 
-# Started in a thread that ends at once, as the one ends in which Prefect's server is started.
+# The child is started in a thread that ends at once, like the thread that starts Prefect's server.
 PARENT = """
 import sys, threading, time
 from flows.process.children import start_child
@@ -34,8 +34,8 @@ time.sleep(600)
 
 PREFECT = """
 import threading, time
-from flows.prefect_compat.prefect_startup import quiet, start_prefect_api
-quiet()
+from flows.prefect_compat.prefect_startup import set_quiet_defaults, start_prefect_api
+set_quiet_defaults()
 start_prefect_api()
 from prefect.server.api.server import SubprocessASGIServer
 while not [each for each in SubprocessASGIServer._instances.values() if each.server_process]:
@@ -54,20 +54,20 @@ from tasks.foundation.contracts.run_file import load_run_file
 folder = Path(sys.argv[1])
 run = load_run_file(folder / "run.yaml")
 trial = trial_of(run, (), name="straight", storage=folder / "scratch", steps=4, segment_steps=4)
-with FreshProcesses(folder / "said")._started(trial) as (chief, _):
+with FreshProcesses(folder / "output")._started(trial) as (chief, _):
     print(chief.pid, flush=True)
     time.sleep(600)
 """
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     with suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in {"Z", "X"}
     return False
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
@@ -75,7 +75,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def child_of_a_killed_parent(code: str, *words: str, **environment: str) -> int:
-    """Start a process that starts another, and kill it; process id of the other."""
+    """Start a process that starts a child, kill the process, and return the child's process id."""
     command = [sys.executable, "-c", code, *words]
     parent = subprocess.Popen(
         command,
@@ -88,7 +88,7 @@ def child_of_a_killed_parent(code: str, *words: str, **environment: str) -> int:
     assert parent.stdout is not None
     try:
         child = int(parent.stdout.readline())
-        assert lives(child)
+        assert is_alive(child)
     finally:
         parent.kill()
         parent.wait()
@@ -96,22 +96,22 @@ def child_of_a_killed_parent(code: str, *words: str, **environment: str) -> int:
     return child
 
 
-def assert_ends(child: int) -> None:
+def assert_child_ends(child: int) -> None:
     try:
-        until(lambda: not lives(child))
+        wait_until(lambda: not is_alive(child))
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["signal", "pipe"])
-def test_a_child_outlives_the_thread_that_started_it_and_not_its_process(how: str) -> None:
-    assert_ends(child_of_a_killed_parent(PARENT, how, *SLEEPS))
+def test_a_child_outlives_its_thread_but_not_its_parent(how: str) -> None:
+    assert_child_ends(child_of_a_killed_parent(PARENT, how, *SLEEPS))
 
 
-def test_the_embedded_server_of_prefect_ends_with_a_killed_command(tmp_path: Path) -> None:
+def test_the_embedded_server_ends_with_a_killed_command(tmp_path: Path) -> None:
     kept = {name: "" for name in os.environ if name.startswith("PREFECT_API")}
-    assert_ends(child_of_a_killed_parent(PREFECT, PREFECT_HOME=str(tmp_path), **kept))
+    assert_child_ends(child_of_a_killed_parent(PREFECT, PREFECT_HOME=str(tmp_path), **kept))
 
 
 def test_a_trial_ends_with_a_killed_proof(tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_trial_ends_with_a_killed_proof(tmp_path: Path) -> None:
         "run: mine\nstorage: ./runs\ndata: {source: digits}\nmodel: model.py:build\n"
         "train: {steps: 10, global_batch_size: 8}\n"
     )
-    assert_ends(child_of_a_killed_parent(PROOF, str(tmp_path)))
+    assert_child_ends(child_of_a_killed_parent(PROOF, str(tmp_path)))
 
 
-def test_who_is_started_after_the_parents_death_does_nothing(tmp_path: Path) -> None:
+def test_a_child_started_after_its_parents_death_exits(tmp_path: Path) -> None:
     wanted = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]
     script = [sys.executable, "-I", "-S", die_with_parent.__file__]
-    nobody = subprocess.run([*script, "1", "-1", *wanted], check=False)  # our parent is this process, and not 1
-    assert nobody.returncode == 1
+    orphan = subprocess.run([*script, "1", "-1", *wanted], check=False)  # the parent is this process, not process 1
+    assert orphan.returncode == 1
     assert not (tmp_path / "ran").exists()
     assert subprocess.run([*script, str(os.getpid()), "-1", *wanted], check=False).returncode == 0
     assert (tmp_path / "ran").exists()

@@ -1,4 +1,4 @@
-"""A reader that goes away, as in `baton log RUN | head`, is no error, and changes no exit code."""
+"""A reader that closes its end, as in `baton log RUN | head`, causes no error and changes no exit code."""
 
 import io
 import os
@@ -28,21 +28,23 @@ VERBS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
-    """A long log, so that no buffer holds all that is printed, and a damaged checkpoint."""
+    """A run with a damaged checkpoint, and a log that is longer than any output buffer."""
     run = FakeRun(tmp_path_factory.mktemp("storage")).train(*range(100, 6100, 100))
     flip_a_byte(run.path(run.tip.path) / "ckpt.index")
     return run
 
 
 def pipe(buffering: int) -> tuple[int, io.TextIOWrapper]:
-    """A pipe's reading end, and a stream like a process's own at the other; 0: as `python -u` has it."""
+    """Return a pipe's reading end, and a standard stream on its writing end; buffering 0 is that of `python -u`."""
     reader, writer = os.pipe()
     return reader, io.TextIOWrapper(os.fdopen(writer, "wb", buffering), write_through=buffering == 0)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_nobody_reads(verb: str, buffering: int, run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_without_a_reader_is_dropped(
+    verb: str, buffering: int, run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words, code = VERBS[verb]
     places = {"RUN": run.address, "STORAGE": str(run.root.root)}
     for name in ("stdout", "stderr"):
@@ -52,8 +54,10 @@ def test_nobody_reads(verb: str, buffering: int, run: FakeRun, monkeypatch: pyte
     assert main([places.get(word, word) for word in words]) == code
 
 
-def test_one_line_is_read(run: FakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pipe breaks in the middle: what was read is right, and standard error stays empty."""
+def test_a_reader_that_closes_after_one_line(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pipe breaks in the middle: the reader gets a correct line, and standard error stays empty."""
     reader, stream = pipe(-1)
     monkeypatch.setattr(sys, "stdout", stream)
     lines: list[str] = []
@@ -70,6 +74,6 @@ def test_one_line_is_read(run: FakeRun, monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_is_not_taken_for_a_reader_that_went(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_treated_as_a_closed_reader(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", os.fdopen(os.open("/dev/full", os.O_WRONLY), "w"))
     assert main(["log", run.address]) == 1

@@ -1,4 +1,4 @@
-"""Batch arithmetic: what is accepted is exact, and what is refused comes with values that would be accepted."""
+"""Batch arithmetic: accepted batches divide exactly, and refusals suggest sizes that do."""
 
 import re
 
@@ -16,7 +16,7 @@ CUTS = st.integers(1, 64)
 
 @settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
-def test_shares_add_up_or_the_batch_is_refused(batch: int, replicas: int, accumulate: int) -> None:
+def test_batch_divides_exactly_or_is_refused(batch: int, replicas: int, accumulate: int) -> None:
     try:
         each = per_replica_batch_size(batch, replicas, accumulate)
     except AcceleratorError:
@@ -29,7 +29,7 @@ def test_shares_add_up_or_the_batch_is_refused(batch: int, replicas: int, accumu
 
 @settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
-def test_the_values_that_are_named_are_good_and_nearest(batch: int, replicas: int, accumulate: int) -> None:
+def test_suggested_values_are_valid_and_nearest(batch: int, replicas: int, accumulate: int) -> None:
     parts = replicas * accumulate
     try:
         per_replica_batch_size(batch, replicas, accumulate)
@@ -60,6 +60,6 @@ def test_the_values_that_are_named_are_good_and_nearest(batch: int, replicas: in
         (7, 2, 1, "by 2 replicas; try 6 or 8"),
     ],
 )
-def test_a_refusal_in_words(batch: int, replicas: int, accumulate: int, words: str) -> None:
+def test_refusal_names_value_and_remedy(batch: int, replicas: int, accumulate: int, words: str) -> None:
     with pytest.raises(AcceleratorError, match=re.escape(words) + "$"):
         per_replica_batch_size(batch, replicas, accumulate)

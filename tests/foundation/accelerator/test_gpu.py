@@ -1,4 +1,4 @@
-"""GPUs, as far as that can be shown without one."""
+"""GPUs, as far as tests can cover them without one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +18,14 @@ def have(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
     return found
 
 
-def test_no_gpu_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_gpu_is_refused_with_all_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     have(monkeypatch, 0)
     with pytest.raises(AcceleratorError) as refused:
         grow_memory()
     for part in (
-        "accelerator.kind = gpu, and tf.config.list_physical_devices('GPU') is empty",
+        "accelerator.kind = gpu, but tf.config.list_physical_devices('GPU') is empty",
         "tensorflow-cpu sees no GPU",
         f"{tmp_path}/nvidia[0-9]*: none",
         "CUDA_VISIBLE_DEVICES=-1",
@@ -37,7 +37,7 @@ def test_no_gpu_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert f"{tmp_path}/nvidia[0-9]*: {tmp_path}/nvidia0; CUDA" in why_no_gpu()
 
 
-def test_memory_grows_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_grows_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = have(monkeypatch, 2)
     grown: list[Any] = []
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *arguments: grown.append(arguments))
@@ -45,7 +45,7 @@ def test_memory_grows_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grown == [(device, True) for device in found]
 
 
-def test_several_are_mirrored_and_one_is_tensorflows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus_are_mirrored_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda devices: devices)
     have(monkeypatch, 3)
     assert gpu_strategy() == ["GPU:0", "GPU:1", "GPU:2"]

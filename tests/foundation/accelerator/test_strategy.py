@@ -1,4 +1,4 @@
-"""One accelerator a process, with the threads that the run began with."""
+"""One accelerator per process, with the run's recorded thread counts; lost devices."""
 
 import os
 from dataclasses import replace
@@ -9,23 +9,25 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator import gpu, strategy, tpu_environment
+from tasks.foundation.accelerator import strategy
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.environment import thread_counts
-from tasks.foundation.accelerator.strategy import acquire, threads_of_others
+from tasks.foundation.accelerator.strategy import Accelerator, acquire, may_be_lost, thread_override_warning
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
-from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 from tasks.foundation.user_code import describe
 from tests.support.lab import Lab, in_fresh_process, spec_of
-from tests.support.stand_in_tpu import TOLD, look_like_a_tpu_vm
+from tests.support.stand_in_tpu import ANNOUNCED, StandInSystem, look_like_a_tpu_vm
 
+TPU = AcceleratorSpec(kind="tpu")
+NAMED = AcceleratorSpec(kind="tpu", tpu="my-tpu")
 CPUS = len(os.sched_getaffinity(0))
 RECORDED = Environment(accelerator="cpu", replicas=1, intra_op_threads=5, inter_op_threads=6, versions={})
 
 
 @pytest.mark.parametrize(("batch", "replicas", "each"), [(8, 1, 8), (8, 2, 4), (8, 8, 1), (1016, 8, 127)])
-def test_a_batch_is_divided(batch: int, replicas: int, each: int) -> None:
+def test_batch_is_divided(batch: int, replicas: int, each: int) -> None:
     assert per_replica_batch_size(batch, replicas) == each
 
 
@@ -33,7 +35,7 @@ def test_a_batch_is_divided(batch: int, replicas: int, each: int) -> None:
     ("batch", "replicas", "remedy"),
     [(1020, 8, "try 1016 or 1024"), (3, 4, "try 4"), (1, 2, "try 2"), (9, 4, "8 or 12")],
 )
-def test_a_batch_that_cannot_be_divided_is_refused(batch: int, replicas: int, remedy: str) -> None:
+def test_indivisible_batch_is_refused(batch: int, replicas: int, remedy: str) -> None:
     with pytest.raises(AcceleratorError) as refused:
         per_replica_batch_size(batch, replicas)
     assert f"train.global_batch_size = {batch} is not divisible by {replicas} replicas" in str(refused.value)
@@ -50,13 +52,13 @@ def test_a_batch_that_cannot_be_divided_is_refused(batch: int, replicas: int, re
         ({"intra_op_threads": 2, "inter_op_threads": 3}, None, (2, 3)),
     ],
 )
-def test_thread_counts_are_asked_for_or_recorded_or_those_of_the_machine(
+def test_thread_counts_come_from_file_log_or_machine(
     asked: dict[str, int], recorded: Environment | None, counts: tuple[int, int]
 ) -> None:
     assert thread_counts(AcceleratorSpec(**asked), recorded) == counts  # type: ignore[arg-type]
 
 
-def test_the_process_keeps_its_first_accelerator() -> None:
+def test_process_keeps_its_first_accelerator() -> None:
     first = acquire(AcceleratorSpec(), None)
     assert acquire(AcceleratorSpec(kind="cpu"), first.environment) is first
     assert first.replicas == 1
@@ -71,73 +73,116 @@ def test_the_process_keeps_its_first_accelerator() -> None:
         ({}, RECORDED, "('cpu', 1, 5, 6)"),
     ],
 )
-def test_another_accelerator_needs_another_process(
-    asked: dict[str, Any], recorded: Environment | None, wanted: str
-) -> None:
+def test_other_settings_need_another_process(asked: dict[str, Any], recorded: Environment | None, wanted: str) -> None:
     with pytest.raises(AcceleratorError) as refused:
         acquire(AcceleratorSpec(**asked), recorded)
-    text = f"this process runs with accelerator, replicas and threads ('cpu', 1, {CPUS}, {CPUS})"
+    text = f"this process already uses accelerator, replicas and threads ('cpu', 1, {CPUS}, {CPUS})"
     assert text in str(refused.value)
-    assert f"{wanted} needs a process of its own" in str(refused.value)
+    assert f"start another process for {wanted}" in str(refused.value)
     assert refused.value.exit_code == 2
 
 
-def test_deterministic_operations_are_a_setting_of_the_process() -> None:
+def test_determinism_is_fixed_for_the_process() -> None:
     assert acquire(AcceleratorSpec(), None).environment.deterministic
     with pytest.raises(AcceleratorError) as refused:
         acquire(AcceleratorSpec(), None, deterministic=False)
-    assert str(refused.value) == ("this process runs with train.deterministic = true; false needs a process of its own")
-    # TensorFlow itself was told: it refuses what cannot be repeated.
+    assert str(refused.value) == (
+        "this process already uses train.deterministic = true; start another process for false"
+    )
+    # TensorFlow refuses operations that are not deterministic.
     with pytest.raises(RuntimeError, match="cannot be called when determinism is enabled") as fault:
         tf.random.Generator.from_non_deterministic_state()
     assert describe(fault.value).endswith("or set train.deterministic: false")
 
 
-def test_threads_that_user_code_has_set_are_told_of() -> None:
+def test_threads_set_by_user_code_cause_a_warning() -> None:
     own = acquire(AcceleratorSpec(), None)
-    assert threads_of_others(own) == ""
-    # As if user code had set those of this process after Baton had set others.
+    assert thread_override_warning(own) == ""
+    # As if user code had set other counts after Baton.
     other = replace(own, environment=own.environment.model_copy(update={"intra_op_threads": CPUS + 5}))
-    told = threads_of_others(other)
-    assert f"threads to {CPUS} within an operation and {CPUS} operations at a time" in told
-    assert f"which holds, and not {CPUS + 5} and {CPUS}, which the log records" in told
+    warning = thread_override_warning(other)
+    assert f"threads to {CPUS} within an operation and {CPUS} operations at a time" in warning
+    assert f"the log records {CPUS + 5} and {CPUS}" in warning
 
 
-def test_auto_chooses_the_cpu_and_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
-    monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
-    assert strategy._choose() == ("cpu", "accelerator: the CPU, for there is no TPU, and no GPU")
-    (tmp_path / "nvidia0").touch()
-    kind, said = strategy._choose()
-    assert kind == "cpu"
-    assert "for there is no TPU, and tensorflow-cpu sees no GPU (device files" in said
-    assert "nvidia0; CUDA_VISIBLE_DEVICES=" in said
+def test_process_keeps_its_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "_acquired", [])
+    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
+    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    accelerator = acquire(NAMED, None)
+    assert (accelerator.kind, accelerator.replicas, accelerator.hosts) == ("tpu", 8, 1)
+    assert accelerator.io_device == "/job:localhost"
+    assert acquire(NAMED, None) is accelerator
+    for other in (AcceleratorSpec(kind="tpu", tpu="your-tpu"), TPU):
+        with pytest.raises(AcceleratorError, match=r"this process already uses .*tpu/my-tpu"):
+            acquire(other, None)
+    monkeypatch.setattr(strategy, "_acquired", [])
+    assert acquire(TPU, None).io_device is None
 
 
-def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in TOLD:
-        monkeypatch.setenv(name, "")
-    gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
-    monkeypatch.setattr(strategy, "gpus", lambda: gpus)
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
-    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for there is no TPU")
-    device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)
-    kind, said = strategy._choose()
-    assert (kind, said) == ("tpu", f"accelerator: a TPU, for this machine has its device files ({device})")
-    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
-    assert strategy._choose() == ("gpu", "accelerator: 1 GPU (GPU:0), for PJRT_DEVICE declines the TPU")
+@pytest.mark.parametrize(("spec", "asked"), [(TPU, 0), (AcceleratorSpec(kind="cpu"), 1)])
+def test_determinism_is_not_enabled_on_tpus(monkeypatch: pytest.MonkeyPatch, spec: AcceleratorSpec, asked: int) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(strategy, "_acquired", [])
+    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
+    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
+    assert acquire(spec, None).environment.deterministic
+    assert len(calls) == asked
 
 
-def test_auto_does_not_pass_over_a_tpu_in_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "accel0").touch()
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
-    with pytest.raises(AcceleratorError, match=r"auto found a TPU \(.*accel0\), and tensorflow-cpu cannot.* kind: cpu"):
-        acquire(AcceleratorSpec(), None)
-    assert acquire(AcceleratorSpec(kind="cpu"), None).replicas == 1
+def test_lost_tpu_ends_the_work_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Environment(accelerator="tpu", replicas=8, intra_op_threads=1, inter_op_threads=1, versions={})
+    accelerator = Accelerator(strategy=None, environment=environment)
+    acquired = strategy._Acquired(("tpu", 1, 1, 1), accelerator)
+    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    with pytest.raises(AcceleratorLost) as lost, may_be_lost(accelerator):
+        raise tf.errors.UnavailableError(None, None, "Socket\nclosed")
+    assert "(tpu, 8 replicas) was lost: UnavailableError: Socket closed. Committed checkpoints are kept" in str(
+        lost.value
+    )
+    assert (lost.value.exit_code, acquired.lost) == (3, True)
+
+
+def test_cpu_is_never_lost() -> None:
+    accelerator = acquire(AcceleratorSpec(kind="cpu"), None)
+    with pytest.raises(tf.errors.CancelledError), may_be_lost(accelerator):
+        raise tf.errors.CancelledError(None, None, "called off")
+    assert acquire(AcceleratorSpec(kind="cpu"), None) is accelerator
+
+
+def test_lost_gpu_needs_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    acquired = strategy._Acquired(("gpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
+    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    spec = AcceleratorSpec(kind="gpu", intra_op_threads=2, inter_op_threads=3)
+    with pytest.raises(AcceleratorLost, match="this process lost its accelerator gpu; run the same command again"):
+        acquire(spec, None)
+
+
+def test_tpu_that_stays_lost_is_resumable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.setenv(name, "")  # so that the variables are restored
+    look_like_a_tpu_vm(tmp_path / "dev", set_attribute=monkeypatch.setattr)
+    system = StandInSystem()
+    system.install(monkeypatch.setattr)
+
+    def fail(_resolver: Any) -> None:
+        raise tf.errors.UnavailableError(None, None, "still down")
+
+    acquired = strategy._Acquired(("tpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
+    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    spec = AcceleratorSpec(kind="tpu", intra_op_threads=2, inter_op_threads=3)
+    with pytest.raises(
+        AcceleratorLost,
+        match=r"lost its accelerator tpu and could not initialize it again: .*: still down",
+    ):
+        acquire(spec, None)
+    assert (system.calls, acquired.lost) == (["shut down"], True)
 
 
 def begin(folder: str, **accelerator: Any) -> dict[str, Any]:
-    """Begin or go on with a run; tells what TensorFlow was set to and what the log has."""
+    """Begin or continue a run; returns TensorFlow's thread counts and those of the log."""
     import tensorflow as tf
 
     lab = Lab(Path(folder))
@@ -150,12 +195,12 @@ def begin(folder: str, **accelerator: Any) -> dict[str, Any]:
         "set": [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()],
         "recorded": [head.environment.intra_op_threads, head.environment.inter_op_threads],
         "kinds": [entry.body.kind for entry in lab.log(spec).entries()],
-        "warnings": lab.heard.warnings,
+        "warnings": lab.recorder.warnings,
     }
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_threads_that_it_began_with(tmp_path: Path) -> None:
+def test_run_keeps_its_recorded_thread_counts(tmp_path: Path) -> None:
     folder = str(tmp_path)
     first = in_fresh_process(begin, folder=folder, intra_op_threads=1, inter_op_threads=3)
     again = in_fresh_process(begin, folder=folder)
@@ -181,7 +226,7 @@ def use_tensorflow_first() -> str:
 
 
 @pytest.mark.slow
-def test_tensorflow_must_not_be_used_before() -> None:
-    told = in_fresh_process(use_tensorflow_first)
-    assert "TensorFlow was in use before the accelerator was set up" in told
-    assert "model.py and data.py must not create tensors when they are imported" in told
+def test_tensorflow_used_before_acquire_is_refused() -> None:
+    output = in_fresh_process(use_tensorflow_first)
+    assert "TensorFlow was used before the accelerator was set up" in output
+    assert "model.py and data.py must create tensors only within functions" in output

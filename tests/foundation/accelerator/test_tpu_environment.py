@@ -1,4 +1,4 @@
-"""What is known of a TPU without TensorFlow, and that TensorFlow is told of it before it is imported."""
+"""A TPU found without TensorFlow, and the variables that are set before TensorFlow is imported."""
 
 import importlib.abc
 import json
@@ -15,15 +15,15 @@ from tasks.foundation.accelerator import tpu_environment
 from tasks.foundation.accelerator.tpu_environment import device_files, looked_at, require_local_tpu
 from tasks.foundation.errors import AcceleratorError
 from tests.support.checkout import CHECKOUT
-from tests.support.stand_in_tpu import TOLD, look_like_a_tpu_vm
+from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 
 ROOT = CHECKOUT
 
 
 @pytest.fixture(autouse=True)
 def _environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TOLD, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
-        monkeypatch.setenv(name, "")  # put back as it was, whatever a test does to it
+    for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
+        monkeypatch.setenv(name, "")  # restored after the test
         os.environ.pop(name)
 
 
@@ -44,10 +44,12 @@ def refusal() -> str:
     [
         (["accel0", "accel1"], ["accel0", "accel1"]),
         (["vfio/0", "vfio/vfio"], ["vfio/0"]),
-        (["accel/accel0", "vfio/vfio", "null"], []),  # another maker's chip, and a file that is on many machines
+        (["accel/accel0", "vfio/vfio", "null"], []),  # another vendor's chip, and a file that many machines have
     ],
 )
-def test_device_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], found: list[str]) -> None:
+def test_device_files_of_tpus_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], found: list[str]
+) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
@@ -56,13 +58,13 @@ def test_device_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: li
 
 
 @pytest.mark.usefixtures("tpu_vm")
-def test_a_tpu_vm_is_accepted() -> None:
+def test_tpu_vm_is_accepted() -> None:
     require_local_tpu()
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     require_local_tpu()
 
 
-def test_no_tpu_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_tpu_is_refused_with_all_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
     text = refusal()
     assert "this machine has no TPU" in text
@@ -75,21 +77,22 @@ def test_no_tpu_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("installed", "words"),
     [
-        (("tensorflow-cpu",), "tensorflow-cpu cannot use a TPU; in an environment of its own: pip install '.[tpu]'"),
+        (
+            ("tensorflow-cpu",),
+            "tensorflow-cpu cannot use a TPU; install tensorflow-tpu in a separate environment: pip",
+        ),
         (("tensorflow", "tensorflow-tpu"), "tensorflow and tensorflow-tpu are both installed"),
         ((), "this TensorFlow cannot use a TPU"),
     ],
 )
 @pytest.mark.usefixtures("tpu_vm")
-def test_the_wrong_tensorflow_is_refused(
-    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], words: str
-) -> None:
+def test_wrong_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], words: str) -> None:
     monkeypatch.setattr(tpu_environment, "tensorflow_distributions", lambda: installed)
     assert words in refusal()
 
 
 @pytest.mark.usefixtures("tpu_vm")
-def test_libtpu_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu_environment, "library_path", lambda: None)
     assert "libtpu is not installed" in refusal()
     assert "pip install '.[tpu]'" in refusal()
@@ -100,24 +103,24 @@ def test_libtpu_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("TPU_WORKER_HOSTNAMES", "t1v-0,t1v-1", "TPU_WORKER_HOSTNAMES names 2 hosts"),
         ("MEGASCALE_NUM_SLICES", "2", "MEGASCALE_NUM_SLICES = 2"),
-        ("PJRT_DEVICE", "CPU", "PJRT_DEVICE = CPU is set in the environment; unset it"),
+        ("PJRT_DEVICE", "CPU", "the environment has PJRT_DEVICE = CPU; unset it"),
     ],
 )
 @pytest.mark.usefixtures("tpu_vm")
-def test_the_environment_can_forbid_it(variable: str, value: str, words: str) -> None:
+def test_environment_of_another_setup_is_refused(variable: str, value: str, words: str) -> None:
     os.environ[variable] = value
     assert words in refusal()
 
 
 @pytest.mark.usefixtures("tpu_vm")
-def test_tensorflow_that_was_not_told_is_refused() -> None:
+def test_tensorflow_imported_too_early_is_refused() -> None:
     del os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"]
     text = refusal()
-    assert "TensorFlow was imported before it was told" in text
-    assert "(TF_PLUGGABLE_DEVICE_LIBRARY_PATH not set)" in text
+    assert "TensorFlow was imported before the variables" in text
+    assert "(TF_PLUGGABLE_DEVICE_LIBRARY_PATH)" in text
 
 
-def test_what_is_installed_is_read_from_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_are_read_from_package_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tpu_environment.tensorflow_distributions() == ("tensorflow-cpu",)
 
     def version(name: str) -> str:
@@ -130,12 +133,12 @@ def test_what_is_installed_is_read_from_the_packages(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("tpu_vm")
-def test_announcing_after_the_import_would_be_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TOLD:
+def test_nothing_is_announced_after_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ANNOUNCED:
         os.environ.pop(name)
     monkeypatch.setitem(sys.modules, "tensorflow", object())
     tpu_environment.announce_tpu()
-    assert not set(TOLD) & os.environ.keys()
+    assert not set(ANNOUNCED) & os.environ.keys()
     monkeypatch.delitem(sys.modules, "tensorflow")
     tpu_environment.announce_tpu()
     assert os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/opt/libtpu.so"
@@ -143,34 +146,34 @@ def test_announcing_after_the_import_would_be_a_lie(monkeypatch: pytest.MonkeyPa
 
 
 class _AtImport(importlib.abc.MetaPathFinder):
-    """Tells the environment at the moment in which TensorFlow is imported, and ends the process."""
+    """Prints the variables when TensorFlow is imported, and ends the process."""
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> None:
         if name == "tensorflow":
-            sys.stdout.write(json.dumps({key: os.environ.get(key) for key in TOLD}) + "\n")
+            sys.stdout.write(json.dumps({key: os.environ.get(key) for key in ANNOUNCED}) + "\n")
             sys.stdout.flush()
             os._exit(0)
 
 
 def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
-    """In a process without TensorFlow: what stands in the environment when an entry comes to import it."""
+    """Import an entry point in a process without TensorFlow; return the variables at the time it imports TensorFlow."""
     tpu_environment._DEVICES = Path(folder)
     tpu_environment._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
     sys.meta_path.insert(0, _AtImport())
     if entry == "flows.prefect_compat.prefect_startup":
-        importlib.import_module(entry).quiet()
+        importlib.import_module(entry).set_quiet_defaults()
         entry = "tasks.train_segment.stage"
     importlib.import_module(entry)
     if entry in {
         "flows.without_prefect",
         "flows.train_run",
         "flows.launching.stage_flows",
-    }:  # a stage is imported when it is known to run here
-        importlib.import_module("tasks.train_segment.task")
+    }:  # a stage is imported only by the process that runs it
+        importlib.import_module("tasks.train_segment.stage")
 
 
 @pytest.mark.parametrize(
-    ("entry", "distributions", "preset", "told"),
+    ("entry", "distributions", "preset", "values"),
     [
         ("flows.without_prefect", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
         ("flows.prefect_compat.prefect_startup", "tensorflow-tpu", {}, ["TPU", "true", "LIB"]),
@@ -179,8 +182,8 @@ def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
         ("flows.without_prefect", "tensorflow-tpu,tensorflow-cpu", {}, [None, None, None]),
     ],
 )
-def test_tensorflow_is_told_before_it_is_imported(
-    tmp_path: Path, entry: str, distributions: str, preset: dict[str, str], told: list[str | None]
+def test_variables_are_set_before_tensorflow_is_imported(
+    tmp_path: Path, entry: str, distributions: str, preset: dict[str, str], values: list[str | None]
 ) -> None:
     packages, devices = tmp_path / "packages", tmp_path / "dev"
     (packages / "tensorflow_tpu-2.19.1.dist-info").mkdir(parents=True)
@@ -198,7 +201,7 @@ def test_tensorflow_is_told_before_it_is_imported(
         "from tests.foundation.accelerator import test_tpu_environment as here\n"
         f"here.import_on_tpu_vm({str(devices)!r}, {entry!r}, {distributions!r})"
     )
-    kept = {name: value for name, value in os.environ.items() if name not in TOLD}
+    kept = {name: value for name, value in os.environ.items() if name not in ANNOUNCED}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -208,5 +211,5 @@ def test_tensorflow_is_told_before_it_is_imported(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    expected = [str(library) if value == "LIB" else value for value in told]
-    assert json.loads(done.stdout.splitlines()[-1]) == dict(zip(TOLD, expected, strict=True))
+    expected = [str(library) if value == "LIB" else value for value in values]
+    assert json.loads(done.stdout.splitlines()[-1]) == dict(zip(ANNOUNCED, expected, strict=True))

@@ -1,4 +1,4 @@
-"""The table of TPU types, against figures of Google's documentation."""
+"""TPU types against figures from Google's documentation."""
 
 import pytest
 
@@ -25,13 +25,13 @@ from tasks.foundation.errors import AcceleratorError
         ("v6e-256", 256, 256, 64, 32),
     ],
 )
-def test_what_a_type_consists_of(name: str, chips: int, replicas: int, hosts: int, gigabytes: int) -> None:
+def test_types_have_the_documented_sizes(name: str, chips: int, replicas: int, hosts: int, gigabytes: int) -> None:
     found = tpu_type(name)
     assert (found.chips, found.replicas, found.hosts) == (chips, replicas, hosts)
     assert found.hbm_bytes == gigabytes * 10**9
 
 
-def test_names_are_taken_as_people_write_them() -> None:
+def test_names_ignore_case_and_spaces() -> None:
     assert tpu_type(" V5LitePod-8 ") is TPU_TYPES["v5litepod-8"]
     assert all(name == each.name for name, each in TPU_TYPES.items())
 
@@ -39,6 +39,6 @@ def test_names_are_taken_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("v5litepod-9", "v5litepod-8"), ("v5e-8", "v"), ("v6-8", "v6e-8"), ("nonsense", "v5litepod-8")]
 )
-def test_an_unknown_type_is_refused_with_near_names(name: str, near: str) -> None:
-    with pytest.raises(AcceleratorError, match=f"--for {name}: no TPU type of that name is known; try .*{near}"):
+def test_unknown_type_is_refused_with_similar_names(name: str, near: str) -> None:
+    with pytest.raises(AcceleratorError, match=f"--for {name}: unknown TPU type; try .*{near}"):
         tpu_type(name)

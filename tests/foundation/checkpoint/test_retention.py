@@ -1,4 +1,4 @@
-"""What stays, what goes, and that a crash anywhere in between changes nothing in the end."""
+"""Retention: which checkpoints are kept and deleted, and that a crash at any call does not change the final state."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from tasks.foundation.checkpoint.retention import (
     KeepBorders,
     KeepEvery,
     KeepLast,
-    Policy,
-    clear_away,
-    policies_of,
+    RetentionPolicy,
+    apply_retention,
+    retention_policies,
 )
 from tasks.foundation.contracts.log_entry import Change, Head, Retire
 from tasks.foundation.contracts.run_spec import CheckpointSpec, KeepBest, RunSpec
@@ -60,7 +60,7 @@ def head_with(*steps: int, best: int | None = None) -> Head:
         (KeepBestEvaluated(), 50, {50}),
     ],
 )
-def test_policies(policy: Policy, best: int | None, kept: set[int]) -> None:
+def test_policies_keep_the_right_checkpoints(policy: RetentionPolicy, best: int | None, kept: set[int]) -> None:
     head = head_with(0, 10, 20, 30, 40, 50, best=best)
     steps = {each.path: each.step for each in head.retained}
     assert {steps[path] for path in policy.keeps(head)} == kept
@@ -77,7 +77,7 @@ def test_policies(policy: Policy, best: int | None, kept: set[int]) -> None:
         ),
     ],
 )
-def test_the_policies_of_a_run_file(spec: CheckpointSpec, policies: tuple[Policy, ...]) -> None:
+def test_a_run_file_selects_the_policies(spec: CheckpointSpec, policies: tuple[RetentionPolicy, ...]) -> None:
     run = RunSpec.model_validate(
         {
             "run": "r",
@@ -87,21 +87,21 @@ def test_the_policies_of_a_run_file(spec: CheckpointSpec, policies: tuple[Policy
             "train": {"steps": 1, "global_batch_size": 1},
         }
     ).model_copy(update={"checkpoint": spec})
-    assert policies_of(run) == policies
+    assert retention_policies(run) == policies
     rewinding = run.model_copy(update={"train": run.train.model_copy(update={"on_blowup": "rewind"})})
-    assert policies_of(rewinding) == (*policies, KeepBorders())
+    assert retention_policies(rewinding) == (*policies, KeepBorders())
 
 
 def steps_on_disk(store: Storage) -> list[int]:
     return sorted(int(folder.removeprefix("checkpoints/").split("-")[0]) for folder in folders(store))
 
 
-def test_what_is_retired_is_deleted_two_commits_later(store: Storage) -> None:
+def test_retired_checkpoints_are_deleted_two_commits_later(store: Storage) -> None:
     log = begin(store)
     seen = []
     for step in (10, 20, 30, 40, 50):
         train(log, step)
-        clear_away(log, [KeepLast(1)], attempt="keeper")
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
         seen.append(steps_on_disk(store))
         assert [kept.step for kept in head_of(log).retained] == [step]
         assert_sound(store)
@@ -112,7 +112,7 @@ def test_retiring_is_logged_before_anything_is_deleted(store: Storage) -> None:
     log = begin(store)
     for step in (10, 20, 30, 40):
         train(log, step)
-        clear_away(log, [KeepLast(1)], attempt="keeper")
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
     retired: set[str] = set()
     for entry in log.entries():
         if isinstance(entry.body, Retire):
@@ -121,28 +121,28 @@ def test_retiring_is_logged_before_anything_is_deleted(store: Storage) -> None:
     assert retired
 
 
-def test_clearing_away_where_no_run_is_or_nothing_is_to_do_writes_nothing(store: Storage) -> None:
-    clear_away(RunLog(store), [KeepLast(1)], attempt="keeper")
+def test_retention_with_nothing_to_do_writes_nothing(store: Storage) -> None:
+    apply_retention(RunLog(store), [KeepLast(1)], attempt="keeper")
     assert list(store.files("")) == []
     log = begin(store)
     before = sorted(store.files(""))
-    clear_away(log, [KeepLast(1)], attempt="keeper")
+    apply_retention(log, [KeepLast(1)], attempt="keeper")
     assert sorted(store.files("")) == before
 
 
-def test_it_is_idempotent(store: Storage) -> None:
+def test_retention_is_idempotent(store: Storage) -> None:
     log = begin(store)
     for step in (10, 20, 30):
         train(log, step)
-        clear_away(log, [KeepLast(1)], attempt="keeper")
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
     head, files = head_of(log), sorted(store.files(""))
     for _ in range(3):
-        clear_away(log, [KeepLast(1)], attempt="another")
+        apply_retention(log, [KeepLast(1)], attempt="another")
     assert head_of(log) == head
     assert sorted(store.files("")) == files
 
 
-def test_the_tip_the_best_and_the_kept_are_never_deleted(store: Storage) -> None:
+def test_tip_best_and_kept_are_never_deleted(store: Storage) -> None:
     log = begin(store)
     policies = [KeepLast(1), KeepEvery(40), KeepBestEvaluated()]
     for step in range(10, 100, 10):
@@ -151,25 +151,25 @@ def test_the_tip_the_best_and_the_kept_are_never_deleted(store: Storage) -> None
         assert tip is not None
         accuracy = 0.9 if step == 30 else 0.1
         log.append(lambda _, tip=tip, accuracy=accuracy: evaluation(tip, accuracy=accuracy), attempt="e")  # type: ignore[misc]
-        clear_away(log, policies, attempt="keeper")
+        apply_retention(log, policies, attempt="keeper")
         assert_sound(store)
         assert step in steps_on_disk(store)
     assert steps_on_disk(store) == [0, 30, 40, 70, 80, 90]
     assert [kept.step for kept in head_of(log).retained] == [0, 30, 40, 80, 90]
 
 
-def test_garbage_is_known_by_its_base(store: Storage) -> None:
+def test_folders_with_an_old_base_are_garbage(store: Storage) -> None:
     log = begin(store)
     old_base = head_of(log).base
     lost = stage(store, 10, old_base, "lost")
-    clear_away(log, [KeepLast(3)], attempt="keeper")
+    apply_retention(log, [KeepLast(3)], attempt="keeper")
     assert lost.path in folders(store)  # its writer may still commit
     train(log, 10)
     current = stage(store, 20, head_of(log).base, "current")
-    store.write(f"checkpoints/00000020-{old_base:08d}-torn/ckpt.data", b"half")  # not even a manifest
+    store.write(f"checkpoints/00000020-{old_base:08d}-torn/ckpt.data", b"half")  # without a manifest
     for foreign in ("checkpoints/checkpoint", "checkpoints/mine/file", "checkpoints/ckpt-10.index", "other/1-2-3/file"):
         store.write(foreign, b"x")
-    clear_away(log, [KeepLast(3)], attempt="keeper")
+    apply_retention(log, [KeepLast(3)], attempt="keeper")
     assert lost.path not in folders(store)
     assert current.path in folders(store)
     assert not [path for path in store.files("checkpoints") if "torn" in path]
@@ -178,7 +178,7 @@ def test_garbage_is_known_by_its_base(store: Storage) -> None:
     assert store.exists("other/1-2-3/file")
 
 
-def test_what_was_quarantined_stays_for_those_who_look_into_it(store: Storage) -> None:
+def test_quarantined_checkpoints_are_not_deleted(store: Storage) -> None:
     log = begin(store)
     train(log, 10)
     damaged = head_of(log).tip
@@ -186,12 +186,12 @@ def test_what_was_quarantined_stays_for_those_who_look_into_it(store: Storage) -
     quarantine(log, damaged, "damaged", attempt="b")
     for step in (10, 20, 30, 40):
         train(log, step, attempt="b")
-        clear_away(log, [KeepLast(1)], attempt="keeper")
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
     assert damaged.path in folders(store)
 
 
-def messy(store: Storage) -> RunLog:
-    """Something to delete, something to retire, something to sweep up."""
+def run_to_clean_up(store: Storage) -> RunLog:
+    """A run with checkpoints to delete and to retire, and with garbage."""
     log = begin(store)
     garbage = stage(store, 5, head_of(log).base, "garbage")
     for step in (10, 20, 30):
@@ -200,34 +200,34 @@ def messy(store: Storage) -> RunLog:
             best = evaluation(commit_of(entry).checkpoint, accuracy=1.0)
             log.append(lambda _, best=best: best, attempt="e")  # type: ignore[misc]
         if step == 20:
-            clear_away_without_sweeping(log, store)
+            apply_retention_except_garbage(log, store)
     log.append(lambda _: Change(environment=ENVIRONMENT), attempt="e")
     train(log, 40)
     assert garbage.path in folders(store)
     return log
 
 
-def clear_away_without_sweeping(log: RunLog, store: Storage) -> None:
-    """A housekeeper that died before sweeping."""
+def apply_retention_except_garbage(log: RunLog, store: Storage) -> None:
+    """Retention in a process that died before it deleted garbage."""
     dying = Counting(store)
     dying.fails = lambda _, verb: (StorageError("died"), False) if verb == "folders" else None
     with pytest.raises(StorageError, match="died"):
-        clear_away(RunLog(dying), POLICIES, attempt=f"keeper-{log.home.uri.rpartition('/')[2]}")
+        apply_retention(RunLog(dying), POLICIES, attempt=f"keeper-{log.home.uri.rpartition('/')[2]}")
 
 
 class Died(Exception):
-    """The process, not the store."""
+    """The end of the process, which is no error of the store."""
 
 
-POLICIES: list[Policy] = [KeepLast(1), KeepBestEvaluated()]
+POLICIES: list[RetentionPolicy] = [KeepLast(1), KeepBestEvaluated()]
 
 
 @pytest.mark.parametrize("effect", [False, True], ids=["before", "after"])
-def test_a_crash_at_any_call_leaves_what_the_next_call_finishes(memory: MemoryStorage, effect: bool) -> None:
+def test_the_next_call_finishes_after_a_crash_at_any_call(memory: MemoryStorage, effect: bool) -> None:
     straight = memory.at("straight")
-    log = messy(straight)
+    log = run_to_clean_up(straight)
     counting = Counting(straight)
-    clear_away(RunLog(counting), POLICIES, attempt="keeper")
+    apply_retention(RunLog(counting), POLICIES, attempt="keeper")
     wanted, files = head_of(log), sorted(straight.files(""))
     calls = counting.calls.total()
     assert counting.calls["delete"] >= 2
@@ -235,13 +235,13 @@ def test_a_crash_at_any_call_leaves_what_the_next_call_finishes(memory: MemorySt
 
     for number in range(calls):
         store = memory.at(f"crashed-{number}-{effect}")
-        log = messy(store)
+        log = run_to_clean_up(store)
         dying = Counting(store)
         dying.fails = lambda call, _, number=number: (Died(), effect) if call == number else None  # type: ignore[misc]
         with pytest.raises(Died):
-            clear_away(RunLog(dying), POLICIES, attempt="keeper")
+            apply_retention(RunLog(dying), POLICIES, attempt="keeper")
         assert_sound(store)
-        clear_away(log, POLICIES, attempt="second-keeper")
+        apply_retention(log, POLICIES, attempt="second-keeper")
         assert head_of(log) == wanted
         assert sorted(store.files("")) == files
         assert_sound(store)

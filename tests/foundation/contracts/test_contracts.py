@@ -1,4 +1,4 @@
-"""What is handed from room to room survives JSON unchanged, and unknown versions of it are refused."""
+"""Contracts survive JSON unchanged, and other versions are refused."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from tasks.foundation.contracts.checkpoint import (
     base_in_folder_name,
     checkpoint_folder,
 )
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.contracts.log_entry import (
     Best,
@@ -30,8 +31,9 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Retired,
 )
-from tasks.foundation.contracts.run_spec import DataSpec, KeepBest, ModelSpec, RunSpec, TrainSpec
+from tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.train_spec import TrainSpec
 from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 
 REF = CheckpointRef(
@@ -118,7 +120,7 @@ TOP_LEVEL: list[Contract] = [
     *(Entry(number=7, time="2025-01-01T00:00:00+00:00", attempt="a", body=body, head=HEAD) for body in BODIES),
 ]
 
-# Mappings of names to values.
+# Mappings from free names to values.
 FREE = {"options", "metrics", "seconds", "versions", "identity", "configured", "origin", "class_weight", "rename"}
 
 
@@ -127,16 +129,16 @@ def name(contract: Contract) -> str:
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_json_and_back_gives_the_same(contract: Contract) -> None:
+def test_json_round_trip(contract: Contract) -> None:
     data = contract.to_json()
     again = type(contract).from_json(data, where="x", error=RunLogError)
     assert type(again) is type(contract)
     assert again.to_json() == data
-    assert repr(again) == repr(contract)  # unlike ==, takes NaN for equal to itself
+    assert repr(again) == repr(contract)  # unlike ==, treats NaN as equal to itself
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_the_version_is_written_and_another_is_refused(contract: Contract) -> None:
+def test_other_schema_version_is_refused(contract: Contract) -> None:
     data = json.loads(contract.to_json())
     assert data["schema_version"] == 1
     for version in (0, "1", None):
@@ -147,7 +149,7 @@ def test_the_version_is_written_and_another_is_refused(contract: Contract) -> No
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_a_newer_schema_is_another_version_wherever_it_stands(contract: Contract) -> None:
+def test_newer_schema_is_reported_at_any_depth(contract: Contract) -> None:
     text = contract.to_json().decode()
     assert '"schema_version": 1' in text
     for newer in (text.replace('"schema_version": 1', '"schema_version": 2', 1), _with_last_schema(text, 7)):
@@ -161,7 +163,7 @@ def _with_last_schema(text: str, number: int) -> str:
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_unknown_keys_are_ignored_where_another_process_wrote_them_and_refused_where_code_does(
+def test_unknown_keys_are_ignored_in_json_only(
     contract: Contract,
 ) -> None:
     data = contract.to_json()
@@ -177,7 +179,7 @@ def test_unknown_keys_are_ignored_where_another_process_wrote_them_and_refused_w
 
 
 def _with_more_keys(value: Any, *, free: bool = False) -> Any:
-    """A surprise in every mapping that is a contract; `free` ones are the user's."""
+    """Add an unknown key to every mapping that is a contract; the keys of `free` ones are the user's."""
     if isinstance(value, list):
         return [_with_more_keys(each, free=free) for each in value]
     if not isinstance(value, dict):
@@ -187,7 +189,7 @@ def _with_more_keys(value: Any, *, free: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("contract", TOP_LEVEL, ids=name)
-def test_what_is_torn_or_empty_is_refused(contract: Contract) -> None:
+def test_torn_or_empty_json_is_refused(contract: Contract) -> None:
     data = contract.to_json()
     for bad in (data[:-10], b"", b"null", b"[]", b"\xff"):
         with pytest.raises(DamagedCheckpoint, match="somewhere: not a readable"):
@@ -211,7 +213,7 @@ def test_contracts_are_frozen() -> None:
         REF.step = 3  # type: ignore[misc]
 
 
-def test_a_dataset_without_training_examples_is_refused() -> None:
+def test_dataset_without_training_examples_is_refused() -> None:
     with pytest.raises(ValidationError, match="at least one feature and one training shard"):
         DatasetManifest(
             digest="a", content_digest="c", source="digits", origin={}, features=(), train=(), validation=()
@@ -219,16 +221,16 @@ def test_a_dataset_without_training_examples_is_refused() -> None:
 
 
 @pytest.mark.parametrize("crc", ["", "E3069283", "e306928", "e30692833", "xyz45678"])
-def test_a_checksum_is_eight_hex_digits(crc: str) -> None:
+def test_checksum_is_eight_hex_digits(crc: str) -> None:
     with pytest.raises(ValidationError):
         FileRecord(name="a", size=1, crc32c=crc)
 
 
-def test_the_base_is_read_from_a_checkpoints_folder_name() -> None:
+def test_base_is_read_from_folder_name() -> None:
     assert base_in_folder_name(REF.path) == 3
     assert base_in_folder_name(checkpoint_folder(step=123456789, base=987654321, attempt="f")) == 987654321
 
 
 @pytest.mark.parametrize("foreign", ["checkpoints/checkpoint", "checkpoints/ckpt-5", "checkpoints/1-x-a", "", "a-b-c"])
-def test_a_foreign_folder_has_no_base(foreign: str) -> None:
+def test_foreign_folder_has_no_base(foreign: str) -> None:
     assert base_in_folder_name(foreign) is None

@@ -1,12 +1,13 @@
-"""`init:` of the run file: its short forms, its faults, and its way through JSON."""
+"""`init:` of the run file: its short forms, its errors, and its JSON."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.foundation.contracts.init_spec import InitSpec
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import InitSpec, RunSpec
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 
 BASE = "run: a\nstorage: s\ndata: {source: digits}\nmodel: model.py:build\ntrain: {steps: 1, global_batch_size: 1}\n"
@@ -26,7 +27,9 @@ def read(tmp_path: Path, init: str, *overrides: str) -> RunSpec:
         ("{freeze: [a, b]}", [], ("a", "b")),
     ],
 )
-def test_short_and_long_forms(tmp_path: Path, text: str, sources: list[Any], freeze: tuple[str, ...]) -> None:
+def test_init_accepts_short_and_long_forms(
+    tmp_path: Path, text: str, sources: list[Any], freeze: tuple[str, ...]
+) -> None:
     spec = read(tmp_path, text)
     assert [(each.source, each.include) for each in spec.init.weights] == sources
     assert spec.init.freeze == freeze
@@ -46,12 +49,12 @@ def test_short_and_long_forms(tmp_path: Path, text: str, sources: list[Any], fre
         ("{freeze: 5}", "init.freeze is 5, which is not accepted; patterns of paths of layers or variables"),
     ],
 )
-def test_faults_are_named_with_their_key(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_within_init_name_their_key(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(RunFileError) as refused:
         read(tmp_path, text)
     assert words in str(refused.value)
     assert "run.yaml, line 6" in str(refused.value)
 
 
-def test_nothing_is_the_default() -> None:
+def test_init_defaults_to_nothing() -> None:
     assert InitSpec() == InitSpec(weights=(), freeze=())

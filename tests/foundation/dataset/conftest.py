@@ -1,4 +1,4 @@
-"""Datasets whose examples are numbered, so that each can be found again."""
+"""Datasets with numbered examples, so that tests can identify each one."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ def _write(storage: Storage, folder: Path, name: str, numbers: Sequence[int]) ->
 def make_numbered(
     folder: Path, train: Sequence[int], validation: Sequence[int] = (), storage: Storage | None = None
 ) -> Prepared:
-    """A dataset with shards of the given counts; y numbers the training examples from 0, validation from 1000."""
+    """Make a dataset with shards of the given counts; y counts training examples from 0, validation from 1000."""
     storage = storage or LocalStorage(folder / "storage")
     parts: list[list[ShardRecord]] = []
     for part, counts, begin in (("train", train, 0), ("validation", validation, 1000)):
@@ -84,7 +84,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prepared
 
 @pytest.fixture(scope="session")
 def labels() -> Callable[..., list[list[int]]]:
-    """The numbers of the examples in the first elements of a dataset, one list for each element."""
+    """Return the labels of the first elements of a dataset, one list per element."""
 
     def read(dataset: Any, elements: int) -> list[list[int]]:
         return [element[1].tolist() for element in _first(dataset, elements)]
@@ -98,7 +98,7 @@ def _first(dataset: Any, elements: int) -> Iterator[Any]:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the cache of this process is made anew."""
+    """An empty temporary folder; the process creates a new cache in it."""
     shared_cache.close_shared_cache()
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -116,4 +116,4 @@ def far(request: pytest.FixtureRequest) -> Iterator[FarStorage]:
 
 @pytest.fixture
 def cache_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    return lambda said: monkeypatch.setenv("BATON_CACHE_BYTES", str(said))
+    return lambda value: monkeypatch.setenv("BATON_CACHE_BYTES", str(value))

@@ -1,4 +1,4 @@
-"""Records that lie in files which Baton did not write: ranges of them, which hold training and validation examples."""
+"""Datasets in place: ranges of external files, which hold training and validation examples."""
 
 import dataclasses
 import json
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset import reader
+from tasks.foundation.dataset.held_out import held_out_mask, positions_of_part
 from tasks.foundation.dataset.manifest import content_digest, manifest_path, read_manifest
-from tasks.foundation.dataset.reading_errors import reading_failures
-from tasks.foundation.dataset.validation_split import is_held_out, positions_of
+from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -26,7 +26,7 @@ FEATURES = (Feature(name="x", dtype="float32", shape=(2,), key="values", encodin
 FEW = settings(
     deadline=None, max_examples=7, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-# Bytes that each record is longer than it need be, and whether a range ends after it, or its file.
+# For each record: bytes of padding, and whether a range or a file ends after it.
 LAYOUTS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "", "range", "file"])), min_size=2, max_size=25)
 
 
@@ -59,7 +59,7 @@ def write(file: Path, records: Sequence[bytes]) -> bytes:
 
 
 def ranges_of(folder: Path, layout: Sequence[tuple[int, str]], make: Callable[[int, int], bytes]) -> list[ShardRecord]:
-    """Files as the layout says, and all ranges of them."""
+    """Write files with the given layout, and return all their ranges."""
     ranges: list[ShardRecord] = []
     held: list[bytes] = []
     begin = first = number = 0
@@ -105,7 +105,7 @@ def commit(
     parts: list[tuple[ShardRecord, ...]] = []
     for part in ("train", "validation"):
         counts = [
-            (len(positions_of(part, held_out, [shard])) if held_out else shard.examples * (part == "train"))  # type: ignore[arg-type]
+            (len(positions_of_part(part, held_out, [shard])) if held_out else shard.examples * (part == "train"))  # type: ignore[arg-type]
             for shard in ranges
         ]
         parts.append(
@@ -151,7 +151,7 @@ def rule_for(fraction: float, seed: int, total: int) -> HeldOut | None:
     if not fraction:
         return None
     plain = HeldOut(fraction=fraction, seed=seed)
-    held_out = int(is_held_out(plain, 0, total).sum())
+    held_out = int(held_out_mask(plain, 0, total).sum())
     return plain if 0 < held_out < total else plain.model_copy(update={"exception": seed % total})
 
 
@@ -161,7 +161,7 @@ def rule_for(fraction: float, seed: int, total: int) -> HeldOut | None:
     split=st.tuples(st.sampled_from([0, 0.1, 0.5, 0.9]), st.integers(0, 2**31 - 1)),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 4)),
 )
-def test_each_example_is_in_one_part_once_an_epoch_and_any_batch_can_be_the_first(
+def test_epoch_has_each_example_once_from_any_first_batch(
     external: Callable[..., Prepared],
     labels: Callable[..., list[list[int]]],
     layout: list[tuple[int, str]],
@@ -171,16 +171,16 @@ def test_each_example_is_in_one_part_once_an_epoch_and_any_batch_can_be_the_firs
     (fraction, seed), (batch, window_shards) = split, sizes
     rule = rule_for(fraction, seed, len(layout))
     prepared = external(layout, rule)
-    held_out = [] if rule is None else np.flatnonzero(is_held_out(rule, 0, len(layout))).tolist()
+    held_out = [] if rule is None else np.flatnonzero(held_out_mask(rule, 0, len(layout))).tolist()
     trained = sorted(set(range(len(layout))) - set(held_out))
-    asked = {"global_batch_size": batch, "window_shards": window_shards, "seed": seed}
+    settings = {"global_batch_size": batch, "window_shards": window_shards, "seed": seed}
     batches = -(-2 * len(trained) // batch)
-    straight = labels(training(prepared, **asked), batches)
+    straight = labels(training(prepared, **settings), batches)
     stream = [label for labels_ in straight for label in labels_]
     assert sorted(stream[: len(trained)]) == sorted(stream[len(trained) : 2 * len(trained)]) == trained
     first = seed % batches
-    assert labels(training(prepared, **asked, first_batch=first), batches - first) == straight[first:]
-    # In the order of the source, whatever the cut into ranges.
+    assert labels(training(prepared, **settings, first_batch=first), batches - first) == straight[first:]
+    # In source order, however it is cut into ranges.
     full = labels(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=batch), -1)
     remainder = reader.validation_remainder(prepared.storage, prepared.ref, batch_size=batch)
     rest = [] if remainder is None else labels(remainder, -1)
@@ -189,11 +189,11 @@ def test_each_example_is_in_one_part_once_an_epoch_and_any_batch_can_be_the_firs
 
 @pytest.mark.parametrize("ends", ["", "range", "file"])
 @pytest.mark.parametrize("batch_size", [4, 100])
-def test_the_remainder_begins_where_the_full_batches_end(
+def test_remainder_starts_after_the_full_batches(
     external: Callable[..., Prepared], labels: Callable[..., list[list[int]]], ends: str, batch_size: int
 ) -> None:
     rule = HeldOut(fraction=0.5, seed=1)
-    held_out = np.flatnonzero(is_held_out(rule, 0, 30)).tolist()
+    held_out = np.flatnonzero(held_out_mask(rule, 0, 30)).tolist()
     assert len(held_out) % 4
     prepared = external([(0, ends if index % 10 == 9 else "") for index in range(30)], rule)
     full = labels(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
@@ -201,7 +201,7 @@ def test_the_remainder_begins_where_the_full_batches_end(
     assert [label for part in [*full, rest] for label in part] == held_out
 
 
-def test_hosts_and_replicas_in_order_are_the_global_batch(
+def test_hosts_and_replicas_in_order_form_the_global_batch(
     external: Callable[..., Prepared], labels: Callable[..., list[list[int]]]
 ) -> None:
     prepared = external([(3, "range" if index % 4 == 3 else "") for index in range(20)], HeldOut(fraction=0.3, seed=1))
@@ -213,7 +213,7 @@ def test_hosts_and_replicas_in_order_are_the_global_batch(
         assert [label for host in hosts for part in host[2 * k : 2 * k + 2] for label in part] == expected
 
 
-def test_elements_are_what_train_step_takes_with_static_shapes(external: Callable[..., Prepared]) -> None:
+def test_elements_match_train_step_with_static_shapes(external: Callable[..., Prepared]) -> None:
     dataset = training(external([(0, "")] * 9, HeldOut(fraction=0.2, seed=0)))
     x, y = dataset.element_spec
     assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((4, 2), "float32", (4,), "int64")
@@ -223,11 +223,11 @@ def test_elements_are_what_train_step_takes_with_static_shapes(external: Callabl
     assert [(part.shape, part.dtype.name) for part in zeros] == [((3, 2), "float32"), ((3,), "int64")]
 
 
-def test_images_are_decoded_beside_each_other_and_stay_in_order(tmp_path: Path) -> None:
+def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
     import tensorflow as tf
 
     def image(number: int, _padding: int) -> bytes:
-        # The later, the smaller: left to themselves, later ones would be done first.
+        # Later images are smaller, so without ordering they would be done first.
         side = 400 - 10 * number
         png = tf.io.encode_png(np.full((side, side, 3), number, np.uint8)).numpy()
         return record(number, image=tf.train.Feature(bytes_list=tf.train.BytesList(value=[png])))
@@ -262,7 +262,7 @@ def test_images_are_decoded_beside_each_other_and_stay_in_order(tmp_path: Path) 
         (Feature(name="k", dtype="uint32", shape=()), b"\xff\xff\xff\xff", 2**32 - 1),
     ],
 )
-def test_values_of_every_kind(feature: Feature, value: Any, expected: Any) -> None:
+def test_values_of_every_kind_are_parsed(feature: Feature, value: Any, expected: Any) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset.shards import parse
@@ -277,7 +277,7 @@ def test_values_of_every_kind(feature: Feature, value: Any, expected: Any) -> No
     np.testing.assert_array_equal(found.numpy(), [expected] * 3)
 
 
-def test_records_on_a_store_are_read_as_those_here(tmp_path: Path, labels: Callable[..., list[list[int]]]) -> None:
+def test_records_in_a_store_are_read_like_local_ones(tmp_path: Path, labels: Callable[..., list[list[int]]]) -> None:
     ranges = ranges_of(tmp_path / "files", [(index, "range" if index % 3 else "") for index in range(12)], record)
     storage = MemoryStorage("external-test/files")
     far = []
@@ -288,12 +288,12 @@ def test_records_on_a_store_are_read_as_those_here(tmp_path: Path, labels: Calla
     rule = HeldOut(fraction=0.3, seed=3)
     here, there = commit(tmp_path / "here", ranges, rule), commit(tmp_path / "there", far, rule)
     assert labels(training(there), 9) == labels(training(here), 9)
-    # Where the bytes lie is not what they are.
+    # The folder of the files is not part of the content.
     assert there.ref.content_digest == here.ref.content_digest
 
 
 @pytest.mark.parametrize("layout", [[(9, "")] * 8, [(9, "range")] * 8])
-def test_a_file_that_was_changed_later_is_damage(
+def test_file_changed_after_preparing_is_damage(
     external: Callable[..., Prepared], layout: list[tuple[int, str]]
 ) -> None:
     prepared = external(layout, HeldOut(fraction=0.2, seed=0))
@@ -302,11 +302,11 @@ def test_a_file_that_was_changed_later_is_damage(
     for at in range(20, len(data), len(data) // 8):
         data[at] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DamagedDataset, match=r"000\.tfrecord.*its manifest says") as damaged, reading_failures():
+    with pytest.raises(DamagedDataset, match=r"000\.tfrecord.*its manifest lists") as damaged, original_read_errors():
         list(training(prepared).take(4))
     assert "delete that folder" not in str(damaged.value)
     file.unlink()
-    with pytest.raises(DamagedDataset, match=r"000\.tfrecord is not there"), reading_failures():
+    with pytest.raises(DamagedDataset, match=r"000\.tfrecord is missing"), original_read_errors():
         list(training(prepared).take(4))
 
 
@@ -322,15 +322,15 @@ OLD_MANIFEST = {
 }
 
 
-def test_manifests_from_before_are_read_and_keep_their_digest(tmp_path: Path) -> None:
+def test_older_manifests_are_read_and_keep_their_digest(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     storage.write(manifest_path("datasets/abc"), json.dumps(OLD_MANIFEST).encode())
     manifest = read_manifest(storage, "datasets/abc")
     assert manifest.held_out is None
-    assert [(shard.begin, shard.records_held, shard.is_elsewhere) for shard in manifest.train] == [(0, 3, False)]
+    assert [(shard.begin, shard.records_held, shard.is_external) for shard in manifest.train] == [(0, 3, False)]
 
 
-def test_whatever_decides_what_is_read_is_in_the_digest() -> None:
+def test_digest_covers_everything_that_decides_the_reading() -> None:
     shard = ShardRecord(path="/a/b.tfrecord", examples=2, size=9, crc32c="00000000", begin=3, first=4, records=3)
     rule = HeldOut(fraction=0.5, seed=0)
     digest = content_digest(FEATURES, [shard], [shard], rule)
@@ -358,7 +358,7 @@ def test_whatever_decides_what_is_read_is_in_the_digest() -> None:
     seed=st.integers(0, 2**31 - 1),
     cuts=st.lists(st.integers(1, 30), min_size=1, max_size=8),
 )
-def test_what_is_held_out_does_not_depend_on_the_ranges(fraction: float, seed: int, cuts: list[int]) -> None:
+def test_held_out_examples_do_not_depend_on_the_ranges(fraction: float, seed: int, cuts: list[int]) -> None:
     total = sum(cuts)
     rule = HeldOut(fraction=fraction, seed=seed, exception=seed % total)
     firsts = np.cumsum([0, *cuts[:-1]]).tolist()
@@ -366,8 +366,8 @@ def test_what_is_held_out_does_not_depend_on_the_ranges(fraction: float, seed: i
         ShardRecord(path="/a", examples=1, size=1, crc32c="00000000", first=first, records=count)
         for first, count in zip(firsts, cuts, strict=True)
     ]
-    held_out = positions_of("validation", rule, shards).tolist()
-    assert held_out == np.flatnonzero(is_held_out(rule, 0, total)).tolist()
-    assert sorted(held_out + positions_of("train", rule, shards).tolist()) == list(range(total))
-    plain = is_held_out(rule.model_copy(update={"exception": None}), 0, total)
-    assert np.flatnonzero(plain != is_held_out(rule, 0, total)).tolist() == [rule.exception]
+    held_out = positions_of_part("validation", rule, shards).tolist()
+    assert held_out == np.flatnonzero(held_out_mask(rule, 0, total)).tolist()
+    assert sorted(held_out + positions_of_part("train", rule, shards).tolist()) == list(range(total))
+    plain = held_out_mask(rule.model_copy(update={"exception": None}), 0, total)
+    assert np.flatnonzero(plain != held_out_mask(rule, 0, total)).tolist() == [rule.exception]

@@ -1,4 +1,4 @@
-"""The manifest and what binds it to its shards."""
+"""Reading a dataset's manifest, and its content digest."""
 
 import json
 from collections.abc import Callable
@@ -12,43 +12,43 @@ from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.errors import AnotherVersion, DamagedDataset
 
 
-def test_the_manifest_that_was_written(numbered: Callable[..., Any]) -> None:
+def test_written_manifest_is_read_back(numbered: Callable[..., Any]) -> None:
     prepared = numbered([3, 2], [1])
     assert load_manifest(prepared.storage, prepared.ref) == prepared.manifest
 
 
-def test_no_manifest(numbered: Callable[..., Any]) -> None:
+def test_missing_manifest_is_damage(numbered: Callable[..., Any]) -> None:
     prepared = numbered([3])
     prepared.storage.delete(prepared.ref.folder)
-    with pytest.raises(DamagedDataset, match=r"manifest\.json is not there.*run again"):
+    with pytest.raises(DamagedDataset, match=r"manifest\.json is missing.*run again"):
         load_manifest(prepared.storage, prepared.ref)
 
 
-def test_another_dataset_than_the_one_referred_to(numbered: Callable[..., Any]) -> None:
+def test_manifest_of_another_dataset_is_refused(numbered: Callable[..., Any]) -> None:
     prepared = numbered([3])
-    with pytest.raises(DamagedDataset, match="begun on 000000000000"):
+    with pytest.raises(DamagedDataset, match="started with 000000000000"):
         load_manifest(prepared.storage, prepared.ref.model_copy(update={"content_digest": "0" * 64}))
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"schema_version": 1}'])
-def test_an_unreadable_manifest(numbered: Callable[..., Any], damage: bytes) -> None:
+def test_unreadable_manifest_is_damage(numbered: Callable[..., Any], damage: bytes) -> None:
     prepared = numbered([3])
     prepared.storage.write(f"{prepared.ref.folder}/manifest.json", damage)
     with pytest.raises(DamagedDataset, match=r"manifest\.json"):
         load_manifest(prepared.storage, prepared.ref)
 
 
-def test_a_manifest_that_was_edited(numbered: Callable[..., Any]) -> None:
+def test_edited_manifest_is_damage(numbered: Callable[..., Any]) -> None:
     prepared = numbered([3, 4])
     path = f"{prepared.ref.folder}/manifest.json"
     content = json.loads(prepared.storage.read(path))
     content["train"].reverse()
     prepared.storage.write(path, json.dumps(content).encode())
-    with pytest.raises(DamagedDataset, match="not that of the shards it lists; delete that folder"):
+    with pytest.raises(DamagedDataset, match="does not match the shards it lists; delete that folder"):
         load_manifest(prepared.storage, prepared.ref)
 
 
-def test_a_manifest_of_a_newer_version_is_no_damage(numbered: Callable[..., Any]) -> None:
+def test_manifest_of_a_newer_version_is_not_damage(numbered: Callable[..., Any]) -> None:
     prepared = numbered([3, 4])
     path = f"{prepared.ref.folder}/manifest.json"
     content = json.loads(prepared.storage.read(path))
@@ -61,15 +61,15 @@ def test_a_manifest_of_a_newer_version_is_no_damage(numbered: Callable[..., Any]
     written(schema_version=2)
     with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 2"):
         load_manifest(prepared.storage, prepared.ref)
-    # A key that the newer version has in its digest of the content.
+    # The newer version includes this key in its content digest.
     shards = [shard | {"codec": "zstd"} for shard in content["train"]]
     written(train=shards, content_digest="0" * 64)
-    with pytest.raises(AnotherVersion, match=r"unknown keys \(train\.0\.codec, train\.1\.codec\)") as told:
+    with pytest.raises(AnotherVersion, match=r"unknown keys \(train\.0\.codec, train\.1\.codec\)") as caught:
         load_manifest(prepared.storage, prepared.ref)
-    assert "delete" not in str(told.value)
+    assert "delete" not in str(caught.value)
 
 
-def test_zeros_in_the_form_of_a_batch(numbered: Callable[..., Any]) -> None:
+def test_zero_batch_has_the_shapes_of_a_batch(numbered: Callable[..., Any]) -> None:
     x, y = zero_batch(numbered([3]).manifest, 5)
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((5, 2), np.float32, (5,), np.int64)
     named = numbered([3]).manifest.model_copy(

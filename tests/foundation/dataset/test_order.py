@@ -1,4 +1,4 @@
-"""The arithmetic of the data order, without files."""
+"""The data order as a pure function, without files."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,7 +13,7 @@ COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
 
 def examples(counts: list[int], *, seed: int, window_shards: int, first: int, number: int) -> list[tuple[int, int]]:
-    """(shard, position in it) of the stream's examples, as a reader would get them."""
+    """Return (shard, position in the shard) of the stream's examples, as a reader gets them."""
 
     def stream() -> Iterator[tuple[int, int]]:
         windows = order.windows(counts, seed=seed, window_shards=window_shards, first_example=first)
@@ -27,7 +27,7 @@ def examples(counts: list[int], *, seed: int, window_shards: int, first: int, nu
 
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), seed=st.integers(0, 2**31 - 1))
-def test_each_epoch_is_a_permutation_of_all_examples(counts: list[int], window_shards: int, seed: int) -> None:
+def test_epoch_is_a_permutation_of_all_examples(counts: list[int], window_shards: int, seed: int) -> None:
     total = sum(counts)
     everything = sorted((shard, position) for shard, count in enumerate(counts) for position in range(count))
     stream = examples(counts, seed=seed, window_shards=window_shards, first=0, number=3 * total)
@@ -37,7 +37,7 @@ def test_each_epoch_is_a_permutation_of_all_examples(counts: list[int], window_s
 
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), batch=st.integers(1, 12), first_batch=st.integers(0, 12))
-def test_beginning_at_a_batch_is_the_straight_stream_from_there(
+def test_stream_from_a_batch_equals_the_full_stream_from_there(
     counts: list[int], window_shards: int, batch: int, first_batch: int
 ) -> None:
     straight = examples(counts, seed=3, window_shards=window_shards, first=0, number=(first_batch + 3) * batch)
@@ -45,14 +45,14 @@ def test_beginning_at_a_batch_is_the_straight_stream_from_there(
     assert jumped == straight[first_batch * batch :]
 
 
-def test_every_beginning_within_three_epochs() -> None:
+def test_every_first_example_within_three_epochs() -> None:
     counts = [4, 4, 4, 1]
     straight = examples(counts, seed=1, window_shards=2, first=0, number=45)
     for first in range(40):
         assert examples(counts, seed=1, window_shards=2, first=first, number=5) == straight[first : first + 5]
 
 
-def test_a_far_batch_costs_one_window() -> None:
+def test_distant_batch_costs_one_window() -> None:
     counts = [100] * 50
     window = next(order.windows(counts, seed=0, window_shards=4, first_example=1_000_000 * 128))
     assert window.epoch == 1_000_000 * 128 // 5000
@@ -60,7 +60,7 @@ def test_a_far_batch_costs_one_window() -> None:
     assert window.skip == 1_000_000 * 128 % 400
 
 
-def test_epochs_and_seeds_and_windows_have_orders_of_their_own() -> None:
+def test_epochs_seeds_and_windows_have_different_orders() -> None:
     counts = [50] * 4
 
     def epoch(seed: int, number: int) -> list[tuple[int, int]]:
@@ -72,8 +72,8 @@ def test_epochs_and_seeds_and_windows_have_orders_of_their_own() -> None:
     assert first.seed != second.seed
 
 
-def test_the_order_stays_what_it_was() -> None:
-    # A run that is resumed with a newer Baton must meet the same examples.
+def test_data_order_is_pinned() -> None:
+    # A run that is resumed with a newer Baton must read the same examples.
     stream = examples([3, 3, 2], seed=7, window_shards=2, first=0, number=10)
     assert order.seed_of(7, 0) == (1162543029, 822854404)
     assert stream == PINNED
@@ -82,13 +82,13 @@ def test_the_order_stays_what_it_was() -> None:
 PINNED = [(0, 0), (1, 2), (0, 2), (1, 1), (1, 0), (0, 1), (2, 1), (2, 0), (1, 0), (0, 2)]
 
 
-def test_permutations_are_permutations() -> None:
+def test_permutation_contains_every_index() -> None:
     for size in (1, 2, 3, 10, 1000, 4097):
         assert sorted(order.permutation(size, order.seed_of(5, size))) == list(range(size))
 
 
 @pytest.mark.parametrize(
-    ("counts", "window_shards", "first", "told"),
+    ("counts", "window_shards", "first", "expected"),
     [
         ([], 1, 0, "counts=[]"),
         ([3, 0], 1, 0, "counts=[3, 0]"),
@@ -96,7 +96,7 @@ def test_permutations_are_permutations() -> None:
         ([3], 1, -1, "first_example=-1"),
     ],
 )
-def test_numbers_out_of_range_are_refused(counts: list[int], window_shards: int, first: int, told: str) -> None:
+def test_numbers_out_of_range_are_refused(counts: list[int], window_shards: int, first: int, expected: str) -> None:
     with pytest.raises(ValueError) as refused:
         next(order.windows(counts, seed=0, window_shards=window_shards, first_example=first))
-    assert told in str(refused.value)
+    assert expected in str(refused.value)

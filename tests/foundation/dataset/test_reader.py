@@ -1,4 +1,4 @@
-"""Reading through the real pipeline, on real files."""
+"""Reads real files with the real pipeline."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset import order, reader
-from tasks.foundation.dataset.reading_errors import reading_failures
+from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
@@ -32,7 +32,7 @@ def training(prepared: Any, **changed: Any) -> Any:
     window_shards=st.integers(1, 6),
     batch=st.integers(1, 7),
 )
-def test_each_epoch_is_a_permutation_and_any_batch_can_be_the_first(
+def test_epoch_is_a_permutation_from_any_first_batch(
     numbered: Callable[..., Any],
     labels: Callable[..., list[list[int]]],
     counts: list[int],
@@ -56,7 +56,7 @@ def test_each_epoch_is_a_permutation_and_any_batch_can_be_the_first(
     shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
     first_batch=st.integers(0, 9),
 )
-def test_hosts_and_replicas_in_order_are_the_global_batch(
+def test_hosts_and_replicas_in_order_form_the_global_batch(
     numbered: Callable[..., Any],
     labels: Callable[..., list[list[int]]],
     shares: tuple[int, int, int],
@@ -85,7 +85,7 @@ def test_hosts_and_replicas_in_order_are_the_global_batch(
         assert [label for part in put_together for label in part] == expected
 
 
-def test_the_pipeline_follows_the_arithmetic(
+def test_pipeline_follows_the_computed_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:
     from tasks.foundation.dataset import order
@@ -97,7 +97,7 @@ def test_the_pipeline_follows_the_arithmetic(
     assert labels(training(numbered(counts), seed=9, global_batch_size=window.examples), 1) == [expected]
 
 
-def test_many_batches_are_parsed_at_once_and_none_is_lost(
+def test_no_batch_is_lost_when_many_are_parsed_at_once(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:
     prepared = numbered([700, 700, 300])
@@ -108,7 +108,7 @@ def test_many_batches_are_parsed_at_once_and_none_is_lost(
         assert sorted(stream[epoch * 1700 : (epoch + 1) * 1700]) == list(range(1700))
 
 
-def test_elements_are_what_train_step_takes_with_static_shapes(numbered: Callable[..., Any]) -> None:
+def test_elements_match_train_step_with_static_shapes(numbered: Callable[..., Any]) -> None:
     dataset = training(numbered([5]), global_batch_size=6, local_replicas=2)
     x, y = dataset.element_spec
     assert (x.shape, x.dtype.name) == ((3, 2), "float32")
@@ -117,7 +117,7 @@ def test_elements_are_what_train_step_takes_with_static_shapes(numbered: Callabl
     np.testing.assert_array_equal(first_x, np.stack([first_y, first_y / 2], axis=1).astype(np.float32))
 
 
-def test_a_store_without_local_files_gives_the_same(
+def test_store_without_local_files_gives_the_same_batches(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:
     near, far = numbered([5, 5, 3], [3]), numbered([5, 5, 3], [3], MemoryStorage("reader-test"))
@@ -141,7 +141,7 @@ def test_copies_of_remote_shards_do_not_pile_up(
 
 @pytest.mark.usefixtures("temporary")
 @pytest.mark.parametrize("windows", [1, 2, 3, 100])
-def test_a_dataset_larger_than_the_cache_gives_the_same(
+def test_dataset_larger_than_the_cache_gives_the_same_batches(
     numbered: Callable[..., Any],
     labels: Callable[..., list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -156,7 +156,7 @@ def test_a_dataset_larger_than_the_cache_gives_the_same(
 
 
 @pytest.mark.usefixtures("temporary")
-def test_a_restart_fetches_only_what_it_will_read(
+def test_restart_downloads_only_shards_it_reads(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:
     counts = [4] * 64
@@ -169,12 +169,12 @@ def test_a_restart_fetches_only_what_it_will_read(
     coming = order.windows(counts, seed=0, window_shards=2, first_example=4 * first_batch)
     fetched = far.storage.of("download")
     windows = [{far.manifest.train[shard].path for shard in next(coming).shards} for _ in range(10)]
-    # Windows of two batches are small for TensorFlow, which reads some ahead by itself; and one more is fetched.
+    # A window has two batches. TensorFlow reads some windows ahead by itself, and one more is downloaded.
     assert any(set(fetched) == set().union(*windows[:count]) for count in range(2, 10))
 
 
 @pytest.mark.usefixtures("temporary")
-def test_validation_fetches_several_shards_ahead(numbered: Callable[..., Any]) -> None:
+def test_validation_downloads_several_shards_ahead(numbered: Callable[..., Any]) -> None:
     far = numbered([2], [2] * 9, FarStorage(MemoryStorage("validation-test"), transfers=4))
     begun: list[int] = []
     together = threading.Barrier(4)
@@ -182,26 +182,26 @@ def test_validation_fetches_several_shards_ahead(numbered: Callable[..., Any]) -
     def before(method: str, path: str) -> None:
         if method == "download" and len(begun) < 4 and "validation" in path:
             begun.append(1)
-            together.wait(PATIENCE)  # breaks unless four are here at once
+            together.wait(PATIENCE)  # fails unless four downloads run at once
 
     far.storage.before = before
     assert len(list(reader.validation_dataset(far.storage, far.ref, batch_size=6))) == 3
 
 
 @pytest.mark.usefixtures("temporary")
-def test_a_store_that_fails_while_it_is_read_is_no_damage(numbered: Callable[..., Any]) -> None:
+def test_storage_error_while_reading_is_not_damage(numbered: Callable[..., Any]) -> None:
     far = numbered([2] * 8, storage=FarStorage(MemoryStorage("failing-test")))
     window = list(order.permutation(8, order.seed_of(0, 0)))
     far.storage.before = FailOnce(far.manifest.train[window[5]].path, StorageError("the store is away"))
-    with pytest.raises(StorageError, match="the store is away") as told, reading_failures():
+    with pytest.raises(StorageError, match="the store is away") as caught, original_read_errors():
         list(training(far, global_batch_size=2, window_shards=2).take(8))
-    assert type(told.value) is StorageError
+    assert type(caught.value) is StorageError
     assert len(list(training(far, global_batch_size=2, window_shards=2).take(8))) == 8
 
 
 @pytest.mark.parametrize("counts", [[], [1], [4], [3, 2], [5, 5, 1], [8]])
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
-def test_validation_sees_each_example_once_and_in_order(
+def test_validation_reads_each_example_once_in_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]], counts: list[int], batch_size: int
 ) -> None:
     prepared = numbered([2], counts)
@@ -213,7 +213,7 @@ def test_validation_sees_each_example_once_and_in_order(
     assert [label for batch in full + rest for label in batch] == list(range(1000, 1000 + sum(counts)))
 
 
-def test_a_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
+def test_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
     prepared = numbered([2], [5])
     remainder = reader.validation_remainder(prepared.storage, prepared.ref, batch_size=3)
     assert remainder.element_spec[0].shape == (2, 2)
@@ -221,7 +221,7 @@ def test_a_remainder_has_a_static_shape(numbered: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 @pytest.mark.parametrize("read", [reader.validation_dataset, reader.validation_remainder])
-def test_an_empty_validation_batch_is_refused(
+def test_empty_validation_batch_is_refused(
     numbered: Callable[..., Any], read: Callable[..., Any], batch_size: int
 ) -> None:
     prepared = numbered([2], [5])
@@ -230,25 +230,25 @@ def test_an_empty_validation_batch_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("batch", "hosts", "replicas", "told"),
+    ("batch", "hosts", "replicas", "expected"),
     [(10, 1, 4, "try 8 or 12"), (10, 2, 2, "2 hosts of 2"), (3, 1, 4, "try 4"), (0, 1, 1, "at least 1")],
 )
-def test_a_batch_that_cannot_be_divided_is_refused(
-    numbered: Callable[..., Any], batch: int, hosts: int, replicas: int, told: str
+def test_indivisible_batch_is_refused(
+    numbered: Callable[..., Any], batch: int, hosts: int, replicas: int, expected: str
 ) -> None:
     with pytest.raises(AcceleratorError) as refused:
         training(numbered([5]), global_batch_size=batch, hosts=hosts, local_replicas=replicas)
     assert f"global_batch_size={batch}" in str(refused.value)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
-def test_an_impossible_host_is_refused(numbered: Callable[..., Any]) -> None:
+def test_impossible_host_is_refused(numbered: Callable[..., Any]) -> None:
     with pytest.raises(AcceleratorError, match="host=2 is not one of 2 hosts"):
         training(numbered([5]), host=2, hosts=2)
 
 
 @pytest.mark.parametrize("part", ["train-00001", "validation-00000"])
-def test_a_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[..., Any], part: str) -> None:
+def test_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[..., Any], part: str) -> None:
     prepared = numbered([4, 4], [4])
     shard = prepared.storage.root / prepared.ref.folder / f"{part}.tfrecord"
     data = bytearray(shard.read_bytes())
@@ -259,32 +259,32 @@ def test_a_flipped_byte_is_found_before_tensorflow_reads_it(numbered: Callable[.
         if part.startswith("train")
         else reader.validation_dataset(prepared.storage, prepared.ref, batch_size=2)
     )
-    with pytest.raises(DamagedDataset) as damaged, reading_failures():
+    with pytest.raises(DamagedDataset) as damaged, original_read_errors():
         list(dataset.take(4))
     assert f"{part}.tfrecord" in str(damaged.value)
     assert "delete that folder" in str(damaged.value)
 
 
-def test_a_shard_that_is_damaged_later_is_found_too(numbered: Callable[..., Any]) -> None:
+def test_shard_damaged_after_verification_is_found(numbered: Callable[..., Any]) -> None:
     prepared = numbered([4, 4])
     list(training(prepared).take(4))
     shard = prepared.storage.root / prepared.ref.folder / "train-00000.tfrecord"
     shard.write_bytes(shard.read_bytes()[:-5])
-    with pytest.raises(DamagedDataset, match=r"train-00000\.tfrecord"), reading_failures():
+    with pytest.raises(DamagedDataset, match=r"train-00000\.tfrecord"), original_read_errors():
         list(training(prepared).take(4))
 
 
-def test_a_missing_shard_is_damage(numbered: Callable[..., Any]) -> None:
+def test_missing_shard_is_damage(numbered: Callable[..., Any]) -> None:
     prepared = numbered([4, 4])
     prepared.storage.delete(f"{prepared.ref.folder}/train-00001.tfrecord")
-    with pytest.raises(DamagedDataset, match=r"train-00001\.tfrecord is not there"), reading_failures():
+    with pytest.raises(DamagedDataset, match=r"train-00001\.tfrecord is missing"), original_read_errors():
         list(training(prepared).take(4))
 
 
-def test_other_failures_of_tensorflow_stay_themselves() -> None:
+def test_other_tensorflow_errors_are_unchanged() -> None:
     import tensorflow as tf
 
-    with pytest.raises(tf.errors.InvalidArgumentError), reading_failures():
+    with pytest.raises(tf.errors.InvalidArgumentError), original_read_errors():
         tf.debugging.assert_equal(1, 2)
-    with pytest.raises(DamagedDataset, match="changed while it was being read"), reading_failures():
+    with pytest.raises(DamagedDataset, match="changed while it was being read"), original_read_errors():
         raise tf.errors.DataLossError(None, None, "corrupted record at 12")

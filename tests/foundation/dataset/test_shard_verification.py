@@ -1,4 +1,4 @@
-"""What arrives of a shard that lies elsewhere is compared, and the local disk may be full."""
+"""Verification of remote shards, and a full local disk."""
 
 import errno
 from pathlib import Path
@@ -22,7 +22,7 @@ def full() -> StorageError:
     return fault
 
 
-def test_other_bytes_are_fetched_once_more_before_they_are_called_damage(far: FarStorage) -> None:
+def test_wrong_bytes_are_downloaded_again_before_damage(far: FarStorage) -> None:
     (record,) = put_shards(far, [10])
     far.inner.write("s0", b"x" * 10)
     far.after = lambda method, _: far.inner.write("s0", content(0, 10)) if method == "download" else None
@@ -32,7 +32,7 @@ def test_other_bytes_are_fetched_once_more_before_they_are_called_damage(far: Fa
 
 
 @pytest.mark.parametrize("there", [b"x" * 10, content(0, 10)[:9], content(0, 10) + b"x"])
-def test_damage_is_told_with_the_address_and_both_checksums(far: FarStorage, temporary: Path, there: bytes) -> None:
+def test_damage_names_address_and_both_checksums(far: FarStorage, temporary: Path, there: bytes) -> None:
     (record,) = put_shards(far, [10])
     far.inner.write("s0", there)
     with VerifiedShards(far) as shards, pytest.raises(DamagedDataset) as damaged:
@@ -44,7 +44,7 @@ def test_damage_is_told_with_the_address_and_both_checksums(far: FarStorage, tem
 
 
 class Garbling:
-    """A hook: the file holds other bytes while it is downloaded, the next of those given each time."""
+    """Return a hook that replaces the file's bytes during each download, with the next of the given ones."""
 
     def __init__(self, far: FarStorage, name: str, garbled: list[bytes]) -> None:
         self.far, self.name, self.garbled = far, name, garbled
@@ -60,12 +60,12 @@ class Garbling:
             self.far.inner.write(self.name, self.sound)
 
 
-def test_a_sound_shard_that_never_arrives_whole_is_no_damage(far: FarStorage, temporary: Path) -> None:
+def test_valid_shard_damaged_in_transit_is_not_damage(far: FarStorage, temporary: Path) -> None:
     (record,) = put_shards(far, [10])
     Garbling(far, "s0", [b"x" * 10, b"x" * 10])
     with (
         VerifiedShards(far) as shards,
-        pytest.raises(StorageError, match=r"s0: its bytes .*The file is sound") as fault,
+        pytest.raises(StorageError, match=r"s0: damaged in transit, .*the file is intact") as fault,
     ):
         shards.open([record])
     assert "delete" not in str(fault.value)
@@ -73,43 +73,43 @@ def test_a_sound_shard_that_never_arrives_whole_is_no_damage(far: FarStorage, te
 
 
 @pytest.mark.parametrize(
-    ("second", "error", "told"),
+    ("second", "error", "expected"),
     [
-        (b"0123456x", StorageError, "two reads brought different bytes"),
-        (b"x1234567", DamagedDataset, "bring that file back"),
+        (b"0123456x", StorageError, "two reads returned different bytes"),
+        (b"x1234567", DamagedDataset, "restore the original file"),
     ],
 )
-def test_of_a_part_of_a_file_two_reads_tell(
-    far: FarStorage, temporary: Path, second: bytes, error: type[Exception], told: str
+def test_two_reads_decide_about_part_of_a_file(
+    far: FarStorage, temporary: Path, second: bytes, error: type[Exception], expected: str
 ) -> None:
-    """The store knows no checksum of a part; but what lies there arrives the same each time."""
+    """A store has no checksum of a part, but valid bytes arrive the same each time."""
     far.inner.write("all", b"01234567")
     stored = checksum_bytes(b"01234567")
     part = ShardRecord(path="memory://elsewhere/all", size=stored.size, crc32c=stored.crc32c, records=1, examples=1)
     Garbling(far, "all", [b"x1234567", second])
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         _fetch(far, "all", part, temporary / "here")
 
 
-def test_a_missing_shard_is_damage(far: FarStorage) -> None:
+def test_missing_shard_is_damage(far: FarStorage) -> None:
     records = put_shards(far, [10, 10])
     far.inner.delete("s1")
     with VerifiedShards(far) as shards:
-        shards.open(records[:1], then=[records[1:]])
-        with pytest.raises(DamagedDataset, match="s1 is not there"):
+        shards.open(records[:1], upcoming=[records[1:]])
+        with pytest.raises(DamagedDataset, match="s1 is missing"):
             shards.open(records[1:])
 
 
-def test_a_local_shard_that_is_missing_is_said_when_it_is_asked_for(far: FarStorage, tmp_path: Path) -> None:
+def test_missing_local_shard_is_reported_when_opened(far: FarStorage, tmp_path: Path) -> None:
     records = put_shards(far, [10, 10])
     (tmp_path / "s0").write_bytes(content(0, 10))
     with VerifiedShards(LocalStorage(tmp_path)) as shards:
-        assert shards.open(records[:1], then=[records[1:]]) == [str(tmp_path / "s0")]
-        with pytest.raises(DamagedDataset, match="s1 is not there; delete that folder"):
+        assert shards.open(records[:1], upcoming=[records[1:]]) == [str(tmp_path / "s0")]
+        with pytest.raises(DamagedDataset, match="s1 is missing; delete that folder"):
             shards.open(records[1:])
 
 
-def test_a_file_that_was_tidied_away_is_fetched_again(far: FarStorage) -> None:
+def test_file_deleted_from_the_cache_is_downloaded_again(far: FarStorage) -> None:
     (record,) = put_shards(far, [10])
     for change in (Path.unlink, lambda file: file.write_bytes(b"short")):
         with VerifiedShards(far) as shards:
@@ -119,7 +119,7 @@ def test_a_file_that_was_tidied_away_is_fetched_again(far: FarStorage) -> None:
     assert far.of("download") == ["s0", "s0", "s0"]
 
 
-def test_on_a_full_disk_what_is_not_in_use_goes_and_it_is_tried_once_more(far: FarStorage, temporary: Path) -> None:
+def test_full_disk_evicts_unused_shards_and_retries(far: FarStorage, temporary: Path) -> None:
     old, in_use, new = put_shards(far, [10, 20, 30])
     with VerifiedShards(far) as before:
         before.open([old])
@@ -131,22 +131,22 @@ def test_on_a_full_disk_what_is_not_in_use_goes_and_it_is_tried_once_more(far: F
         assert bytes_below(temporary) == 50
         far.before = FailOnce("s0", full())
         with pytest.raises(StorageError, match="could not be written"), VerifiedShards(far) as other:
-            other.open([old])  # all that is here is in use
+            other.open([old])  # every cached shard is in use
     assert bytes_below(temporary) == 50
 
 
-def test_what_was_read_ahead_onto_a_full_disk_is_tried_again_when_the_room_is_needed_no_more(far: FarStorage) -> None:
+def test_read_ahead_retries_after_disk_full(far: FarStorage) -> None:
     records = put_shards(far, [10] * 3)
     with VerifiedShards(far) as shards:
         shards.open(records[:1])
         shards.open(records[1:2])
         far.before = FailOnce("s2", full())
-        shards._look_ahead([records[2:]])
+        shards._prefetch([records[2:]])
         wait_for_threads()
         assert read(shards.open(records[2:])) == [content(2, 10)]
 
 
-def test_a_range_of_a_file_elsewhere(far: FarStorage, tmp_path: Path) -> None:
+def test_range_of_an_external_file_is_verified(far: FarStorage, tmp_path: Path) -> None:
     data = bytes(range(256))
     MemoryStorage("cache-test-elsewhere/deep").write("all.bin", data)
     (tmp_path / "all.bin").write_bytes(data)
@@ -162,27 +162,27 @@ def test_a_range_of_a_file_elsewhere(far: FarStorage, tmp_path: Path) -> None:
     assert far.calls == []
 
 
-def test_a_whole_file_of_this_machine_is_used_where_it_is(far: FarStorage, temporary: Path, tmp_path: Path) -> None:
+def test_complete_local_file_is_used_in_place(far: FarStorage, temporary: Path, tmp_path: Path) -> None:
     file = tmp_path / "whole.bin"
     file.write_bytes(b"whole")
     record = ShardRecord(path=str(file), examples=1, size=5, crc32c=checksum_bytes(b"whole").crc32c)
     with VerifiedShards(far) as shards:
-        assert shards.open([record], then=[[record]]) == [str(file)]
+        assert shards.open([record], upcoming=[[record]]) == [str(file)]
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_elsewhere_that_changed_is_never_to_be_deleted(far: FarStorage, tmp_path: Path) -> None:
+def test_changed_external_file_is_never_advised_to_be_deleted(far: FarStorage, tmp_path: Path) -> None:
     file = tmp_path / "others.bin"
     file.write_bytes(b"others!")
     wrong = ShardRecord(path=str(file), examples=1, begin=1, size=5, crc32c="00000000")
     gone = ShardRecord(path=f"{file}.gone", examples=1, size=5, crc32c="00000000")
     cut = ShardRecord(path=str(file), examples=1, begin=5, size=5, crc32c="00000000")
     with VerifiedShards(far) as shards:
-        for record, error, told in (
-            (wrong, DamagedDataset, "bring that file back"),
-            (gone, DamagedDataset, "is not there; bring that file back"),
+        for record, error, expected in (
+            (wrong, DamagedDataset, "restore the original file"),
+            (gone, DamagedDataset, "is missing; restore the original file"),
             (cut, DamagedDataset, "ends 3 bytes too early"),
         ):
-            with pytest.raises(error, match=told) as fault:
+            with pytest.raises(error, match=expected) as fault:
                 shards.open([record])
             assert "delete" not in str(fault.value)

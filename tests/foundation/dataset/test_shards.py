@@ -1,4 +1,4 @@
-"""Examples as users yield them, and back from the records they are kept in."""
+"""Encoding examples into records, and parsing them back."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ X, Y, W = np.ones((2, 2), np.float32), np.int64(3), np.float32(0.5)
         ({"tokens": X}, ["x/tokens"], 1),
     ],
 )
-def test_there_and_back(example: object, names: list[str], parts: int) -> None:
+def test_example_survives_encoding_and_parsing(example: object, names: list[str], parts: int) -> None:
     flat = flatten(example)
     assert list(flat) == names
     back = unflatten(flat)
@@ -31,7 +31,7 @@ def test_there_and_back(example: object, names: list[str], parts: int) -> None:
         np.testing.assert_array_equal(array, flat[name])
 
 
-def test_tensors_go_back_as_they_are() -> None:
+def test_unflatten_keeps_tensors() -> None:
     import tensorflow as tf
 
     x, y = tf.ones([4, 2]), tf.zeros([4])
@@ -54,14 +54,14 @@ def test_tensors_go_back_as_they_are() -> None:
         (np.zeros(2, np.float16), "float16"),
     ],
 )
-def test_plain_python_gets_the_dtypes_of_models_and_arrays_keep_theirs(value: object, dtype: str) -> None:
+def test_python_numbers_get_model_dtypes_and_arrays_keep_theirs(value: object, dtype: str) -> None:
     array = flatten(value)["x"]
     assert array.dtype.name == dtype
     assert array.dtype.newbyteorder("<") == array.dtype
 
 
 @pytest.mark.parametrize(
-    ("example", "told"),
+    ("example", "expected"),
     [
         ((), "a tuple of 0"),
         ((X, Y, W, W), "a tuple of 4; yield x, (x, y) or (x, y, sample_weight)"),
@@ -70,7 +70,7 @@ def test_plain_python_gets_the_dtypes_of_models_and_arrays_keep_theirs(value: ob
         ((X, Y, {"w": W}), "sample_weight is a dict"),
         ({1: X}, "x has the key 1"),
         ({"": X}, "x has the key ''"),
-        ({"a": {"b": X}}, "x/a is a dict within a dict"),
+        ({"a": {"b": X}}, "x/a is a nested dict"),
         ([[1, 2], [3]], "x is ragged"),
         ((X, "cat"), "y has dtype <U3"),
         ((X, object()), "y has dtype object"),
@@ -79,10 +79,10 @@ def test_plain_python_gets_the_dtypes_of_models_and_arrays_keep_theirs(value: ob
         (np.zeros(2, "datetime64[s]"), "x has dtype datetime64[s]"),
     ],
 )
-def test_examples_without_a_usable_form_are_refused(example: object, told: str) -> None:
+def test_unsupported_examples_are_refused(example: object, expected: str) -> None:
     with pytest.raises(ValueError) as refused:
         flatten(example)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 FLOATS = ["float16", "float32", "float64", "complex64", "complex128"]
@@ -91,7 +91,7 @@ DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0,), (2, 0, 3)])
-def test_every_dtype_comes_back_as_it_went_in(dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_is_preserved(dtype: str, shape: tuple[int, ...]) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset.shards import encode, parse
@@ -108,7 +108,7 @@ def test_every_dtype_comes_back_as_it_went_in(dtype: str, shape: tuple[int, ...]
     np.testing.assert_array_equal(parsed.numpy(), np.stack(arrays).reshape(3, *shape))
 
 
-def test_a_record_does_not_depend_on_the_order_of_its_features() -> None:
+def test_record_does_not_depend_on_feature_order() -> None:
     from tasks.foundation.dataset.shards import encode
 
     arrays = {f"x/{key}": np.arange(3) for key in "abcdefgh"}

@@ -1,4 +1,4 @@
-"""What would make losses differ on another number of replicas is named, and nothing else is."""
+"""Finds exactly the parts of a model that depend on the number of replicas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import pytest
 
-from tasks.foundation.model.batch_dependence import Dependence, batch_dependent_parts, dependence_words
+from tasks.foundation.model.batch_dependence import Dependence, batch_dependent_parts, describe_dependence
 
-BATCH = "statistics of one replica's examples; synchronized=True has those of all"
-RANDOM = "random, each replica draws its own"
+BATCH = "statistics of one replica's examples; synchronized=True uses those of all replicas"
+RANDOM = "random, each replica draws its own values"
 L = keras.layers
 
 
@@ -55,21 +55,21 @@ def compiled(*layers: Any, shape: tuple[int, ...] = (4,), **settings: Any) -> An
         (lambda: [keras.Sequential([L.BatchNormalization(name="norm")], name="inside")], [("inside/norm", BATCH)]),
     ],
 )
-def test_layers(layers: Callable[[], list[Any]], parts: list[tuple[str, str]]) -> None:
+def test_batch_dependent_layers_are_found(layers: Callable[[], list[Any]], parts: list[tuple[str, str]]) -> None:
     found = batch_dependent_parts(compiled(*layers()))
     assert len(found) == len(parts)
-    for told, (part, why) in zip(found, parts, strict=True):
-        assert told.part.endswith(part)
-        assert told.why == why
+    for dependence, (part, why) in zip(found, parts, strict=True):
+        assert dependence.part.endswith(part)
+        assert dependence.why == why
 
 
 @pytest.mark.parametrize("rates", [{}, {"dropout": 0.2}, {"recurrent_dropout": 0.2}])
-def test_recurrent_cells_draw_only_with_a_rate(rates: dict[str, float]) -> None:
+def test_recurrent_cells_are_random_only_with_a_rate(rates: dict[str, float]) -> None:
     found = batch_dependent_parts(compiled(L.LSTM(2, **rates), shape=(3, 2)))
     assert len(found) == len(rates)
 
 
-def test_a_subclassed_model_is_read_through_dicts_and_lists() -> None:
+def test_layers_in_dicts_and_lists_are_found() -> None:
     model = Subclassed()
     model.compile("sgd", "mse")
     model(keras.ops.zeros((2, 4)))
@@ -78,7 +78,7 @@ def test_a_subclassed_model_is_read_through_dicts_and_lists() -> None:
     assert (norm.why, drop) == (BATCH, Dependence(part="drop", why=RANDOM))
 
 
-def test_attention_with_dropout_draws() -> None:
+def test_attention_with_dropout_is_random() -> None:
     x = keras.Input((5, 4))
     for rate, count in ((0.0, 0), (0.3, 1)):
         model = keras.Model(x, L.MultiHeadAttention(2, 2, dropout=rate)(x, x))
@@ -88,24 +88,24 @@ def test_attention_with_dropout_draws() -> None:
 
 
 @pytest.mark.parametrize("clipping", ["clipnorm", "clipvalue", "global_clipnorm"])
-def test_clipping_comes_before_the_sum(clipping: str) -> None:
+def test_clipping_depends_on_replicas(clipping: str) -> None:
     (found,) = batch_dependent_parts(
         compiled(L.Dense(3), optimizer=keras.optimizers.Adam(name="adam", **{clipping: 0.5}))
     )
     assert found.part == f"{clipping} = 0.5 of optimizer adam"
-    assert found.why == "clips each replica's gradients before their sum"
+    assert found.why == "clips each replica's gradients before they are summed"
 
 
-def test_a_mean_over_weights_is_of_one_replica() -> None:
+def test_weighted_mean_loss_depends_on_replicas() -> None:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight", name="weighed")
     (found,) = batch_dependent_parts(compiled(L.Dense(3), loss=loss))
     assert found == Dependence(part="loss weighed", why="a mean over the weights of one replica's examples")
     assert batch_dependent_parts(compiled(L.Dense(3), loss=keras.losses.MeanSquaredError())) == ()
 
 
-def test_in_words_a_handful_is_named() -> None:
-    assert "to float tolerance" in dependence_words(())
+def test_description_abridges_long_lists() -> None:
+    assert "to float tolerance" in describe_dependence(())
     parts = [Dependence(part=f"layer_{index}", why="random") for index in range(6)]
-    words = dependence_words([*parts, Dependence(part="norm", why="statistics")])
+    words = describe_dependence([*parts, Dependence(part="norm", why="statistics")])
     assert "by more than rounding" in words
     assert words.endswith("layer_0, layer_1, layer_2, layer_3 and 2 more (random); norm (statistics)")

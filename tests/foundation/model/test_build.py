@@ -1,4 +1,4 @@
-"""From the user's function to a model whose every variable exists, or to a message that says what to change."""
+"""Building the user's model with all its variables, or refusing it with a remedy."""
 
 import random
 from pathlib import Path
@@ -77,7 +77,7 @@ BAD = {
             model.second = keras.optimizers.Adam(name="second")
             return model
         """,
-        ["optimizer second of the model has not been built", "optimizer.build(variables)"],
+        ["optimizer second of the model is not built", "optimizer.build(variables)"],
     ),
     "two optimizers of one name, unbuilt": (
         """
@@ -88,15 +88,15 @@ BAD = {
             model.maker.build(model.trainable_variables)
             return model
         """,
-        ["optimizer same of the model has not been built (model.judge)"],
+        ["optimizer same of the model is not built (model.judge)"],
     ),
     "empty variable": (
         HOLDING.replace("VALUE", "tf.Variable(tf.zeros([0, 3]))"),
-        ["variables/", "/kept cannot be kept in a checkpoint: its shape [0, 3] has no values"],
+        ["variables/", "/kept cannot be stored in a checkpoint: its shape [0, 3] has no values"],
     ),
     "text in a variable": (
         HOLDING.replace("VALUE", "tf.Variable('text')"),
-        ["variables/", "/kept cannot be kept in a checkpoint: its dtype is string"],
+        ["variables/", "/kept cannot be stored in a checkpoint: its dtype is string"],
     ),
     "TensorFlow's own mark in a name": (
         """
@@ -105,7 +105,7 @@ BAD = {
             model.compile("sgd", "sparse_categorical_crossentropy")
             return model
         """,
-        ["a.b.ATTRIBUTES/kernel cannot be kept in a checkpoint: its name holds .ATTRIBUTES", "rename its layer"],
+        ["a.b.ATTRIBUTES/kernel cannot be stored in a checkpoint: its name contains .ATTRIBUTES", "rename its layer"],
     ),
     "own step, unusable metrics": (
         """
@@ -125,7 +125,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, fault: str) -> None:
+def test_unusable_model_is_refused(tmp_path: Path, fault: str) -> None:
     code, words = BAD[fault]
     with pytest.raises(ModelError) as refused:
         built(lab_of(tmp_path, code), spec_of("build"))
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, fault: str) -> N
         assert word in str(refused.value)
 
 
-def test_variables_have_the_same_unique_paths_in_every_build(tmp_path: Path) -> None:
+def test_variable_paths_are_unique_and_equal_in_every_build(tmp_path: Path) -> None:
     for build in ("nadam", "raw_variable"):
         spec = spec_of(build)
         first, second = (built(Lab(tmp_path), spec).signature for _ in range(2))
@@ -142,14 +142,14 @@ def test_variables_have_the_same_unique_paths_in_every_build(tmp_path: Path) -> 
         assert len({record.path for record in first}) == len(first)
 
 
-def test_models_without_automatic_names_in_common_do_not_share_paths(tmp_path: Path) -> None:
+def test_layers_with_equal_names_get_different_paths(tmp_path: Path) -> None:
     lab = lab_of(
         tmp_path,
         """
         class Pair(keras.layers.Layer):
             def __init__(self, **settings):
                 super().__init__(**settings)
-                # One name twice, as Keras lets two layers have within a layer.
+                # Keras allows two layers with one name within a layer.
                 self.one = keras.layers.Dense(6, name="same")
                 self.two = keras.layers.Dense(6, name="same")
 
@@ -169,7 +169,7 @@ def test_models_without_automatic_names_in_common_do_not_share_paths(tmp_path: P
     assert len(set(paths)) == len(paths)
 
 
-def test_a_policy_set_by_one_build_does_not_leak_into_the_next(tmp_path: Path) -> None:
+def test_dtype_policy_of_one_build_does_not_leak_into_the_next(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     mixed = built(lab, spec_of("mixed"))
     assert mixed.model.layers[-1].compute_dtype == "float16"
@@ -178,7 +178,7 @@ def test_a_policy_set_by_one_build_does_not_leak_into_the_next(tmp_path: Path) -
     assert keras.config.dtype_policy().name == "float32"
 
 
-def test_a_policy_set_at_the_top_of_the_module_holds_in_every_build(tmp_path: Path) -> None:
+def test_dtype_policy_of_the_module_holds_in_every_build(tmp_path: Path) -> None:
     plain = Lab(tmp_path)
     lab = lab_of(
         tmp_path,
@@ -203,14 +203,14 @@ def test_a_policy_set_at_the_top_of_the_module_holds_in_every_build(tmp_path: Pa
     assert built(plain, spec_of("plain")).model.layers[-1].compute_dtype == "float32"
 
 
-def test_initial_weights_are_those_of_the_seed(tmp_path: Path) -> None:
+def test_seed_determines_initial_weights(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     one, again, other = (built(lab, spec_of("functional", train__seed=seed)).digest() for seed in (0, 0, 1))
     assert one == again
     assert one != other
 
 
-def test_other_threads_may_draw_from_pythons_generator_meanwhile(tmp_path: Path) -> None:
+def test_initial_weights_ignore_random_calls_of_other_threads(tmp_path: Path) -> None:
     text = """
         import random
         import threading
@@ -233,7 +233,7 @@ def test_other_threads_may_draw_from_pythons_generator_meanwhile(tmp_path: Path)
     assert len(digests) == 1
 
 
-def test_a_model_may_set_the_seed_itself(tmp_path: Path) -> None:
+def test_model_may_set_the_seed_itself(tmp_path: Path) -> None:
     text = """
         def build(seed):
             keras.utils.set_random_seed(seed)
@@ -252,7 +252,7 @@ def test_a_model_may_set_the_seed_itself(tmp_path: Path) -> None:
     assert random.seed == before
 
 
-def test_a_call_without_training_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_call_without_training_argument_is_accepted(tmp_path: Path) -> None:
     lab = lab_of(
         tmp_path,
         """

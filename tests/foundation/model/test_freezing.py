@@ -1,4 +1,4 @@
-"""What `init.freeze` selects is not trained: bit for bit, also over a resume."""
+"""`init.freeze`: frozen variables keep every bit, also over a resume."""
 
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,11 @@ def values(state: Any) -> dict[str, bytes]:
     ("patterns", "still"),
     [
         (["encoder/*", "head/bias"], {*ENCODER, "model/head/bias"}),
-        # Of variables alone: the layers run as before, and moving statistics move.
+        # Frozen variables only: the layers run as before, and moving statistics change.
         (["norm/gamma", "hidden/kernel"], {"model/norm/gamma", "model/hidden/kernel"}),
     ],
 )
-def test_what_is_frozen_stays_and_the_rest_is_trained(lab: Lab, patterns: list[str], still: set[str]) -> None:
+def test_frozen_variables_stay_and_others_train(lab: Lab, patterns: list[str], still: set[str]) -> None:
     spec = frozen_by(*patterns, run="-".join(patterns).replace("/", ".").replace("*", "all"))
     head = lab.train_and_commit(spec, 5)
     before, state = (restored(lab, spec, ref) for ref in head.retained)
@@ -68,13 +68,13 @@ def test_what_is_frozen_stays_and_the_rest_is_trained(lab: Lab, patterns: list[s
     for path in still:
         name = path.removeprefix("model/").replace("/", "_")
         assert not any(name in slot for slot in slots)
-    # One value for all replicas, where what moves has one for each.
+    # A frozen variable is saved once; a moving statistic is saved per replica.
     moving = {path for path in one if "moving" in path}
     assert {record.path for record in state.signature if record.per_replica and record.path in one} == moving
 
 
 @pytest.mark.slow
-def test_a_frozen_run_that_was_cut_ends_with_the_same_bits(lab: Lab) -> None:
+def test_cut_run_with_frozen_layers_is_bit_exact(lab: Lab) -> None:
     straight, cut = (frozen_by("encoder", "head/bias", run=name) for name in ("straight", "cut"))
     one = lab.relay(straight, 9)
     other = lab.relay(cut, 2, 5, 9, cold=True)
@@ -87,9 +87,12 @@ def test_a_frozen_run_that_was_cut_ends_with_the_same_bits(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (["encoder", "hed/*"], "init.freeze: hed/* matches no layer and no variable of model.py:build; near it: head"),
-        (["*"], "init.freeze: * leaves nothing of model.py:build to be trained"),
-        (["encoder", "outer", "hidden", "head"], "leaves nothing of model.py:build to be trained"),
+        (
+            ["encoder", "hed/*"],
+            "init.freeze: hed/* matches no layer or variable of model.py:build; similar names: head",
+        ),
+        (["*"], "init.freeze: * leaves no trainable variable in model.py:build"),
+        (["encoder", "outer", "hidden", "head"], "leaves no trainable variable in model.py:build"),
     ],
 )
 def test_patterns_that_freeze_nothing_or_all_are_refused(lab: Lab, patterns: list[str], words: str) -> None:
@@ -98,7 +101,7 @@ def test_patterns_that_freeze_nothing_or_all_are_refused(lab: Lab, patterns: lis
     assert words in str(refused.value)
 
 
-def test_a_run_is_not_gone_on_with_others_frozen(lab: Lab, tmp_path: Path) -> None:
+def test_resume_with_other_frozen_layers_is_refused(lab: Lab, tmp_path: Path) -> None:
     own = Lab(tmp_path, lab.code)
     own.begin(frozen_by("encoder"))
     with pytest.raises(Exception, match=r"init\.freeze"):

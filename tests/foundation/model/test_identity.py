@@ -1,4 +1,4 @@
-"""What of a model's code makes a run another run, and what does not."""
+"""Which changes of a model's code change a run's identity."""
 
 import json
 from pathlib import Path
@@ -140,7 +140,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("build", ["build", "subclass"])
-def test_comments_docstrings_and_the_folder_do_not_count(tmp_path: Path, build: str) -> None:
+def test_comments_docstrings_and_folder_do_not_change_identity(tmp_path: Path, build: str) -> None:
     lab = lab_of(tmp_path, MODEL)
     edits = [edit for edit in HARMLESS if build == "build" or "def build" not in edit[0]]
     moved = lab.copy_of_code("elsewhere", *(("model.py", old, new) for old, new in edits))
@@ -165,23 +165,23 @@ def test_comments_docstrings_and_the_folder_do_not_count(tmp_path: Path, build: 
         ("captured", '("a", "b")', '("a", "c")', "model.code.model.scaling.<locals>.scaled_loss"),
         ("captured", "Outer.layer(2.0)", "Outer.layer(3.0)", "model.code.model.Outer.layer.<locals>.Power"),
         ("captured", "Outer.layer(1.0)", "Outer.layer(3.0)", "model.code.model.Outer.layer.<locals>.Power"),
-        # What has no source of its own is known by its module.
+        # A class without source is identified by its module.
         ("sourceless", "x * 4.0", "x * 5.0", "model.code.model.Made"),
         ("sourceless", '"width depth"', '"width depth", defaults=(1,)', "model.code.model.Sizes"),
-        # What Keras cannot serialize is known by its source.
+        # An object that Keras cannot serialize is identified by its source.
         ("subclass", "keras.layers.Dense(4)", "keras.layers.Dense(4, activation='relu')", "model.config.source"),
         ("adversaries", "Adam(0.01)", "Adam(0.05)", "compile.other.optimizers.adversaries/maker_optimizer.config"),
         ("adversaries", "RMSprop(0.02)", "RMSprop(0.05)", "compile.optimizer.config.learning_rate"),
     ],
 )
-def test_a_change_that_computes_something_else_counts(tmp_path: Path, build: str, old: str, new: str, key: str) -> None:
+def test_changed_computation_changes_identity(tmp_path: Path, build: str, old: str, new: str, key: str) -> None:
     lab = lab_of(tmp_path, MODEL)
     changed = lab.copy_of_code("changed", ("model.py", old, new))
     found = [difference.key for difference in differences(identity(lab, build), identity(changed, build))]
     assert any(name.startswith(key) for name in found), found
 
 
-def test_a_sibling_module_counts(tmp_path: Path) -> None:
+def test_sibling_module_changes_identity(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     changed = lab.copy_of_code("changed", ("layers.py", "ops.mean(ops.softplus(-self.judge(made)))", "ops.mean(made)"))
     found = [str(each) for each in differences(identity(lab, "adversaries"), identity(changed, "adversaries"))]
@@ -194,7 +194,7 @@ def code_of(folder: str, model: str) -> Any:
 
 
 @pytest.mark.slow
-def test_constants_are_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_have_the_same_digest_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for seed in ("1", "2", "3"):
         monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -238,7 +238,7 @@ def stateful(size=8):
 
 
 def identities(root: Path, build: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of one model for a batch of 8 and for one of 4, as on one replica and on two."""
+    """Return the identities of one model, built with a batch of 8 and with a batch of 4, as on one and two replicas."""
     lab = lab_of(root, SHAPES)
     return tuple(  # type: ignore[return-value]
         model_identity(built(lab, spec).model, spec.model, lab.code)
@@ -247,13 +247,13 @@ def identities(root: Path, build: str, **changes: Any) -> tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("build", ["lazy_sequential", "lazy_subclass"])
-def test_the_batch_that_a_layer_was_built_with_does_not_count(tmp_path: Path, build: str) -> None:
+def test_batch_size_of_the_build_does_not_change_identity(tmp_path: Path, build: str) -> None:
     one, other = identities(tmp_path, build)
     assert differences(one, other) == ()
     assert "null" in json.dumps(one["model.config"])
 
 
-def test_a_log_that_holds_the_size_of_the_batch_goes_on(tmp_path: Path) -> None:
+def test_log_with_a_recorded_batch_size_is_continued(tmp_path: Path) -> None:
     one, _ = identities(tmp_path, "lazy_sequential")
     older = json.loads(json.dumps(one).replace("[null, 6]", "[8, 6]").replace("[null, 4]", "[8, 4]"))
     assert older != one
@@ -262,12 +262,12 @@ def test_a_log_that_holds_the_size_of_the_batch_goes_on(tmp_path: Path) -> None:
     assert differences(narrower, one)
 
 
-def test_a_batch_size_that_is_meant_counts(tmp_path: Path) -> None:
+def test_fixed_batch_size_changes_identity(tmp_path: Path) -> None:
     model = {"build": "model.py:sized", "options": {"size": 4}}
     one, other = identities(tmp_path, "sized", model=model)
     assert "model.config.config.build_input_shape: [8, 6] -> [4, 6]" in list(map(str, differences(one, other)))
 
 
-def test_a_layer_that_keeps_its_state_is_of_one_batch(tmp_path: Path) -> None:
+def test_stateful_layer_fixes_the_batch_size(tmp_path: Path) -> None:
     one, other = identities(tmp_path, "stateful")
     assert any("[8, 6]" in str(found) for found in differences(one, other))

@@ -1,4 +1,4 @@
-"""train.precision: what computes in it, what stays float32, and that nothing is passed over in silence."""
+"""`train.precision`: which layers compute in it, what stays float32, and which conflicts are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def build(policy=None, dtype=None):
 
 
 def dtypes(lab: Lab, **settings: Any) -> tuple[set[str], set[str]]:
-    """Dtypes in which layers compute, and those of the weights and the optimizer's slots."""
+    """Return the compute dtypes of the layers, and the dtypes of weights and optimizer slots."""
     state = built(lab, spec_of("build", **settings))
     dense = [layer for layer in state.model.layers if isinstance(layer, keras.layers.Dense)]
     floating = {record.dtype for record in state.signature if "float" in record.dtype}
@@ -36,7 +36,7 @@ def dtypes(lab: Lab, **settings: Any) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("build", ["functional", "subclassed"])
-def test_bfloat16_computes_and_float32_remembers(tmp_path: Path, build: str) -> None:
+def test_bfloat16_computes_and_variables_stay_float32(tmp_path: Path, build: str) -> None:
     state = built(Lab(tmp_path), spec_of(build, train__precision="bfloat16"))
     assert "bfloat16" in {layer.compute_dtype for layer in state.model.layers}
     assert {record.dtype for record in state.signature if "float" in record.dtype} == {"float32"}
@@ -44,12 +44,12 @@ def test_bfloat16_computes_and_float32_remembers(tmp_path: Path, build: str) -> 
     assert {layer.compute_dtype for layer in plain.model.layers} == {"float32"}
 
 
-def test_left_out_the_models_own_policy_holds(tmp_path: Path) -> None:
+def test_without_precision_the_module_policy_holds(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
     assert dtypes(lab) == ({"float32"}, {"float32"})
     assert dtypes(lab, model__options={"policy": "mixed_bfloat16"}) == ({"bfloat16"}, {"float32"})
-    asked = {"train__precision": "bfloat16", "model__options": {"policy": "mixed_bfloat16"}}
-    assert dtypes(lab, **asked) == ({"bfloat16"}, {"float32"})
+    settings = {"train__precision": "bfloat16", "model__options": {"policy": "mixed_bfloat16"}}
+    assert dtypes(lab, **settings) == ({"bfloat16"}, {"float32"})
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,23 @@ def test_left_out_the_models_own_policy_holds(tmp_path: Path) -> None:
         ("float32", "", {"policy": "mixed_bfloat16"}),
     ],
 )
-def test_two_policies_are_one_too_many(tmp_path: Path, precision: str, policy: str, options: dict[str, str]) -> None:
+def test_conflicting_policies_are_refused(tmp_path: Path, precision: str, policy: str, options: dict[str, str]) -> None:
     lab = lab_of(tmp_path, MODEL.replace('POLICY = ""', f"POLICY = {policy!r}"))
     with pytest.raises(ModelError) as refused:
         dtypes(lab, train__precision=precision, model__options=options)
     other = policy or options["policy"]
-    assert f"train.precision = {precision}, and model.py:build sets the dtype policy {other}" in str(refused.value)
+    assert f"train.precision = {precision}, but model.py:build sets the dtype policy {other}" in str(refused.value)
     assert refused.value.exit_code == 2
 
 
-def test_layers_that_pass_it_over_are_refused(tmp_path: Path) -> None:
+def test_layers_with_another_dtype_are_refused(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODEL)
-    with pytest.raises(ModelError, match=r"no layer of model.py:build computes in it, but in float32"):
+    with pytest.raises(ModelError, match=r"no layer of model.py:build computes in it; the layers compute in float32"):
         dtypes(lab, train__precision="bfloat16", model__options={"dtype": "float32"})
 
 
 @pytest.mark.slow
-def test_a_run_in_bfloat16_resumes_bit_exact(tmp_path: Path) -> None:
+def test_bfloat16_run_resumes_bit_exact(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     digests = []
     for run, borders in (("straight", [8]), ("cut", [3, 8])):

@@ -1,4 +1,4 @@
-"""Where variables lie, in one line."""
+"""The description of the devices that hold variables."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.model.variable_placement import placement_words
+from tasks.foundation.model.variable_placement import describe_placement
 
 
 def on(*devices: str) -> Any:
@@ -26,9 +26,9 @@ CORES = tuple(f"TPU:{index}" for index in range(16))
         ([on(*CORES)] * 3, "variables: 3 on each of TPU:0 to TPU:15 (16 devices)"),
     ],
 )
-def test_placement_in_words(variables: list[Any], words: str) -> None:
-    assert placement_words(variables) == words
+def test_placement_is_described(variables: list[Any], words: str) -> None:
+    assert describe_placement(variables) == words
 
 
-def test_a_variable_of_tensorflows_own() -> None:
-    assert placement_words([tf.Variable(1.0)]) == "variables: 1 on CPU:0"
+def test_placement_of_a_tensorflow_variable() -> None:
+    assert describe_placement([tf.Variable(1.0)]) == "variables: 1 on CPU:0"

@@ -1,4 +1,4 @@
-"""Stores to keep a run in."""
+"""Storage fixtures for runs."""
 
 from tests.support.stores import home, memory, scene, store
 

@@ -1,4 +1,4 @@
-"""Where the time went: what is lost is moved, never added, and all of it adds up."""
+"""Accounting moves lost work between causes, and the causes add up to the total."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,8 @@ from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tests.support.ledger_records import NOON, record_of
+from tests.support.clock import NOON
+from tests.support.ledger_records import record_of
 from tests.support.small_logs import begin, head_of, stage
 
 NOW = NOON + timedelta(hours=1)
@@ -38,40 +39,40 @@ def trained(log: RunLog, step: int, seconds: float) -> None:
     commit(log, body)
 
 
-def test_without_attempts_there_is_no_account(store: Storage) -> None:
+def test_no_account_without_attempts(store: Storage) -> None:
     entries = list(begin(store).entries())
     assert account_of(Attempts((), 2), entries, history_of(entries), now=NOW) is None
 
 
-def test_the_dead_lose_what_they_had_not_committed_and_the_living_do_not() -> None:
+def test_only_dead_attempts_lose_uncommitted_work() -> None:
     dead = record_of("a")
     ended = record_of("b", ended="ValueError", uncommitted_seconds=5.0)
     alive = record_of("c", alive=NOW.isoformat())
-    told = account(None, dead, ended, alive)
-    assert told.seconds == {"compile": 60.0, GOOD: 55.0, LOST: 35.0, "start-up": 30.0, "unattributed": 0.0}
-    assert told.total_seconds == 180.0
-    assert told.share(told.good_seconds) == pytest.approx(55 / 180)
-    assert [(each.alive, each.silent, each.lost_seconds) for each in told.attempts] == [
+    result = account(None, dead, ended, alive)
+    assert result.seconds == {"compile": 60.0, GOOD: 55.0, LOST: 35.0, "start-up": 30.0, "unattributed": 0.0}
+    assert result.total_seconds == 180.0
+    assert result.share(result.good_seconds) == pytest.approx(55 / 180)
+    assert [(each.alive, each.silent, each.lost_seconds) for each in result.attempts] == [
         (False, True, 30.0), (False, False, 5.0), (True, False, 0.0),
     ]  # fmt: skip
-    assert GOOD not in told.bad_seconds
-    assert told.good_seconds + sum(told.bad_seconds.values()) == pytest.approx(told.total_seconds)
+    assert GOOD not in result.bad_seconds
+    assert result.good_seconds + sum(result.bad_seconds.values()) == pytest.approx(result.total_seconds)
 
 
-def test_a_wait_for_stages_elsewhere_is_what_they_do_not_tell_of_themselves() -> None:
+def test_remote_stage_time_is_not_counted_twice() -> None:
     waits = record_of("a", ended="complete", uncommitted_seconds=0.0, seconds={LAUNCH: 100.0, "evaluate": 20.0})
     stages = [
         record_of(name, within="a", ended="complete", uncommitted_seconds=0.0, seconds={"start-up": 10.0, GOOD: 20.0})
         for name in "bc"
     ]
-    told = account(None, waits, *stages)
-    assert told.seconds[LAUNCH] == 40.0
-    assert told.total_seconds == 120.0
+    result = account(None, waits, *stages)
+    assert result.seconds[LAUNCH] == 40.0
+    assert result.total_seconds == 120.0
     longer = record_of("d", within="a", ended="complete", uncommitted_seconds=0.0, seconds={GOOD: 90.0})
     assert account(None, waits, *stages, longer).seconds[LAUNCH] == 0.0
 
 
-def test_what_was_handed_on_is_lost_only_if_nobody_commits_it(store: Storage) -> None:
+def test_staged_work_is_lost_only_if_never_committed(store: Storage) -> None:
     log = begin(store)
     trained(log, 10, 30.0)
     tip = head_of(log).tip
@@ -81,12 +82,12 @@ def test_what_was_handed_on_is_lost_only_if_nobody_commits_it(store: Storage) ->
         assert account(log, handed_on).seconds[LOST] == lost
 
 
-def test_what_was_given_up_is_lost_even_to_the_living() -> None:
+def test_discarded_work_is_lost_while_alive() -> None:
     alive = record_of("c", alive=NOW.isoformat(), uncommitted_seconds=10.0, discarded_seconds=8.0)
     assert account(None, alive).seconds[LOST] == 8.0
 
 
-def test_committed_work_that_is_not_built_upon_is_lost(store: Storage) -> None:
+def test_rewound_work_is_lost(store: Storage) -> None:
     log = begin(store)
     trained(log, 100, 12.0)
     trained(log, 200, 9.0)
@@ -95,31 +96,31 @@ def test_committed_work_that_is_not_built_upon_is_lost(store: Storage) -> None:
     tip = head_of(log).tip
     assert tip is not None
     quarantine(log, tip, "damaged", attempt="b")
-    told = account(log, worker)
-    assert (told.seconds[GOOD], told.seconds[LOST], told.total_seconds) == (21.0, 9.0, 60.0)
+    result = account(log, worker)
+    assert (result.seconds[GOOD], result.seconds[LOST], result.total_seconds) == (21.0, 9.0, 60.0)
 
 
-def test_work_from_before_attempts_were_recorded_is_told_apart(store: Storage) -> None:
+def test_unrecorded_work_is_separate(store: Storage) -> None:
     log = begin(store)
     trained(log, 100, 12.0)
     tip = head_of(log).tip
     assert tip is not None
     trained(log, 200, 9.0)
     late = record_of("a", began=(NOW + timedelta(days=36500)).isoformat(), uncommitted_seconds=0.0)
-    told = account(log, late)
-    assert (told.unrecorded_seconds, told.seconds[LOST]) == (21.0, 0.0)
+    result = account(log, late)
+    assert (result.unrecorded_seconds, result.seconds[LOST]) == (21.0, 0.0)
     quarantine(log, head_of(log).tip or tip, "damaged", attempt="b")
     assert account(log, late).seconds[LOST] == 0.0
 
 
-def test_lost_work_never_exceeds_the_training(store: Storage) -> None:
+def test_lost_work_never_exceeds_training(store: Storage) -> None:
     log = begin(store)
     trained(log, 100, 1e6)
     tip = head_of(log).tip
     assert tip is not None
     quarantine(log, tip, "damaged", attempt="b")
-    told = account(log, record_of("a", uncommitted_seconds=1e5))
-    assert (told.seconds[GOOD], told.seconds[LOST], told.total_seconds) == (0.0, 30.0, 60.0)
+    result = account(log, record_of("a", uncommitted_seconds=1e5))
+    assert (result.seconds[GOOD], result.seconds[LOST], result.total_seconds) == (0.0, 30.0, 60.0)
 
 
 def span(name: str, at: float, lasted: float, **changes: Any) -> AttemptRecord:
@@ -135,13 +136,13 @@ def span(name: str, at: float, lasted: float, **changes: Any) -> AttemptRecord:
         ([span("a", 0, 60), span("b", 100, 60)], 40),
         ([span("a", 0, 60), span("b", 30, 60), span("c", 40, 5)], 0),
         ([span("a", 0, 200), span("b", 100, 10), span("c", 230, 60)], 30),
-        # The second's clock was set back by an hour: it seems to have run before the first.
+        # The second one's clock is an hour slow, so it seems to run before the first.
         ([span("a", 0, 60), span("b", -3600, 60)], 3540),
-        # The clock was set back while it ran: placed by its end, it lasted as long as it lasted.
+        # The clock was set back during the attempt: the attempt is placed by its end, with its full duration.
         ([span("a", 0, 60, began=(NOON + timedelta(hours=2)).isoformat())], 0),
     ],
 )
-def test_time_away_is_between_attempts(records: list[AttemptRecord], away: float) -> None:
+def test_away_time_is_between_attempts(records: list[AttemptRecord], away: float) -> None:
     assert account(None, *records).away_seconds == pytest.approx(away)
 
 
@@ -155,15 +156,15 @@ RECORDS = some.builds(
 
 
 @given(some.lists(RECORDS, min_size=1))
-def test_all_adds_up_and_nothing_is_negative(records: list[AttemptRecord]) -> None:
-    told = account(None, *records)
-    assert told.total_seconds == pytest.approx(sum(record.wall_seconds for record in records))
-    assert all(amount >= 0 for amount in told.seconds.values())
-    assert told.away_seconds >= 0
-    assert 0 <= told.share(told.good_seconds) <= 1 + 1e-9
+def test_account_adds_up_and_is_never_negative(records: list[AttemptRecord]) -> None:
+    result = account(None, *records)
+    assert result.total_seconds == pytest.approx(sum(record.wall_seconds for record in records))
+    assert all(amount >= 0 for amount in result.seconds.values())
+    assert result.away_seconds >= 0
+    assert 0 <= result.share(result.good_seconds) <= 1 + 1e-9
 
 
-def test_the_log_alone_knows_the_lineage(store: Storage) -> None:
+def test_seconds_in_log_follow_the_lineage(store: Storage) -> None:
     log = begin(store)
     trained(log, 100, 12.0)
     assert seconds_in_log(history_of(log.entries())) == {"train": 12.0}

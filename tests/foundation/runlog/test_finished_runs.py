@@ -1,4 +1,4 @@
-"""A run that callbacks ended: it stays with its tip until the tip moves or its callbacks are others."""
+"""A run that callbacks finished stays finished until its tip moves or its callbacks change."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Execution, Writer
-from tests.support.rival_writers import SPEC, Scene, moments, on, played
+from tests.support.rival_writers import SPEC, Scene, commits_on, moments, report_interleavings
 from tests.support.small_logs import (
     ENVIRONMENT,
     assert_sound,
@@ -55,7 +55,7 @@ def folded(*bodies: Body) -> Head:
     ],
     ids=lambda body: body.kind,
 )
-def test_it_stays_so(body: Body) -> None:
+def test_finished_run_stays_finished(body: Body) -> None:
     assert folded().finished == Finished(step=10, reason="EarlyStopping")
     assert folded().base == 2
     assert folded(body).finished == folded().finished
@@ -71,18 +71,18 @@ def test_it_stays_so(body: Body) -> None:
     ],
     ids=lambda body: body.kind,
 )
-def test_it_goes_on(body: Body) -> None:
+def test_finished_run_continues(body: Body) -> None:
     assert folded(body).finished is None
 
 
-def test_the_end_is_evaluated_wherever_it_is() -> None:
+def test_early_end_is_evaluated() -> None:
     head = folded()
     assert evaluation_due(head, SPEC)
     assert not evaluation_due(head.model_copy(update={"finished": None}), SPEC)
     assert not evaluation_due(folded(evaluation(TEN, accuracy=0.5)), SPEC)
 
 
-def test_an_end_is_logged_once_and_on_its_own_base_only() -> None:
+def test_finish_is_logged_once_on_its_base() -> None:
     log = begin(MemoryStorage("finishing"))
     try:
         tip = train(log, 10).head.tip
@@ -97,13 +97,13 @@ def test_an_end_is_logged_once_and_on_its_own_base_only() -> None:
         log.home.delete("")
 
 
-def test_a_commit_and_an_end_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+def test_commit_and_finish_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def ends(store: Storage) -> None:
         finish(RunLog(store), scene.parent, base=scene.base, reason="EarlyStopping", attempt="caller")
 
     def check(execution: Execution, entries: list[Entry]) -> None:
-        committed = on(entries, scene.base)
-        assert 0 not in execution.faults, "an end does not stand in the way of a commit"
+        committed = commits_on(entries, scene.base)
+        assert 0 not in execution.faults, "a finish must not block a commit"
         if 1 in execution.faults:
             assert isinstance(execution.faults[1], StaleWriter)
             assert committed
@@ -123,4 +123,4 @@ def test_a_commit_and_an_end_on_one_base(request: pytest.FixtureRequest, scene: 
             ],
             check,
         )
-    played(request, total, at_least=10)
+    report_interleavings(request, total, at_least=10)

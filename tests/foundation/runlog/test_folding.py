@@ -1,4 +1,4 @@
-"""What each entry makes of the state before it."""
+"""How each kind of entry changes the state."""
 
 import math
 
@@ -54,7 +54,7 @@ AFTER_COMMITS = START | {"number": 3, "base": 3, "commits": 3, "tip": 20, "retai
         ([], START),
         ([committing(ONE)], START | {"number": 1, "base": 1, "commits": 1, "tip": 0, "retained": [0]}),
         (COMMITS, AFTER_COMMITS),
-        # housekeeping leaves the base where it is
+        # retiring does not move the base
         ([*COMMITS, Change(environment=ENVIRONMENT)], AFTER_COMMITS | {"number": 4}),
         ([*COMMITS, evaluation(TWO, accuracy=0.5)], AFTER_COMMITS | {"number": 4, "best": 10}),
         (
@@ -65,7 +65,7 @@ AFTER_COMMITS = START | {"number": 3, "base": 3, "commits": 3, "tip": 20, "retai
             [*COMMITS, Retire(paths=(ONE.path,), deleted=()), Retire(paths=(TWO.path,), deleted=(ONE.path,))],
             AFTER_COMMITS | {"number": 5, "retained": [20], "retired": [("00000010", 3)]},
         ),
-        # a quarantine moves the tip back and thereby the base
+        # a quarantine moves the tip back, and the base with it
         (
             [*COMMITS, Quarantine(path=THREE.path, reason="x")],
             AFTER_COMMITS | {"number": 4, "base": 4, "tip": 10, "retained": [0, 10], "quarantined": [20]},
@@ -78,19 +78,19 @@ AFTER_COMMITS = START | {"number": 3, "base": 3, "commits": 3, "tip": 20, "retai
             [*COMMITS, evaluation(THREE, accuracy=1.0), Quarantine(path=THREE.path, reason="x")],
             AFTER_COMMITS | {"number": 5, "base": 5, "tip": 10, "retained": [0, 10], "quarantined": [20]},
         ),
-        # what is retired is the best no more: its files go
+        # a retired checkpoint stops being the best, because its files are deleted
         (
             [*COMMITS, evaluation(TWO, accuracy=1.0), Retire(paths=(TWO.path,), deleted=())],
             AFTER_COMMITS | {"number": 5, "retained": [0, 20], "retired": [("00000010", 3)]},
         ),
-        # and cannot become it
+        # and cannot become the best
         (
             [*COMMITS, Retire(paths=(TWO.path,), deleted=()), evaluation(TWO, accuracy=1.0)],
             AFTER_COMMITS | {"number": 5, "retained": [0, 20], "retired": [("00000010", 3)]},
         ),
     ],
 )
-def test_folding(bodies: list[Body], wanted: dict[str, object]) -> None:
+def test_entries_change_the_head(bodies: list[Body], wanted: dict[str, object]) -> None:
     assert short(folded(*bodies)) == wanted
 
 
@@ -102,33 +102,33 @@ def test_folding(bodies: list[Body], wanted: dict[str, object]) -> None:
         ([(ONE, ACCURACY, {"accuracy": 0.6}), (TWO, ACCURACY, {"accuracy": 0.5})], 0),
         ([(ONE, LOSS, {"loss": 0.6}), (TWO, LOSS, {"loss": 0.5})], 10),
         ([(ONE, LOSS, {"loss": 0.5}), (TWO, LOSS, {"loss": 0.6})], 0),
-        ([(ONE, ACCURACY, {"accuracy": 0.5}), (TWO, ACCURACY, {"accuracy": 0.5})], 0),  # a tie stays with the earlier
+        ([(ONE, ACCURACY, {"accuracy": 0.5}), (TWO, ACCURACY, {"accuracy": 0.5})], 0),  # a tie keeps the earlier
         ([(ONE, ACCURACY, {"accuracy": math.nan})], None),
         ([(ONE, ACCURACY, {"accuracy": 0.5}), (TWO, ACCURACY, {"accuracy": math.nan})], 0),
         ([(ONE, ACCURACY, {"loss": 0.5})], None),  # no such metric
         ([(ONE, LOSS, {"loss": math.inf}), (TWO, LOSS, {"loss": 9.0})], 10),
-        ([(ONE, None, {"accuracy": 1.0})], None),  # nothing counts as best
+        ([(ONE, None, {"accuracy": 1.0})], None),  # without a keep_best rule
         ([(ONE, ACCURACY, {"accuracy": 0.9}), (TWO, None, {"accuracy": 1.0})], 0),
-        ([(ONE, ACCURACY, {"accuracy": 0.9}), (TWO, LOSS, {"loss": 5.0})], 10),  # another rule begins anew
-        ([(ref(7, 1, "elsewhere"), ACCURACY, {"accuracy": 0.9})], None),  # not one of ours
+        ([(ONE, ACCURACY, {"accuracy": 0.9}), (TWO, LOSS, {"loss": 5.0})], 10),  # another rule starts over
+        ([(ref(7, 1, "elsewhere"), ACCURACY, {"accuracy": 0.9})], None),  # not in this run
     ],
 )
-def test_which_evaluation_is_the_best(evaluations: list[tuple], best: int | None) -> None:  # type: ignore[type-arg]
+def test_best_evaluation_is_kept(evaluations: list[tuple], best: int | None) -> None:  # type: ignore[type-arg]
     head = folded(*COMMITS, *(evaluation(checkpoint, rule, **metrics) for checkpoint, rule, metrics in evaluations))
     assert (head.best.checkpoint.step if head.best else None) == best
     assert head.evaluated == tuple(dict.fromkeys(ref.path for ref, *_ in evaluations if ref in head.retained))
     assert head.base == 3
 
 
-def test_a_run_has_one_origin_and_begins_with_it() -> None:
-    with pytest.raises(RunLogError, match="one origin"):
+def test_log_starts_with_its_only_origin() -> None:
+    with pytest.raises(RunLogError, match="already has an origin"):
         fold(folded(), origin())
-    with pytest.raises(RunLogError, match="begins with its origin, not with checkpoint"):
+    with pytest.raises(RunLogError, match="must be an origin, not checkpoint"):
         fold(None, committing(ONE))
 
 
-def test_what_was_evaluated_stays_so_whatever_comes_late() -> None:
-    """Neither a late evaluation of an older checkpoint nor a quarantine makes another one due again."""
+def test_late_evaluation_keeps_evaluated() -> None:
+    """A late evaluation of an older checkpoint or a quarantine does not make another evaluation due."""
     both = (evaluation(ONE, None, loss=1.0), evaluation(TWO, None, loss=0.5), evaluation(ONE, None, loss=1.0))
     head = folded(*COMMITS, *both)
     assert head.evaluated == (ONE.path, TWO.path)
@@ -145,7 +145,7 @@ def within(commit: Commit) -> Commit:
     return commit.model_copy(update={"exit_reason": "interval"})
 
 
-def test_a_rewind_drops_what_came_after_the_border() -> None:
+def test_rewind_drops_later_checkpoints() -> None:
     first, second, third = COMMITS
     before = folded(first, second, within(third), evaluation(THREE, accuracy=0.9))
     assert before.borders == (ONE.path, TWO.path)
@@ -159,7 +159,7 @@ def test_a_rewind_drops_what_came_after_the_border() -> None:
     assert head.evaluated == ()
 
 
-def test_rewinds_in_a_row_are_counted_until_a_commit_gets_past() -> None:
+def test_rewinds_are_counted_until_commit_passes() -> None:
     first, second, _ = COMMITS
     head = folded(first, second, rewind(second, at=23), rewind(first, at=12))
     assert (head.rewinds, head.blown_up_at, head.skipped_batches) == (2, 23, 10)
@@ -169,18 +169,18 @@ def test_rewinds_in_a_row_are_counted_until_a_commit_gets_past() -> None:
     assert (head.rewinds, head.blown_up_at, head.skipped_batches) == (0, None, 10)
 
 
-def test_an_accepted_change_of_identity_moves_the_base_and_not_the_tip() -> None:
+def test_accepted_change_moves_base_not_tip() -> None:
     head = folded(*COMMITS, Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",)))
     assert short(head) == AFTER_COMMITS | {"number": 4, "base": 4}
     assert head.identity == {"seed": 1}
 
 
-def test_a_fork_goes_on_with_the_batches_that_were_skipped_before() -> None:
+def test_fork_keeps_skipped_batches() -> None:
     head = fold(None, Origin(identity={}, environment=ENVIRONMENT, skipped_batches=7))
     assert head.skipped_batches == 7
 
 
-def test_borders_leave_with_their_checkpoints() -> None:
+def test_borders_are_dropped_with_checkpoints() -> None:
     first, second, third = COMMITS
     head = folded(first, second, third, Retire(paths=(ONE.path,), deleted=()))
     assert head.borders == (TWO.path, THREE.path)

@@ -1,8 +1,8 @@
-"""The whole log tells the curve of the lineage of the tip, each step once."""
+"""The history has each step of the tip's lineage once."""
 
 import pytest
 
-from tasks.foundation.checkpoint.retention import KeepLast, clear_away
+from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit, quarantine
@@ -13,7 +13,7 @@ from tests.support.small_logs import begin, evaluation, head_of, stage, train
 
 
 def segment(log: RunLog, steps: range, loss: float) -> Commit:
-    """Commit `steps` on top of the tip, a row each."""
+    """Commit `steps` on top of the tip, with one metric row each."""
     head = head_of(log)
     assert head.tip is not None
     rows = tuple(MetricRow(step=step, metrics={"loss": loss}) for step in steps)
@@ -35,18 +35,18 @@ def evaluate_tip(log: RunLog, accuracy: float) -> None:
     log.append(lambda _: evaluation(tip, accuracy=accuracy), attempt="e")
 
 
-def test_an_empty_log_has_an_empty_history(store: Storage) -> None:
+def test_empty_log_has_empty_history(store: Storage) -> None:
     history = history_of(RunLog(store).entries())
     assert (history.commits, history.rows, history.head, history.segments) == ((), (), None, 0)
 
 
-def test_rows_come_in_order_and_once(store: Storage) -> None:
+def test_rows_are_ordered_and_unique(store: Storage) -> None:
     log = begin(store)
     segment(log, range(1, 11), 3.0)
     evaluate_tip(log, 0.5)
-    evaluate_tip(log, 0.6)  # said again after a retry: the later one counts
+    evaluate_tip(log, 0.6)  # evaluated again after a retry: the later one counts
     segment(log, range(11, 16), 2.0)
-    clear_away(log, [KeepLast(1)], attempt="keeper")
+    apply_retention(log, [KeepLast(1)], attempt="keeper")
     history = history_of(log.entries())
     assert [row.step for row in history.rows] == list(range(1, 16))
     assert history.segments == 2
@@ -56,7 +56,7 @@ def test_rows_come_in_order_and_once(store: Storage) -> None:
     assert history.head == head_of(log)
 
 
-def test_what_was_not_built_upon_is_left_out(store: Storage) -> None:
+def test_rewound_work_is_not_in_history(store: Storage) -> None:
     log = begin(store)
     segment(log, range(1, 11), 3.0)
     segment(log, range(11, 21), 99.0)
@@ -74,7 +74,7 @@ def test_what_was_not_built_upon_is_left_out(store: Storage) -> None:
     assert history.segments == 3
 
 
-def test_with_every_checkpoint_quarantined_there_is_a_head_but_no_story(store: Storage) -> None:
+def test_all_quarantined_log_has_head_but_no_history(store: Storage) -> None:
     log = begin(store)
     tip = head_of(log).tip
     assert tip is not None
@@ -86,7 +86,7 @@ def test_with_every_checkpoint_quarantined_there_is_a_head_but_no_story(store: S
     assert len(history_of(log.entries()).commits) == 1
 
 
-def test_an_entry_that_is_no_commit_is_named(store: Storage) -> None:
+def test_entry_that_is_not_a_commit_is_refused(store: Storage) -> None:
     log = begin(store)
     with pytest.raises(TypeError, match="entry 0 is a origin"):
         commit_of(log.entry(0))

@@ -1,4 +1,4 @@
-"""Two and three writers on one log: every order of their storage calls, with crashes and lost answers."""
+"""Two or three writers on one log: every order of their storage calls, with crashes and lost responses."""
 
 import uuid
 
@@ -11,7 +11,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.interleaving import Call, Execution, Stepped, Writer, explore
-from tests.support.rival_writers import Scene, assert_one_winner, in_memory, moments, on, played
+from tests.support.rival_writers import Scene, assert_one_winner, commits_on, in_memory, moments, report_interleavings
 from tests.support.small_logs import Act, assert_sound, committing, evaluation, folders, head_of, origin, stage, train
 
 
@@ -26,7 +26,7 @@ def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, h
             ],
             lambda execution, entries: assert_one_winner(execution, entries, [0, 1], scene.base),
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
 @pytest.mark.slow
@@ -36,11 +36,11 @@ def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene,
         lambda: [Writer(scene.commits(number)) for number in range(3)],
         lambda execution, entries: assert_one_winner(execution, entries, [0, 1, 2], scene.base),
     )
-    played(request, count, at_least=100)
+    report_interleavings(request, count, at_least=100)
 
 
 @pytest.mark.slow
-def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+def test_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0], scene.base)
         assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
@@ -51,15 +51,15 @@ def test_a_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene,
             home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.commits(0), dies_after=first),
-                Writer(scene.keeps_house, dies_after=second),
+                Writer(scene.evaluates_and_retires, dies_after=second),
             ],
             check,
         )
-    played(request, total, at_least=100)
+    report_interleavings(request, total, at_least=100)
 
 
 @pytest.mark.slow
-def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
+def test_sweep_keeps_checkpoint_staged_on_new_commit(
     request: pytest.FixtureRequest, scene: Scene, home: Storage
 ) -> None:
     def check(execution: Execution, _: list[Entry]) -> None:
@@ -71,15 +71,13 @@ def test_sweeping_spares_what_is_staged_on_top_of_a_commit_just_made(
         assert tip.step == 50
         assert tip.path in folders(execution.store)
 
-    count = scene.play(home, lambda: [Writer(scene.commits_twice(0)), Writer(scene.clears_away)], check)
-    played(request, count, at_least=100)
+    count = scene.play(home, lambda: [Writer(scene.commits_twice(0)), Writer(scene.retires)], check)
+    report_interleavings(request, count, at_least=100)
 
 
-def test_a_commit_and_a_quarantine_of_what_it_stands_on(
-    request: pytest.FixtureRequest, scene: Scene, home: Storage
-) -> None:
+def test_commit_and_quarantine_of_its_parent(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
-        committed = on(entries, scene.base)
+        committed = commits_on(entries, scene.base)
         removed = [entry for entry in entries if isinstance(entry.body, Quarantine)]
         assert len(committed) + len(removed) <= 1, "both moved the tip away from the same base"
         assert 1 not in execution.faults
@@ -101,20 +99,24 @@ def test_a_commit_and_a_quarantine_of_what_it_stands_on(
             ],
             check,
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
-def test_two_quarantines_of_one_checkpoint_are_one(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+def test_two_quarantines_of_one_checkpoint_append_one(
+    request: pytest.FixtureRequest, scene: Scene, home: Storage
+) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert execution.faults == {}
         assert sum(isinstance(entry.body, Quarantine) for entry in entries) == 1
 
-    played(request, scene.play(home, lambda: [Writer(scene.quarantines), Writer(scene.quarantines)], check), 5)
+    report_interleavings(
+        request, scene.play(home, lambda: [Writer(scene.quarantines), Writer(scene.quarantines)], check), 5
+    )
 
 
-def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+def test_two_housekeepers_reach_the_same_state(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     alone = scene.set_up(home)
-    scene.clears_away(alone)
+    scene.retires(alone)
     wanted, kept = head_of(RunLog(alone)), folders(alone)
 
     def check(execution: Execution, entries: list[Entry]) -> None:
@@ -122,21 +124,21 @@ def test_two_housekeepers_end_where_one_does(request: pytest.FixtureRequest, sce
         assert entries[-1].head == wanted
         assert folders(execution.store) == kept
 
-    played(request, scene.play(home, lambda: [Writer(scene.clears_away), Writer(scene.clears_away)], check), 5)
+    report_interleavings(request, scene.play(home, lambda: [Writer(scene.retires), Writer(scene.retires)], check), 5)
 
 
 @pytest.mark.slow
 @in_memory
 def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
-        moved = [*on(entries, scene.base), *(entry for entry in entries if isinstance(entry.body, Quarantine))]
+        moved = [*commits_on(entries, scene.base), *(entry for entry in entries if isinstance(entry.body, Quarantine))]
         assert len(moved) == 1
-        assert len([number for number in (0, 1) if number in execution.results]) == len(on(entries, scene.base))
+        assert len([number for number in (0, 1) if number in execution.results]) == len(commits_on(entries, scene.base))
         assert all(isinstance(fault, StaleWriter) for fault in execution.faults.values())
         assert 2 not in execution.faults
 
     writers = [scene.commits(0), scene.commits(1), scene.quarantines]
-    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
+    report_interleavings(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
 
 
 @pytest.mark.slow
@@ -150,14 +152,14 @@ def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Sc
         assert 2 not in execution.faults
 
     writers = [scene.commits(0), scene.commits(1), evaluates]
-    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
+    report_interleavings(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
 
 
 @pytest.mark.parametrize("lost", [FileAlreadyThere("the first answer got lost"), StorageError("timed out")], ids=type)
-def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
+def test_commit_with_lost_response_is_recognized(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception
 ) -> None:
-    def insists(store: Storage) -> Entry:
+    def retries(store: Storage) -> Entry:
         try:
             return commit(RunLog(store), committing(scene.rivals[0], parent=scene.parent.path))
         except FileAlreadyThere:
@@ -168,13 +170,13 @@ def test_a_commit_whose_answer_is_lost_is_known_for_its_own(
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0, 1], scene.base)
 
-    count = scene.play(home, lambda: [Writer(insists, loses=lost), Writer(scene.commits(1))], check)
+    count = scene.play(home, lambda: [Writer(retries, loses=lost), Writer(scene.commits(1))], check)
     count += scene.play(
         home,
-        lambda: [Writer(insists, loses=lost), Writer(scene.clears_away)],
+        lambda: [Writer(retries, loses=lost), Writer(scene.retires)],
         lambda execution, entries: assert_one_winner(execution, entries, [0], scene.base),
     )
-    played(request, count, at_least=12)
+    report_interleavings(request, count, at_least=12)
 
 
 def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, home: Storage) -> None:
@@ -189,21 +191,19 @@ def test_two_runs_of_one_name_have_one_origin(request: pytest.FixtureRequest, ho
         home.delete("log")
         return Execution(home, [Writer(begins("a")), Writer(begins("b"))])
 
-    played(request, explore(start, check), at_least=3)
+    report_interleavings(request, explore(start, check), at_least=3)
 
 
-def test_a_zombie_from_before_a_quarantine_cannot_commit_even_where_the_tip_is_the_same_again(
-    scene: Scene, home: Storage
-) -> None:
+def test_writer_from_before_quarantine_is_refused(scene: Scene, home: Storage) -> None:
     store = scene.set_up(home)
     log = RunLog(store)
     zombie = stage(store, 40, scene.base, "zombie")
     quarantine(log, scene.parent, "damaged", attempt="doctor")
     train(log, scene.parent.step, attempt="again")
     for _ in range(2):
-        with pytest.raises(StaleWriter, match=f"step 40 was trained on top of log entry {scene.base}") as told:
+        with pytest.raises(StaleWriter, match=f"step 40 was trained on top of log entry {scene.base}") as error:
             commit(log, committing(zombie, parent=scene.parent.path))
-    assert "attempt again" in str(told.value)
+    assert "attempt again" in str(error.value)
     with pytest.raises(StaleWriter):
         commit(log, committing(scene.stale))
     assert_sound(store)
@@ -239,7 +239,7 @@ def reads(*paths: str) -> Act:
         ([writes("ab"), lambda store: store.delete("a")], 1, 2),
     ],
 )
-def test_the_explorer_plays_every_order_that_matters(works: list[Act], orders: int, all_orders: int) -> None:
+def test_explorer_runs_every_relevant_order(works: list[Act], orders: int, all_orders: int) -> None:
     def start() -> Execution:
         return Execution(MemoryStorage(f"explorer-{uuid.uuid4().hex}"), [Writer(work) for work in works])
 
@@ -247,7 +247,7 @@ def test_the_explorer_plays_every_order_that_matters(works: list[Act], orders: i
     assert explore(start, lambda _: None, reduced=False) == all_orders
 
 
-def test_the_reduced_orders_end_in_all_the_states_that_all_orders_end_in() -> None:
+def test_reduced_orders_reach_all_end_states() -> None:
     def start() -> Execution:
         store = MemoryStorage("explorer-states")
         store.delete("")
@@ -276,9 +276,9 @@ def test_the_reduced_orders_end_in_all_the_states_that_all_orders_end_in() -> No
     assert fewer < more
 
 
-def test_the_explorer_can_lose_an_answer_and_kill() -> None:
+def test_explorer_loses_responses_and_kills() -> None:
     store = MemoryStorage(f"explorer-{uuid.uuid4().hex}")
-    seen: list[tuple[set[int], dict[int, BaseException]]] = []
+    results: list[tuple[set[int], dict[int, BaseException]]] = []
 
     def creates(store: Storage) -> None:
         store.create("a", b"")
@@ -286,16 +286,16 @@ def test_the_explorer_can_lose_an_answer_and_kill() -> None:
 
     explore(
         lambda: Execution(store, [Writer(creates, dies_after=1)]),
-        lambda run: seen.append((run.dead, run.faults)),
+        lambda run: results.append((run.dead, run.faults)),
     )
-    assert seen == [({0}, {})]
+    assert results == [({0}, {})]
     assert list(store.files("")) == ["a"]
     store.delete("a")
     explore(
         lambda: Execution(store, [Writer(creates, loses=StorageError("x"))]),
-        lambda run: seen.append((run.dead, run.faults)),
+        lambda run: results.append((run.dead, run.faults)),
     )
-    assert [type(fault) for fault in seen[1][1].values()] == [StorageError]
+    assert [type(fault) for fault in results[1][1].values()] == [StorageError]
     assert list(store.files("")) == ["a"]
     assert isinstance(Stepped(Execution(store, []), 0), Stepped)
     assert Call("read", "a").changes is False

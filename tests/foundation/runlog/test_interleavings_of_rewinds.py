@@ -1,4 +1,4 @@
-"""Rewinds and accepted changes of identity against commits: every order of storage calls, crashes, lost answers."""
+"""Rewinds and accepted changes against commits: every order of storage calls, with crashes and lost responses."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from tasks.foundation.storage.base import Storage
 from tests.support.interleaving import Execution, Writer
 from tests.support.rival_writers import (
     Scene,
-    assert_rivals_folders_are_kept_or_swept,
+    assert_only_committed_folders_are_kept,
+    commits_on,
     first_mover,
     in_memory,
     moments,
-    on,
-    played,
+    report_interleavings,
 )
 from tests.support.small_logs import committing, folders, head_of, stage, train
 
@@ -24,11 +24,11 @@ LOST = [FileAlreadyThere("the first answer got lost"), StorageError("timed out")
 
 
 def assert_one_moved_the_tip(scene: Scene, execution: Execution, entries: list[Entry], rivals: list[int]) -> None:
-    """Of rivals for one base one at most came through, and the others that live were told."""
-    moved = [*on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
+    """Assert that at most one rival on a base succeeded, and that the others got StaleWriter unless they died."""
+    moved = [*commits_on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
     assert len(moved) <= 1, "two moved the tip away from the same base"
-    told = [number for number in rivals if number in execution.faults]
-    assert all(isinstance(execution.faults[number], StaleWriter) for number in told), execution.faults
+    losers = [number for number in rivals if number in execution.faults]
+    assert all(isinstance(execution.faults[number], StaleWriter) for number in losers), execution.faults
     winners = [number for number in rivals if number in execution.results]
     assert len(winners) <= len(moved)
     if set(rivals) - execution.dead:
@@ -37,12 +37,12 @@ def assert_one_moved_the_tip(scene: Scene, execution: Execution, entries: list[E
         assert mover.body in moved
         for number in winners:
             assert execution.results[number] == mover
-    assert set(winners) | set(told) | execution.dead >= set(rivals)
-    assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+    assert set(winners) | set(losers) | execution.dead >= set(rivals)
+    assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
 
 @pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
-def test_a_commit_and_a_rewind_on_one_base(
+def test_commit_and_rewind_on_one_base(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, blown_up_at: int
 ) -> None:
     total = 0
@@ -55,11 +55,11 @@ def test_a_commit_and_a_rewind_on_one_base(
             ],
             lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1]),
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
 @pytest.mark.parametrize(("one", "other"), [(TO_THE_TIP, TO_THE_TIP), (TO_THE_TIP, FURTHER_BACK)])
-def test_two_rewinds_on_one_base_are_one(
+def test_two_rewinds_on_one_base_append_one(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, one: int, other: int
 ) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
@@ -81,13 +81,11 @@ def test_two_rewinds_on_one_base_are_one(
             ],
             check,
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
-def test_a_commit_and_an_accepted_change_of_identity(
-    request: pytest.FixtureRequest, scene: Scene, home: Storage
-) -> None:
-    """What was trained as the run was before is committed before the change, or never."""
+def test_commit_and_accepted_change(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    """Work from before the change is committed before it or never."""
 
     def check(execution: Execution, entries: list[Entry]) -> None:
         changes = [entry for entry in entries if isinstance(entry.body, Change)]
@@ -105,7 +103,7 @@ def test_a_commit_and_an_accepted_change_of_identity(
             assert committed
         if 1 in execution.results:
             assert entries[-1].head.identity == {"seed": 1}
-        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+        assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
     total = 0
     for first, second in moments(changes=3):
@@ -113,16 +111,16 @@ def test_a_commit_and_an_accepted_change_of_identity(
             home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.commits(0), dies_after=first),
-                Writer(scene.accepts_another_seed, dies_after=second),
+                Writer(scene.changes_seed, dies_after=second),
             ],
             check,
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
 @pytest.mark.slow
-def test_a_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
-    """Whoever retires the border first: the rewind goes to one whose files are there, or says that there is none."""
+def test_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    """The rewind finds a border whose files exist, or reports that there is none, even if a border is retired first."""
 
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
@@ -140,20 +138,20 @@ def test_a_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene,
             home,
             lambda first=first, second=second: [  # type: ignore[misc]
                 Writer(scene.rewinds(FURTHER_BACK), dies_after=first),
-                Writer(scene.clears_away, dies_after=second),
+                Writer(scene.retires, dies_after=second),
             ],
             check,
         )
-    played(request, total, at_least=20)
+    report_interleavings(request, total, at_least=20)
 
 
 @pytest.mark.parametrize("lost", LOST, ids=type)
 @pytest.mark.parametrize("blown_up_at", [TO_THE_TIP, FURTHER_BACK])
-def test_a_rewind_or_commit_whose_answer_is_lost_is_never_made_twice(
+def test_lost_response_never_appends_twice(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception, blown_up_at: int
 ) -> None:
-    def insists(store: Storage) -> object:
-        """As a process does that is told of a time-out: once more."""
+    def retries(store: Storage) -> object:
+        """Try again after a timeout, as a process does."""
         try:
             return scene.rewinds(blown_up_at)(store)
         except FileAlreadyThere:
@@ -162,31 +160,31 @@ def test_a_rewind_or_commit_whose_answer_is_lost_is_never_made_twice(
             return scene.rewinds(blown_up_at)(store)
 
     def check(execution: Execution, entries: list[Entry]) -> None:
-        moved = [*on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
+        moved = [*commits_on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
         assert len(moved) == 1
         assert all(isinstance(fault, StaleWriter | StorageError) for fault in execution.faults.values())
         assert not any(type(fault) is FileAlreadyThere for fault in execution.faults.values())
-        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+        assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
-    count = scene.play(home, lambda: [Writer(insists, loses=lost), Writer(scene.commits(0))], check)
-    count += scene.play(home, lambda: [Writer(insists), Writer(scene.commits(0), loses=lost)], check)
-    played(request, count, at_least=10)
+    count = scene.play(home, lambda: [Writer(retries, loses=lost), Writer(scene.commits(0))], check)
+    count += scene.play(home, lambda: [Writer(retries), Writer(scene.commits(0), loses=lost)], check)
+    report_interleavings(request, count, at_least=10)
 
 
 @pytest.mark.slow
 @in_memory
-def test_a_commit_a_rewind_and_a_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+def test_commit_rewind_and_quarantine(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
     def check(execution: Execution, entries: list[Entry]) -> None:
         new = [entry.body for entry in entries[scene.base + 1 :]]
         assert sum(isinstance(body, Commit | Rewind) for body in new) <= 1
-        # A rewind to the very tip leaves that tip in place, so it may still be quarantined; nothing else may follow.
+        # A rewind to the tip itself keeps the tip, so it may still be quarantined; nothing else may follow.
         assert sum(isinstance(body, Commit | Quarantine) for body in new) <= 1
         assert 2 not in execution.faults
         assert all(isinstance(fault, StaleWriter) for fault in execution.faults.values())
-        assert_rivals_folders_are_kept_or_swept(execution.store, scene.rivals)
+        assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
     writers = [scene.commits(0), scene.rewinds(TO_THE_TIP), scene.quarantines]
-    played(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
+    report_interleavings(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
 
 
 @pytest.mark.slow
@@ -198,12 +196,10 @@ def test_two_commits_and_a_rewind(request: pytest.FixtureRequest, scene: Scene, 
         lambda: [Writer(work) for work in writers],
         lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1, 2]),
     )
-    played(request, count, at_least=100)
+    report_interleavings(request, count, at_least=100)
 
 
-def test_a_zombie_from_before_a_rewind_cannot_commit_though_the_tip_is_the_same_again(
-    scene: Scene, home: Storage
-) -> None:
+def test_writer_from_before_rewind_is_refused(scene: Scene, home: Storage) -> None:
     store = scene.set_up(home)
     log = RunLog(store)
     zombie = stage(store, 40, scene.base, "zombie")
@@ -214,4 +210,4 @@ def test_a_zombie_from_before_a_rewind_cannot_commit_though_the_tip_is_the_same_
     train(log, 40, attempt="again")
     with pytest.raises(StaleWriter):
         commit(log, committing(zombie, parent=scene.parent.path))
-    assert_rivals_folders_are_kept_or_swept(store, [*scene.rivals, zombie])
+    assert_only_committed_folders_are_kept(store, [*scene.rivals, zombie])

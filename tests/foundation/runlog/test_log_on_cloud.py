@@ -1,19 +1,19 @@
-"""The log and its checkpoints where the way to the store damages bytes, or the hint cannot be read."""
+"""The log and its checkpoints if the network damages bytes or the hint cannot be read."""
 
 from pathlib import Path
 
 import pytest
 
-from flows.audit import examine
-from flows.commands.address import OpenedRun
-from tasks.foundation.checkpoint.verify import damage, fetch, read_manifest
+from flows.audit import audit
+from flows.run import RunHome
+from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
-from tasks.foundation.runlog.commits import sound_tip
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
-from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.small_logs import begin, head_of, train
 
 
@@ -27,7 +27,7 @@ def log(cloud: FakeGcs) -> RunLog:  # noqa: ARG001 - its address is in the envir
 
 
 def corrupting(*fractions: float, times: int | None = None) -> FaultPlan:
-    """Downloads of the newest checkpoint's state arrive with a bit flipped, at each of the places in turn."""
+    """Flip a bit in the downloads of the newest checkpoint's state, at each position in turn."""
     match = {"kind": "object.media", "path": r"/00000020-.*/ckpt\.data"}
     return FaultPlan.scripted(
         [
@@ -38,35 +38,33 @@ def corrupting(*fractions: float, times: int | None = None) -> FaultPlan:
 
 
 @pytest.mark.parametrize("plan", [corrupting(0.5), corrupting(0.1, 0.9, times=1)], ids=["always", "twice, differently"])
-def test_a_sound_checkpoint_that_never_arrives_whole_is_not_quarantined(
-    cloud: FakeGcs, log: RunLog, tmp_path: Path, plan: FaultPlan
-) -> None:
+def test_incomplete_download_is_not_quarantined(cloud: FakeGcs, log: RunLog, tmp_path: Path, plan: FaultPlan) -> None:
     before = head_of(log)
     tip = before.tip
     assert tip is not None
-    said = r"ckpt\.data: its bytes are damaged on the way here, twice now, .*The file is sound; see to the network"
+    message = r"ckpt\.data: damaged in transit, in two reads; .*the file is intact; check the network"
     cloud.faults = plan
-    with pytest.raises(StorageError, match=said) as fault:
-        sound_tip(log, attempt="b", telemetry=Silent(), suspicious=True)
-    assert fault.value.retryable
+    with pytest.raises(StorageError, match=message) as fault:
+        quarantine_damaged_tips(log, attempt="b", telemetry=Silent(), verify_bytes=True)
+    assert type(fault.value) is StorageError
     cloud.faults = plan
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(StorageError, match=message):
         fetch(log.home, tip, read_manifest(log.home, tip), tmp_path)
     cloud.faults = plan
-    with pytest.raises(StorageError, match=said):
-        examine(OpenedRun(root=log.home, home=log.home, run_file=None, log=log))
+    with pytest.raises(StorageError, match=message):
+        audit(RunHome(root=log.home, home=log.home, log=log))
     cloud.faults = None
     assert head_of(log) == before
-    assert damage(log.home, tip, read=True) is None
+    assert find_damage(log.home, tip, read_bytes=True) is None
 
 
-def test_other_bytes_in_the_store_are_damage(cloud: FakeGcs, log: RunLog, tmp_path: Path) -> None:
+def test_other_bytes_in_storage_are_damage(cloud: FakeGcs, log: RunLog, tmp_path: Path) -> None:
     tip = head_of(log).tip
     assert tip is not None
     log.home.write(f"{tip.path}/ckpt.data", b"something else")
     with pytest.raises(DamagedCheckpoint, match="its manifest says"):
         fetch(log.home, tip, read_manifest(log.home, tip), tmp_path)
-    head = sound_tip(log, attempt="b", telemetry=Silent())
+    head = quarantine_damaged_tips(log, attempt="b", telemetry=Silent())
     assert head is not None
     assert head.tip is not None
     assert head.tip.step == 10
@@ -74,9 +72,7 @@ def test_other_bytes_in_the_store_are_damage(cloud: FakeGcs, log: RunLog, tmp_pa
 
 
 @pytest.mark.parametrize("fault", [{"fault": "status"}, {"fault": "stall", "stall_seconds": 60.0}])
-def test_a_hint_that_cannot_be_read_costs_little_time_and_no_truth(
-    cloud: FakeGcs, log: RunLog, fault: dict[str, object]
-) -> None:
+def test_unreadable_hint_costs_little_time(cloud: FakeGcs, log: RunLog, fault: dict[str, object]) -> None:
     before = head_of(log)
     cloud.faults = FaultPlan.scripted([{"match": {"kind": "object.media", "path": "HINT"}, "times": None, **fault}])
     patient = CloudStorage("bucket", "runs/run", RetryPolicy(total_seconds=3600, stall_seconds=3600))

@@ -1,4 +1,4 @@
-"""A log that has lost entries, or lies where a disk should be: refused before anything is written beside it."""
+"""A log with lost entries, or on a lost disk, is refused before anything is written."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def files(store: Storage) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("hint", [True, False])
 @pytest.mark.parametrize("number", [0, 1, 3, 7, 8])
-def test_a_lost_entry_is_named_before_anything_is_written(store: Storage, number: int, hint: bool) -> None:
+def test_lost_entry_is_named_before_writing(store: Storage, number: int, hint: bool) -> None:
     log = ten(store)
     lost = f"log/{number:08d}.json"
     data = store.read(lost)
@@ -34,7 +34,7 @@ def test_a_lost_entry_is_named_before_anything_is_written(store: Storage, number
         store.delete("log/HINT")
     before = files(store)
     for ask in (log.require_whole, lambda: list(log.entries())):
-        with pytest.raises(RunLogError, match=rf"{lost} is not there; .* restore it from a backup"):
+        with pytest.raises(RunLogError, match=rf"{lost} is missing: .* restore it from a backup"):
             ask()
     assert files(store) == before
     store.write(lost, data)
@@ -44,7 +44,7 @@ def test_a_lost_entry_is_named_before_anything_is_written(store: Storage, number
 
 
 @pytest.mark.parametrize("kept", [range(1, 10), range(0)], ids=["first lost", "all lost"])
-def test_a_log_without_its_origin_gets_no_second_one(store: Storage, kept: range) -> None:
+def test_log_without_origin_gets_no_new_one(store: Storage, kept: range) -> None:
     log = ten(store)
     for path in list(store.files("log")):
         if path not in {f"log/{number:08d}.json" for number in kept}:
@@ -55,7 +55,7 @@ def test_a_log_without_its_origin_gets_no_second_one(store: Storage, kept: range
     assert files(store) == before
 
 
-def test_an_empty_home_and_one_with_foreign_files_are_begun(store: Storage) -> None:
+def test_run_starts_in_empty_home_or_beside_foreign_files(store: Storage) -> None:
     store.write("notes.txt", b"mine")
     store.write("log/notes.txt", b"mine")
     store.write("attempts/a.json", b"{}")
@@ -65,8 +65,8 @@ def test_an_empty_home_and_one_with_foreign_files_are_begun(store: Storage) -> N
     assert_sound(store)
 
 
-def test_whoever_is_overtaken_at_the_beginning_is_not_told_of_a_lost_log(store: Storage) -> None:
-    """It saw no run, and checkpoints a moment later: another process has begun in between."""
+def test_overtaken_start_is_not_a_lost_log(store: Storage) -> None:
+    """The process sees first no run and then checkpoints, because another process starts the run in between."""
     log = RunLog(store)
 
     def decide(head: object) -> object:
@@ -79,8 +79,10 @@ def test_whoever_is_overtaken_at_the_beginning_is_not_told_of_a_lost_log(store: 
     assert_sound(store)
 
 
-@pytest.mark.parametrize(("number", "remedy"), [(9, "delete it while no process of this run lives"), (3, "backup$")])
-def test_an_unreadable_entry_comes_with_its_remedy(store: Storage, number: int, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(9, "stop all processes of this run and delete the file"), (3, "backup$")]
+)
+def test_unreadable_entry_has_a_remedy(store: Storage, number: int, remedy: str) -> None:
     log = ten(store)
     path = f"log/{number:08d}.json"
     store.write(path, store.read(path)[:100])
@@ -90,7 +92,7 @@ def test_an_unreadable_entry_comes_with_its_remedy(store: Storage, number: int, 
         log.entry(number)
 
 
-def test_deleting_a_newest_entry_that_cannot_be_read_loses_that_entry_only(store: Storage) -> None:
+def test_deleting_unreadable_entry_loses_only_it(store: Storage) -> None:
     log = ten(store)
     before = log.entry(8).head
     store.delete("log/00000009.json")
@@ -100,7 +102,7 @@ def test_deleting_a_newest_entry_that_cannot_be_read_loses_that_entry_only(store
     assert_sound(store)
 
 
-def test_a_home_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
+def test_vanished_home_is_not_recreated(tmp_path: Path) -> None:
     root = tmp_path / "disk" / "home"
     store = LocalStorage(tmp_path / "disk").at("home")
     log = begin(store)
@@ -113,7 +115,7 @@ def test_a_home_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
         lambda: store.create("log/00000002.json", b"{}"),
         lambda: log.append(lambda head: origin() if head is None else None, attempt="b"),
     ):
-        with pytest.raises(StorageError, match=rf"{root} was there and is gone; see whether it was moved"):
+        with pytest.raises(StorageError, match=rf"{root} existed before and is gone; check whether it was moved"):
             ask()
         assert not (tmp_path / "disk").exists()
     (tmp_path / "away").rename(tmp_path / "disk")
@@ -121,8 +123,8 @@ def test_a_home_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
     assert_sound(store)
 
 
-def test_a_disk_that_goes_between_reading_and_appending_gets_no_entry_in_its_place(tmp_path: Path) -> None:
-    """What is left then is an empty folder, the mount point."""
+def test_disk_lost_before_append_gets_no_entry(tmp_path: Path) -> None:
+    """An unmounted disk leaves an empty folder, the mount point."""
     root = tmp_path / "home"
     log = begin(LocalStorage(root))
 
@@ -131,12 +133,14 @@ def test_a_disk_that_goes_between_reading_and_appending_gets_no_entry_in_its_pla
         root.mkdir()
         return Retire(paths=(), deleted=())
 
-    with pytest.raises(StorageError, match=rf"{root}/log was there and is gone; see whether .* no longer mounted"):
+    with pytest.raises(
+        StorageError, match=rf"{root}/log existed before and is gone; check whether .* no longer mounted"
+    ):
         log.append(unmounted_meanwhile, attempt="a")
     assert list(root.iterdir()) == []
 
 
-def test_what_was_deleted_on_purpose_may_be_made_again(tmp_path: Path) -> None:
+def test_deleted_home_can_be_recreated(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     home = storage.at("home")
     begin(home)

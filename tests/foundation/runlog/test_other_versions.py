@@ -1,4 +1,4 @@
-"""A home that a newer Baton wrote on: read where it can be, refused by name where not, never damaged by this one."""
+"""A home written by a newer version is read if possible, otherwise refused, and never damaged."""
 
 import hashlib
 import json
@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.verify import check, damage, read_manifest
+from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Change, Commit
 from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.commits import commit, sound_tip
+from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Silent
@@ -23,7 +24,7 @@ def edited(data: bytes, **changes: Any) -> bytes:
 
 
 def commit_as_a_newer_baton(log: RunLog, step: int, /, **changes: Any) -> Commit:
-    """A commit whose manifest has other keys; its digest in the log is that of the file as it was written."""
+    """Commit a checkpoint whose manifest has other keys, with the digest of the written file in the log."""
     head = head_of(log)
     staged = stage(log.home, step, head.base, "newer")
     path = f"{staged.path}/manifest.json"
@@ -39,12 +40,12 @@ def files(home: Storage) -> dict[str, bytes]:
     return {path: home.read(path) for path in home.files("")}
 
 
-def test_a_checkpoint_whose_manifest_has_unknown_keys_is_restored(store: Storage) -> None:
+def test_manifest_with_unknown_keys_is_restored(store: Storage) -> None:
     log = begin(store)
     body = commit_as_a_newer_baton(log, 10, compression={"kind": "zstd"})
-    assert damage(store, body.checkpoint, read=True) is None
-    assert check(store, body.checkpoint).step == 10
-    head = sound_tip(log, attempt="b", telemetry=Silent(), suspicious=True)
+    assert find_damage(store, body.checkpoint, read_bytes=True) is None
+    assert verify_checkpoint(store, body.checkpoint).step == 10
+    head = quarantine_damaged_tips(log, attempt="b", telemetry=Silent(), verify_bytes=True)
     assert head is not None
     assert (head.tip, head.quarantined) == (body.checkpoint, ())
 
@@ -57,40 +58,38 @@ def test_a_checkpoint_whose_manifest_has_unknown_keys_is_restored(store: Storage
         ({"files": [{"name": "ckpt.data", "size": 1, "md5": "x"}]}, r"its digest is the log's, .*files\.0\.crc32c"),
     ],
 )
-def test_a_checkpoint_that_this_version_cannot_read_is_no_damage(
-    store: Storage, changes: dict[str, Any], words: str
-) -> None:
+def test_unreadable_newer_checkpoint_is_not_damage(store: Storage, changes: dict[str, Any], words: str) -> None:
     log = begin(store)
     train(log, 10)
     body = commit_as_a_newer_baton(log, 20, **changes)
     before = files(store)
     looks = (
-        lambda: sound_tip(log, attempt="b", telemetry=Silent()),
-        lambda: damage(store, body.checkpoint),
-        lambda: check(store, body.checkpoint),
+        lambda: quarantine_damaged_tips(log, attempt="b", telemetry=Silent()),
+        lambda: find_damage(store, body.checkpoint),
+        lambda: verify_checkpoint(store, body.checkpoint),
         lambda: read_manifest(store, body.checkpoint),
     )
     for look in looks:
-        with pytest.raises(AnotherVersion, match=words) as told:
+        with pytest.raises(AnotherVersion, match=words) as error:
             look()
-        assert told.value.exit_code == 2
-        assert body.checkpoint.path in str(told.value)
-        assert "hint: use the Baton that wrote it" in str(told.value)
-        assert "delet" not in str(told.value)
+        assert error.value.exit_code == 2
+        assert body.checkpoint.path in str(error.value)
+        assert "hint: use the version of Baton that wrote it" in str(error.value)
+        assert "delet" not in str(error.value)
     assert files(store) == before
 
 
-def test_a_manifest_that_is_not_the_logs_is_still_damage(store: Storage) -> None:
+def test_manifest_of_other_digest_is_damage(store: Storage) -> None:
     log = begin(store)
     tip = head_of(log).tip
     assert tip is not None
     path = f"{tip.path}/manifest.json"
     store.write(path, edited(store.read(path), schema_version=2))
     with pytest.raises(DamagedCheckpoint, match="the log says"):
-        check(store, tip)
+        verify_checkpoint(store, tip)
 
 
-def test_an_entry_with_unknown_keys_is_read_and_written_on(store: Storage) -> None:
+def test_entry_with_unknown_keys_is_read_and_continued(store: Storage) -> None:
     log = begin(store)
     train(log, 10)
     path = "log/00000002.json"
@@ -107,12 +106,10 @@ def test_an_entry_with_unknown_keys_is_read_and_written_on(store: Storage) -> No
     [
         ({"schema_version": 2}, r"schema_version is 2\. This is Baton"),
         ({"schema_version": 2, "body": {"kind": "merge"}, "head": []}, "schema_version is 2"),
-        ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body is of the unknown kind 'merge'"),
+        ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body has the unknown kind 'merge'"),
     ],
 )
-def test_nothing_is_appended_to_an_entry_of_a_newer_version(
-    store: Storage, changes: dict[str, Any], words: str
-) -> None:
+def test_nothing_is_appended_after_newer_version(store: Storage, changes: dict[str, Any], words: str) -> None:
     log = begin(store)
     train(log, 10)
     staged = stage(store, 20, head_of(log).base, "older")
@@ -127,20 +124,20 @@ def test_nothing_is_appended_to_an_entry_of_a_newer_version(
         lambda: log.append(lambda _: Change(environment=environment), attempt="b"),
         lambda: log.append(lambda head: origin() if head is None else None, attempt="b"),
         lambda: commit(log, Commit(checkpoint=staged, parent=None, exit_reason="segment_end")),
-        lambda: sound_tip(log, attempt="b", telemetry=Silent()),
+        lambda: quarantine_damaged_tips(log, attempt="b", telemetry=Silent()),
     )
     for act in tries:
-        with pytest.raises(AnotherVersion, match=words) as told:
+        with pytest.raises(AnotherVersion, match=words) as error:
             act()
-        assert path in str(told.value)
-        assert "delete" not in str(told.value)
-    store.write("log/HINT", b"2")  # as it was before that entry
+        assert path in str(error.value)
+        assert "delete" not in str(error.value)
+    store.write("log/HINT", b"2")  # as before that entry
     with pytest.raises(AnotherVersion, match=words):
         log.append(lambda _: Change(environment=environment), attempt="b")
     assert files(store) == before | {"log/HINT": b"2"}
 
 
-def test_the_number_that_a_newer_version_took_meanwhile_is_not_skipped(store: Storage) -> None:
+def test_entry_by_newer_version_is_not_skipped(store: Storage) -> None:
     log = begin(store)
     newer = edited(store.read("log/00000001.json"), number=2, schema_version=2)
 
@@ -154,15 +151,16 @@ def test_the_number_that_a_newer_version_took_meanwhile_is_not_skipped(store: St
     assert not store.exists("log/00000003.json")
 
 
-def test_an_entry_that_is_json_is_not_to_be_deleted(store: Storage) -> None:
-    """Which of the two it is, damage or a version that reads it, cannot be told."""
+def test_valid_json_entry_is_not_to_be_deleted(store: Storage) -> None:
+    """It may be damage, or another version may be able to read it."""
     log = begin(store)
     store.write("log/00000002.json", edited(store.read("log/00000001.json"), number=2, time=7))
-    with pytest.raises(RunLogError, match=r"time: .*; restore the file from a backup, or use the Baton that wrote it$"):
+    remedy = "restore the file from a backup, or use the version of Baton that wrote it"
+    with pytest.raises(RunLogError, match=rf"time: .*; {remedy}$"):
         log.head()
 
 
-def test_attempts_of_a_newer_version_inform_as_far_as_they_can_be_read(store: Storage) -> None:
+def test_attempts_of_newer_version_are_read_if_possible(store: Storage) -> None:
     now = "2026-01-01T00:00:00+00:00"
     for name, changes in (("a", {"watts": 7}), ("b", {"schema_version": 2})):
         record = AttemptRecord(

@@ -1,4 +1,4 @@
-"""The guard against attempts that never get further, as a table."""
+"""Attempts without progress stop the run: a table of rows of attempts."""
 
 from datetime import timedelta
 from typing import Any
@@ -11,7 +11,8 @@ from tasks.foundation.errors import NoProgress
 from tasks.foundation.runlog.attempts import is_alive, read_attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.storage.base import Storage
-from tests.support.ledger_records import NOON, head_at, record_of
+from tests.support.clock import NOON
+from tests.support.ledger_records import head_at, record_of
 
 NOW = NOON + timedelta(hours=1)
 DEAD: dict[str, Any] = {}
@@ -24,8 +25,8 @@ PREEMPTED = {"ended": "preempted"}
 AFRESH = {"afresh": True}
 EVALUATED = {"mark": "100 evaluated"}
 EARLIER = {"mark": "50", "from_step": 50}
-FURTHER = {"committed_step": 120}  # it got on, and what it committed proved damaged
-LATER = {"mark": "200", "from_step": 200, "committed_step": 200}  # the run has gone back since
+FURTHER = {"committed_step": 120}  # it made progress, but its commit was damaged
+LATER = {"mark": "200", "from_step": 200, "committed_step": 200}  # the run was rewound afterwards
 
 
 def keep(home: Storage, *changes: dict[str, Any]) -> None:
@@ -51,43 +52,43 @@ def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool 
         ([DEAD] * 3, True),
         ([CRASHED, DEAD, PREEMPTED], True),
         ([DEAD] * 9, True),
-        # What lives is not judged yet, and hides nobody.
+        # An attempt that is alive does not count and does not end the row.
         ([DEAD, DEAD, ALIVE], False),
         ([DEAD, ALIVE, DEAD, DEAD], True),
-        # What was asked for neither counts nor breaks the row.
+        # An attempt that ended on request does not count and does not end the row.
         ([DEAD, DEAD, CTRL_C], False),
         ([DEAD, CTRL_C, DEAD, DEAD, COMPLETE], True),
-        # A budget that is used up before the first commit is used up in vain, tick after tick.
+        # A time budget that ends before the first commit would always end there.
         ([BUDGET] * 3, True),
         ([CTRL_C] * 9, False),
-        # Afresh: the count begins anew with it.
+        # With --try-again the count starts over.
         ([DEAD, DEAD, DEAD | AFRESH], False),
         ([DEAD, DEAD, DEAD | AFRESH, DEAD, DEAD], True),
         ([DEAD, DEAD, DEAD, ALIVE | AFRESH], False),
         ([DEAD, DEAD, CTRL_C | AFRESH, DEAD, DEAD], False),
-        # Progress in between.
+        # Progress between the attempts.
         ([DEAD, DEAD, EARLIER], False),
         ([DEAD, DEAD, EARLIER, DEAD, DEAD], False),
         ([EARLIER] * 9, False),
         ([EARLIER] * 9 + [DEAD] * 3, True),
         ([DEAD, DEAD, FURTHER, DEAD], False),
         ([DEAD, DEAD, CTRL_C | FURTHER, DEAD], False),
-        # Refused input costs nothing, and is told of at once.
+        # Refused input costs no training.
         ([{"ended": "IdentityChanged"}] * 9, False),
         ([DEAD, {"ended": "ModelError"}, DEAD, DEAD], True),
         ([{"ended": "StepFailed"}] * 3, True),  # but a step that fails costs training
-        # A tip that proves damaged again and again, evaluated or not.
+        # A tip that is damaged again and again, evaluated or not.
         ([EVALUATED, DEAD, EVALUATED], True),
-        # Backwards is no progress.
+        # Going back is not progress.
         ([LATER, LATER, DEAD], True),
     ],
 )
-def test_table(store: Storage, changes: list[dict[str, Any]], stops: bool) -> None:
+def test_rows_that_stop_a_run(store: Storage, changes: list[dict[str, Any]], stops: bool) -> None:
     keep(store, *changes)
     assert (refused(store) is not None) == stops
 
 
-def test_a_stage_elsewhere_and_who_waits_for_it_are_one_attempt(store: Storage) -> None:
+def test_remote_stage_and_its_waiter_are_one_attempt(store: Storage) -> None:
     waiting = {"attempt": "a" * 32}
     stage = {"within": "a" * 32}
     keep(store, DEAD, waiting, stage)
@@ -95,14 +96,14 @@ def test_a_stage_elsewhere_and_who_waits_for_it_are_one_attempt(store: Storage) 
     assert refused(store, limit=2) is not None
 
 
-def test_who_trains_itself_answers_for_itself_whatever_its_stages_elsewhere_say(store: Storage) -> None:
+def test_training_attempt_counts_despite_remote_stages(store: Storage) -> None:
     attempts = [{"attempt": letter * 32} for letter in "abc"]
     stages = [{"within": letter * 32, **COMPLETE} for letter in "abc"]
     keep(store, *[record for pair in zip(attempts, stages, strict=True) for record in pair])
     assert refused(store) is not None
 
 
-def test_to_wait_for_a_machine_in_vain_is_no_failure(store: Storage) -> None:
+def test_waiting_for_a_machine_is_no_failure(store: Storage) -> None:
     for number, ended in enumerate([BUDGET, PREEMPTED, DEAD, CRASHED]):
         doing = "shut-down" if ended else LAUNCH
         waiting = {"seconds": {"start-up": 9.0, "build": 0.1, LAUNCH: 3600.0}, "doing": doing, **ended}
@@ -111,31 +112,31 @@ def test_to_wait_for_a_machine_in_vain_is_no_failure(store: Storage) -> None:
 
 
 @pytest.mark.parametrize("doing", ["build", "commit", "evaluate"])
-def test_who_has_waited_and_then_dies_of_its_own_work_has_failed(store: Storage, doing: str) -> None:
+def test_crash_after_waiting_is_a_failure(store: Storage, doing: str) -> None:
     keep(store, *[{"seconds": {"start-up": 9.0, LAUNCH: 5.0, doing: 30.0}, "doing": doing}] * 3)
-    assert f"died without a word in {doing}" in (refused(store) or "")
+    assert f"killed or crashed in {doing}" in (refused(store) or "")
 
 
-def test_an_evaluation_of_the_tip_is_progress(store: Storage) -> None:
+def test_evaluation_of_tip_is_progress(store: Storage) -> None:
     keep(store, DEAD, DEAD, DEAD)
     assert refused(store, head=head_at(100, evaluated=True)) is None
     keep(store, *[{"mark": "100 evaluated"}] * 3)
     assert refused(store, head=head_at(100, evaluated=True)) is not None
 
 
-def test_replacing_a_damaged_tip_over_and_over_is_no_progress(store: Storage) -> None:
-    """Each attempt sees another path at the same step, goes back to step 50 and commits step 100 again."""
+def test_replacing_damaged_tip_is_no_progress(store: Storage) -> None:
+    """Each attempt finds another path at step 100, goes back to step 50 and commits step 100 again."""
     assert mark_of(head_at(100, path="checkpoints/a")) == mark_of(head_at(100, path="checkpoints/b"))
     keep(store, *[{"mark": mark_of(head_at(100, path=f"checkpoints/{n}")), "committed_step": 100} for n in range(3)])
     assert refused(store) is not None
 
 
-def test_foreign_files_are_counted_and_left_out(store: Storage) -> None:
+def test_foreign_files_are_counted_and_skipped(store: Storage) -> None:
     keep(store, DEAD, DEAD, DEAD)
     good = record_of("f" * 32).to_json()
     for name, data in (
         ("note.txt", b"hello"),
-        ("x.json", good),  # of another attempt
+        ("x.json", good),  # the name of another attempt
         ("deeper/x.json", good),
         ("a.json", b"{"),
         ("b.json", good.replace(b'"train": 30.0', b'"train": NaN')),
@@ -148,65 +149,63 @@ def test_foreign_files_are_counted_and_left_out(store: Storage) -> None:
     assert refused(store) is not None
 
 
-def test_without_attempts_one_listing_is_all(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_no_attempts_cost_one_listing(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
     listing = store.files
-    monkeypatch.setattr(store, "files", lambda folder: asked.append(folder) or listing(folder))
+    monkeypatch.setattr(store, "files", lambda folder: listed.append(folder) or listing(folder))
     monkeypatch.setattr(store, "read", pytest.fail)
     assert refused(store) is None
-    assert asked == ["attempts"]
+    assert listed == ["attempts"]
 
 
-def test_a_process_known_to_be_gone_is_dead_at_once(store: Storage) -> None:
+def test_process_known_to_be_gone_is_dead(store: Storage) -> None:
     keep(store, ALIVE, ALIVE, ALIVE)
     assert refused(store) is None
     assert refused(store, gone=True) is not None
 
 
 @pytest.mark.parametrize(("seconds", "alive"), [(0, True), (89, True), (91, False), (-60, True), (-3600, False)])
-def test_silence_is_death(seconds: float, alive: bool) -> None:
+def test_attempt_without_heartbeat_is_dead(seconds: float, alive: bool) -> None:
     record = record_of("a", alive=(NOW - timedelta(seconds=seconds)).isoformat())
     assert is_alive(record, now=NOW, gone=lambda _: False) == alive
 
 
-def test_the_diagnosis_lists_them(store: Storage) -> None:
+def test_diagnosis_lists_attempts(store: Storage) -> None:
     keep(store, DEAD | {"host": "tpu-7"}, CRASHED | {"message": "a\nb " + "x" * 999}, DEAD | {"doing": "compile"})
-    told = refused(store)
-    assert told is not None
-    lines = told.splitlines()
-    assert lines[0].startswith(f"{store.uri}: 3 attempts in a row did not bring the run further than step 100")
-    assert lines[1] == "  2026-01-31 12:00:00  tpu-7  lived 60 s  died without a word in train, at step 130"
-    assert lines[2].startswith(
-        "  2026-01-31 12:01:00  host  lived 60 s  ended in train, at step 130  ValueError: a b x"
-    )
+    message = refused(store)
+    assert message is not None
+    lines = message.splitlines()
+    assert lines[0].startswith(f"{store.uri}: 3 attempts in a row made no progress beyond step 100")
+    assert lines[1] == "  2026-01-31 12:00:00  tpu-7  ran 60 s  killed or crashed in train, at step 130"
+    assert lines[2].startswith("  2026-01-31 12:01:00  host  ran 60 s  ended in train, at step 130  ValueError: a b x")
     assert len(lines[2]) < 300
-    assert lines[-2] == "They ended in different ways; begin with the newest"
-    assert lines[-1] == "hint: after the repair: baton run FILE --try-again"
+    assert lines[-2] == "The attempts ended for different reasons; start with the newest"
+    assert lines[-1] == "hint: after fixing the cause: baton run FILE --try-again"
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ([DEAD | {"doing": "compile", "step": 100}], "all 3 died without a word in compile: memory runs out there"),
-        ([DEAD], "all 3 died without a word in train: the machine is taken before the first commit"),
+        ([DEAD | {"doing": "compile", "step": 100}], "all 3 attempts were killed or crashed in compile: out of memory"),
+        ([DEAD], "all 3 attempts were killed or crashed in train: the machine was taken away before the first commit"),
         ([DEAD, DEAD | {"doing": "stage"}], "in different phases"),
-        ([DEAD | {"doing": "commit"}], "in commit: memory or disk"),
-        ([PREEMPTED, {"ended": "sigterm"}], "had to go before the first commit"),
-        ([CRASHED], "all 3 met the same error, ValueError"),
-        ([CRASHED, DEAD], "in different ways"),
+        ([DEAD | {"doing": "commit"}], "in commit: out of memory or disk"),
+        ([PREEMPTED, {"ended": "sigterm"}], "were stopped before the first commit"),
+        ([CRASHED], "all 3 attempts met the same error, ValueError"),
+        ([CRASHED, DEAD], "for different reasons"),
     ],
 )
-def test_the_likely_reading(store: Storage, changes: list[dict[str, Any]], words: str) -> None:
+def test_likely_reason_is_named(store: Storage, changes: list[dict[str, Any]], words: str) -> None:
     keep(store, *(changes[number % len(changes)] for number in range(3)))
     assert words in (refused(store) or "")
 
 
-def test_one_is_enough_if_the_limit_says_so(store: Storage) -> None:
+def test_limit_of_one_refuses_after_one_attempt(store: Storage) -> None:
     keep(store, DEAD)
-    assert "the last attempt did not bring" in (refused(store, limit=1) or "")
+    assert "the last attempt made no progress" in (refused(store, limit=1) or "")
 
 
-def test_a_record_survives_its_file(store: Storage) -> None:
+def test_record_is_read_as_written(store: Storage) -> None:
     record = record_of("a" * 32, message="<b>", seconds={"train": 0.1})
     store.write(f"attempts/{record.attempt}.json", record.to_json())
     assert read_attempts(store).records == (record,)

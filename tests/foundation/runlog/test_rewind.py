@@ -1,4 +1,4 @@
-"""Where a rewind goes back to, what it skips, and that tries are bounded."""
+"""The checkpoint that a rewind returns to, the batches it skips, and the limit of tries."""
 
 import pytest
 
@@ -22,7 +22,7 @@ SPEC = RunSpec.model_validate(
 
 
 def blown_up(log: RunLog, step: int) -> tuple[int, int, int]:
-    """A blow-up at a step: where it leads, what it skips, and how many batches are skipped in all."""
+    """Rewind after a blow-up at `step`; return the tip's step, the batches to skip, and all skipped batches."""
     fault = NonFinite(f"NaN at step {step}", step=step)
     entry = rewind(log, fault, base=head_of(log).base, spec=SPEC, attempt="a")
     assert isinstance(entry.body, Rewind)
@@ -44,41 +44,41 @@ def log(store: Storage) -> RunLog:
     return log
 
 
-def test_back_to_the_newest_border_and_past_what_led_to_the_blow_up(log: RunLog) -> None:
+def test_rewinds_to_newest_border_and_skips_batches(log: RunLog) -> None:
     commit_within(log, 33)
     assert blown_up(log, 35) == (30, 5 + 5, 10)
     assert [ref.step for ref in head_of(log).retained] == [0, 10, 20, 30]
 
 
-def test_a_border_at_the_blow_up_itself_is_no_way_back(log: RunLog) -> None:
+def test_border_at_blow_up_is_not_used(log: RunLog) -> None:
     assert blown_up(log, 30) == (20, 10 + 5, 15)
 
 
-def test_each_further_try_goes_further_back_and_tries_are_bounded(log: RunLog) -> None:
+def test_each_rewind_goes_further_back_up_to_limit(log: RunLog) -> None:
     assert blown_up(log, 35) == (30, 10, 10)
     assert blown_up(log, 34) == (20, 19, 29)
     assert blown_up(log, 32) == (10, 27, 56)
     before = head_of(log)
-    with pytest.raises(NonFinite, match=r"3 rewinds in a row have not got past it \(train.rewind_tries\)") as told:
+    with pytest.raises(NonFinite, match=r"3 rewinds in a row have not got past it \(train.rewind_tries\)") as error:
         blown_up(log, 31)
-    assert told.value.step == 31
+    assert error.value.step == 31
     assert head_of(log) == before
 
 
-def test_getting_past_it_begins_the_count_anew(log: RunLog) -> None:
+def test_passing_blow_up_resets_the_count(log: RunLog) -> None:
     blown_up(log, 35)
     train(log, 40)
     assert blown_up(log, 45) == (40, 10, 20)
     assert head_of(log).rewinds == 1
 
 
-def test_without_a_border_before_it_the_run_stops(store: Storage) -> None:
+def test_no_earlier_border_stops_the_run(store: Storage) -> None:
     log = begin(store)
     with pytest.raises(BlowUp, match="no checkpoint on a segment border before it is retained"):
         rewind(log, BlowUp("loss", step=0), base=1, spec=SPEC, attempt="a")
 
 
-def test_whoever_was_overtaken_does_not_rewind(log: RunLog) -> None:
+def test_stale_writer_does_not_rewind(log: RunLog) -> None:
     base = head_of(log).base
     train(log, 40)
     before = head_of(log)

@@ -1,4 +1,4 @@
-"""Statistics of each host, added up along the lineage."""
+"""Statistics of each host, summed along the lineage."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,13 @@ from tasks.foundation.runlog.worker_stats import workers_of
 
 @dataclass
 class Logged:
-    """As much of an entry as is looked at."""
+    """The part of an entry that `workers_of` reads."""
 
     body: Commit
 
 
 def history(*commits: list[tuple[float, float]]) -> History:
-    """Commits of hosts, each host as (seconds of training, seconds of these waiting) for 10 steps."""
+    """Commits of 10 steps, with (training seconds, seconds of them waiting for input) per host."""
     return History(commits=tuple(Logged(_commit(hosts)) for hosts in commits))  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def _commit(hosts: list[tuple[float, float]]) -> Any:
     return Commit.model_construct(workers=stats)
 
 
-def test_commits_are_added_up() -> None:
+def test_commits_are_summed() -> None:
     first, second = workers_of(history([(2.0, 0.1), (2.0, 0.2)], [(3.0, 0.1), (3.0, 0.2)]))
     assert (first.host, first.steps, first.examples, first.train_seconds) == (0, 20, 80, 5.0)
     assert first.step_seconds == 0.25
@@ -49,16 +49,16 @@ def test_commits_are_added_up() -> None:
     assert not second.straggles
 
 
-def test_only_since_the_hosts_last_changed() -> None:
+def test_only_commits_since_hosts_changed_count() -> None:
     workers = workers_of(history([(9.0, 0.0)] * 2, [(1.0, 0.0)], [(7.0, 0.0)] * 2, [(7.0, 0.0)] * 2))
     assert [worker.train_seconds for worker in workers] == [14.0, 14.0]
 
 
-def test_a_straggler_is_named() -> None:
+def test_straggler_is_marked() -> None:
     workers = workers_of(history([(10.0, 0.2), (10.0, 4.0), (10.0, 0.1)]))
     assert [worker.straggles for worker in workers] == [False, True, False]
 
 
-def test_logs_that_do_not_tell() -> None:
+def test_log_without_worker_stats_has_no_workers() -> None:
     assert workers_of(history([], [])) == ()
     assert workers_of(history([(1.0, 0.0)], [])) != ()

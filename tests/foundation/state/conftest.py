@@ -1,53 +1,13 @@
-"""One model with every kind of leaf, built once."""
-
-from pathlib import Path
-from typing import Any
+"""A train state with every kind of leaf, and a home to stage it in."""
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.folding import fold
 from tasks.foundation.storage.local import LocalStorage
-from tests.support.lab import Lab, built, lab_of, spec_of
+from tests.support.train_states import lab, spec, staging_home, state
 
-SPEC = spec_of("build")
-MODEL = """
-def build():
-    x = keras.Input((6,), name="in.put")
-    y = layers.RawVariable()(x)
-    y = layers.GeneratorNoise()(y)
-    y = keras.layers.BatchNormalization(name="norm. 1")(y)
-    y = keras.layers.Dropout(0.5)(keras.layers.Dense(4, name="hidden")(y))
-    model = keras.Model(x, keras.layers.Dense(3, name="out.put")(y))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01, use_ema=True), loss, metrics=[layers.CountRight()])
-    return model
-"""
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return lab_of(tmp_path_factory.mktemp("lab"), MODEL)
-
-
-@pytest.fixture(scope="module")
-def spec() -> RunSpec:
-    return SPEC
-
-
-@pytest.fixture(scope="module")
-def state(lab: Lab) -> Any:
-    return built(lab, SPEC)
+__all__ = ["lab", "spec", "staging_home", "state"]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> LocalStorage:
-    """Its log has the entry that tests stage on top of; what is before it does not matter to them."""
-    home = LocalStorage(tmp_path / "home")
-    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
-    body = Origin(identity={}, environment=environment)
-    head = fold(None, body).model_copy(update={"number": 7, "base": 7})
-    entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
-    home.create("log/00000007.json", entry.to_json())
-    return home
+def home(staging_home: LocalStorage) -> LocalStorage:
+    return staging_home

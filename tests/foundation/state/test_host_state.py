@@ -1,4 +1,4 @@
-"""What Python remembers lies in the checkpoint, counts in its digest, and belongs to no model."""
+"""The host state is saved with the checkpoint, counts in its digest, and is not part of the model."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tasks.foundation.checkpoint.restore import restore_checkpoint
+from tasks.foundation.checkpoint.save import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest
 from tasks.foundation.errors import DamagedCheckpoint, StateMismatch
 from tasks.foundation.state.layout import of_model
@@ -28,13 +30,13 @@ def bytes_in(home: LocalStorage, ref: Any) -> dict[str, bytes]:
     return {key: reader.get_tensor(key).tobytes() for key in reader.get_variable_to_shape_map() if "host" in key}
 
 
-def test_it_comes_back_at_any_length(remembering: Any, home: LocalStorage) -> None:
-    memory = remembering.memory
+def test_host_state_of_any_length_is_restored(remembering: Any, home: LocalStorage) -> None:
+    memory = remembering.host_state
     assert memory.read() == {}
     refs = []
     for held in ({}, {"wait": 3, "best": float("inf"), "order": {"b": 1, "a": 2}}, {"wait": 12}):
         memory.write(held)
-        ref = remembering.stage(home, base=7, attempt=f"a{len(refs)}")
+        ref = stage_checkpoint(remembering, home, base=7, attempt=f"a{len(refs)}")
         assert ref.state_digest == remembering.digest()
         assert bytes_in(home, ref) == {KEY: json.dumps(held).encode()}
         refs.append((ref, held))
@@ -44,26 +46,26 @@ def test_it_comes_back_at_any_length(remembering: Any, home: LocalStorage) -> No
     )
     assert [record.shape for record in manifest.signature if record.path == "host/callbacks"] == [(-1,)]
     for ref, held in reversed(refs):
-        remembering.restore(home, ref)
+        restore_checkpoint(remembering, home, ref)
         assert json.dumps(memory.read()) == json.dumps(held)
 
 
-def test_a_state_with_it_and_one_without_are_the_same_model(state: Any, remembering: Any, home: LocalStorage) -> None:
+def test_states_with_and_without_host_state_are_one_model(state: Any, remembering: Any, home: LocalStorage) -> None:
     assert of_model(remembering.signature) == state.signature
-    without = state.stage(home, base=7, attempt="without")
-    remembering.memory.write({"wait": 3})
-    with_it = remembering.stage(home, base=7, attempt="with")
+    without = stage_checkpoint(state, home, base=7, attempt="without")
+    remembering.host_state.write({"wait": 3})
+    with_it = stage_checkpoint(remembering, home, base=7, attempt="with")
     assert without.state_digest != with_it.state_digest
     assert bytes_in(home, without) == {}
-    remembering.restore(home, without)
-    assert remembering.memory.read() == {}
-    state.restore(home, with_it)
-    assert state.stage(home, base=7, attempt="again").state_digest == without.state_digest
+    restore_checkpoint(remembering, home, without)
+    assert remembering.host_state.read() == {}
+    restore_checkpoint(state, home, with_it)
+    assert stage_checkpoint(state, home, base=7, attempt="again").state_digest == without.state_digest
 
 
-def test_it_counts_in_the_digest_of_who_does_not_keep_it(state: Any, remembering: Any, home: LocalStorage) -> None:
-    remembering.memory.write({"wait": 3})
-    ref = remembering.stage(home, base=7, attempt="abc")
+def test_host_state_counts_in_the_digest_even_if_not_kept(state: Any, remembering: Any, home: LocalStorage) -> None:
+    remembering.host_state.write({"wait": 3})
+    ref = stage_checkpoint(remembering, home, base=7, attempt="abc")
     for each in (state, remembering):
         with pytest.raises(DamagedCheckpoint, match="the log says"):
-            each.restore(home, ref.model_copy(update={"state_digest": "0" * 64}))
+            restore_checkpoint(each, home, ref.model_copy(update={"state_digest": "0" * 64}))

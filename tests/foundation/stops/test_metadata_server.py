@@ -1,4 +1,4 @@
-"""The metadata server: what counts as a stop, and that no answer, or none at all, harms training."""
+"""The metadata server: some notices are reasons to stop, and its failures never harm training."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from tasks.foundation.stops import metadata_server
 from tasks.foundation.stops.metadata_server import metadata_address, upcoming_maintenance, watching_metadata
 from tasks.foundation.stops.stops import Stop, Stops
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
-from tests.support.lab import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import wait_for
 
 QUIET = {"preempted": "FALSE", "maintenance-event": "NONE", "upcoming-maintenance": "{ }"}
@@ -24,7 +24,7 @@ GOOGLE = ("Metadata-Flavor", "Google")
 
 
 class MetadataServer(ThreadingHTTPServer):
-    """Answers as `answers` says: by name a text, or a status, or a function that returns either."""
+    """Responds as `answers` says: by source a text, a status, or a function that returns either."""
 
     daemon_threads = True
     block_on_close = False
@@ -33,15 +33,15 @@ class MetadataServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answering)
         self.answers: dict[str, Any] = dict(QUIET)
         self.flavor: tuple[str, str] | None = GOOGLE
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.hang_up = threading.Event()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.server_address[1]}"
 
-    def times_asked(self, name: str) -> int:
-        return sum(name in path for path in self.asked)
+    def requests_to(self, name: str) -> int:
+        return sum(name in path for path in self.requests)
 
 
 class _Answering(BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ class _Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert self.headers[GOOGLE[0]] == GOOGLE[1]
         assert self.path.startswith("/computeMetadata/v1/instance/")
-        self.server.asked.append(self.path)
+        self.server.requests.append(self.path)
         answer = self.server.answers[self.path.split("/")[-1].split("?")[0]]
         if callable(answer):
             answer = answer()
@@ -65,13 +65,13 @@ class _Answering(BaseHTTPRequestHandler):
 
 
 class Reasons:
-    """A listener that keeps what it hears."""
+    """A listener that records requests."""
 
     def __init__(self) -> None:
-        self.heard: list[StopReason] = []
+        self.requested: list[StopReason] = []
 
     def request_stop(self, reason: StopReason) -> None:
-        self.heard.append(reason)
+        self.requested.append(reason)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
         thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         monkeypatch.setenv("GCE_METADATA_HOST", serving.address)
-        # A proxy that is not there: whoever asks it gets nothing.
+        # A proxy that does not exist: requests to it fail.
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -121,14 +121,14 @@ def notice(status: str, opens: timedelta, closes: timedelta = timedelta(hours=4)
         ("upcoming-maintenance", notice("PENDING", timedelta(seconds=80)), "maintenance"),
     ],
 )
-def test_a_notice_is_a_stop_told_once(server: MetadataServer, name: str, answer: str, reason: StopReason) -> None:
+def test_a_notice_requests_a_stop_once(server: MetadataServer, name: str, answer: str, reason: StopReason) -> None:
     server.answers[name] = answer
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: reasons.heard)
-        others = sum(name not in path for path in server.asked)
-        wait_for(lambda: sum(name not in path for path in server.asked) > others + 4)
-    assert reasons.heard == [reason]
+        wait_for(lambda: reasons.requested)
+        others = sum(name not in path for path in server.requests)
+        wait_for(lambda: sum(name not in path for path in server.requests) > others + 4)
+    assert reasons.requested == [reason]
 
 
 @pytest.mark.parametrize(
@@ -147,45 +147,45 @@ def test_a_notice_is_a_stop_told_once(server: MetadataServer, name: str, answer:
         ("upcoming-maintenance", '{"maintenance_status": "PENDING", "window_start_time": "soon"}'),
     ],
 )
-def test_what_is_no_stop_is_none_and_the_polling_goes_on(
+def test_other_responses_request_nothing(
     server: MetadataServer, name: str, answer: str | int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answers[name] = answer
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: all(server.times_asked(source) > 3 for source in QUIET))
-    assert reasons.heard == []
+        wait_for(lambda: all(server.requests_to(source) > 3 for source in QUIET))
+    assert reasons.requested == []
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
 
 
-def test_a_server_that_fails_is_believed_once_it_answers(server: MetadataServer) -> None:
+def test_a_server_is_polled_again_after_failures(server: MetadataServer) -> None:
     server.answers["preempted"] = in_turn(503, 503, "TRUE")
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: reasons.heard)
-    assert reasons.heard == ["preempted"]
+        wait_for(lambda: reasons.requested)
+    assert reasons.requested == ["preempted"]
 
 
-def test_a_source_that_never_answers_does_not_slow_down_the_others(server: MetadataServer) -> None:
+def test_a_silent_source_does_not_delay_the_others(server: MetadataServer) -> None:
     server.answers["upcoming-maintenance"] = 503
     with watching(Reasons()):
-        wait_for(lambda: server.times_asked("preempted") > 60)
-    assert server.times_asked("upcoming-maintenance") < 15
+        wait_for(lambda: server.requests_to("preempted") > 60)
+    assert server.requests_to("upcoming-maintenance") < 15
 
 
 @pytest.mark.parametrize("flavor", [None, ("Metadata-Flavor", "Another")])
-def test_another_server_at_this_address_is_not_believed(server: MetadataServer, flavor: tuple[str, str] | None) -> None:
+def test_other_servers_at_the_address_are_ignored(server: MetadataServer, flavor: tuple[str, str] | None) -> None:
     server.flavor = flavor
     server.answers["preempted"] = "TRUE"
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: server.times_asked("preempted") > 3)
-        assert reasons.heard == []
+        wait_for(lambda: server.requests_to("preempted") > 3)
+        assert reasons.requested == []
         server.flavor = GOOGLE
-        wait_for(lambda: reasons.heard)
+        wait_for(lambda: reasons.requested)
 
 
-def test_a_server_that_hangs_holds_nobody_up(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_server_does_not_delay_the_work(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_server, "_TIMEOUT_SECONDS", 1000)
 
     def hang() -> str:
@@ -195,17 +195,17 @@ def test_a_server_that_hangs_holds_nobody_up(server: MetadataServer, monkeypatch
     server.answers["preempted"] = hang
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: server.times_asked("preempted"))
-    # The body is left while the request is still in flight, and what it brings later is not heard.
+        wait_for(lambda: server.requests_to("preempted"))
+    # The body ends while a request is in flight, and its response is ignored.
     assert not server.hang_up.is_set()
     watchers = [thread for thread in threading.enumerate() if thread.name == "baton-metadata"]
     server.hang_up.set()
     for thread in watchers:
         thread.join()
-    assert reasons.heard == []
+    assert reasons.requested == []
 
 
-def test_after_a_request_that_hung_the_polling_goes_on(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polling_continues_after_a_hanging_request(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_server, "_TIMEOUT_SECONDS", 0.05)
     hung = threading.Event()
 
@@ -218,26 +218,26 @@ def test_after_a_request_that_hung_the_polling_goes_on(server: MetadataServer, m
     server.answers["preempted"] = hang_once
     reasons = Reasons()
     with watching(reasons):
-        wait_for(lambda: reasons.heard)
+        wait_for(lambda: reasons.requested)
         assert not server.hang_up.is_set()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "http://127.0.0.1/x", "[", "127.0.0.1:port"])
-def test_an_address_where_nothing_is_harms_nothing(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_server_is_harmless(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", address)
     reasons = Reasons()
     with watching(reasons):
         (watcher,) = (thread for thread in threading.enumerate() if thread.name == "baton-metadata")
         watcher.join(0.1)
         assert watcher.is_alive()
-    assert reasons.heard == []
+    assert reasons.requested == []
 
 
 @pytest.mark.parametrize(
     ("product", "address"),
     [("Google Compute Engine\n", "169.254.169.254"), ("Google\n", "169.254.169.254"), ("KVM\n", None), (None, None)],
 )
-def test_the_server_is_looked_for_on_google_s_machines_only(
+def test_only_machines_of_google_are_polled(
     product: str | None, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "")
@@ -279,7 +279,7 @@ NOW = datetime(2024, 12, 1, 19, 0, tzinfo=UTC)
             },
             "maintenance",
         ),
-        # A window that has passed without maintenance: a notice that stayed must not stop every run for ever.
+        # A window that passed without maintenance: an old notice must not stop every run forever.
         (
             {
                 "maintenance_status": "PENDING",
@@ -290,23 +290,23 @@ NOW = datetime(2024, 12, 1, 19, 0, tzinfo=UTC)
         ),
     ],
 )
-def test_which_upcoming_maintenance_is_a_stop(fields: dict[str, Any], reason: StopReason | None) -> None:
+def test_upcoming_maintenance_stops_near_its_window(fields: dict[str, Any], reason: StopReason | None) -> None:
     assert upcoming_maintenance(json.dumps(fields), NOW, timedelta(seconds=85)) == reason
 
 
-def test_a_preemption_asks_the_one_who_listens_and_raises_nothing(server: MetadataServer) -> None:
+def test_a_preemption_requests_a_stop_and_raises_nothing(server: MetadataServer) -> None:
     server.answers["preempted"] = "TRUE"
-    heard = Heard()
+    recorder = EventRecorder()
 
     def work(stops: Stops) -> Stop | None:
-        wait_for(lambda: heard.warnings)
+        wait_for(lambda: recorder.warnings)
         assert stops.grace_left() == 30
-        return stops.asked
+        return stops.requested
 
-    assert run_uninterrupted(work, StopSpec(grace_seconds=30.0), clock=lambda: 5.0, telemetry=heard) == Stop(
+    assert run_uninterrupted(work, StopSpec(grace_seconds=30.0), clock=lambda: 5.0, telemetry=recorder) == Stop(
         "preempted", 5.0
     )
-    assert "preempted" in heard.warnings[0]
-    asked = len(server.asked)
-    run_uninterrupted(lambda later: wait_for(lambda: later.asked), StopSpec())
-    assert len(server.asked) > asked
+    assert "preempted" in recorder.warnings[0]
+    before = len(server.requests)
+    run_uninterrupted(lambda later: wait_for(lambda: later.requested), StopSpec())
+    assert len(server.requests) > before

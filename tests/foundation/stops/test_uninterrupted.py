@@ -1,4 +1,4 @@
-"""Work that is held: what asks for a stop is noted, nothing that asked is swallowed, everything is put back."""
+"""Uninterrupted work: signals request a stop, are delivered after the work, and handlers are restored."""
 
 import contextvars
 import math
@@ -7,34 +7,23 @@ import pty
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.contracts.segment import StopReason
 from tasks.foundation.stops.stops import Stop, Stops
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
-from tasks.foundation.storage.deadline import Deadline
-from tasks.foundation.telemetry.events import Event
-from tests.support.lab import Heard
+from tests.support.clock import FakeClock
+from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import process, wait_for
 
 SPEC = StopSpec(grace_seconds=25.0)
 
 
-class ToldError(BaseException):
-    """What a handler of before raises, as Prefect's does."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+class TerminationError(BaseException):
+    """The exception of the installed handler, like Prefect's."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +32,7 @@ def _away_from_google(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raising(number: int, _frame: FrameType | None) -> None:
-    raise ToldError(number)
+    raise TerminationError(number)
 
 
 @pytest.fixture
@@ -53,29 +42,16 @@ def _prefect_like_handler() -> Any:
     signal.signal(signal.SIGTERM, before)
 
 
-def until_asked(stops: Stops) -> Stop:
-    wait_for(lambda: stops.asked is not None)
-    assert stops.asked is not None
-    return stops.asked
+def until_requested(stops: Stops) -> Stop:
+    wait_for(lambda: stops.requested is not None)
+    assert stops.requested is not None
+    return stops.requested
 
 
-@pytest.mark.parametrize("reason", ["sigterm", "sigint", "preempted", "maintenance"])
-def test_whatever_asks_bounds_the_waiting_for_the_store(reason: StopReason) -> None:
-    """Ctrl-C too: no machine goes then, but nobody who pressed it wants to wait for minutes."""
-    clock, leaving = Clock(), Deadline()
-    stops = Stops(SPEC, clock=clock, telemetry=Heard(), leaving=leaving)
-    stops.stop_within(0)
-    assert stops.asked is not None
-    assert not leaving.is_set, "a time budget is in no hurry"
-    stops.request_stop(reason)
-    wait_for(lambda: leaving.is_set)
-    assert 0 < leaving.left() <= SPEC.grace_seconds
+# Signals, in separate processes.
 
 
-# Signals, in processes of their own.
-
-
-def test_a_sigterm_is_heard_while_the_work_is_in_c_code() -> None:
+def test_sigterm_is_handled_while_the_work_is_in_c_code() -> None:
     with process("run_uninterrupted(in_c_code, StopSpec(), telemetry=Printing())") as trainer:
         trainer.read_until("in C code")
         trainer.signal(signal.SIGTERM)
@@ -84,46 +60,46 @@ def test_a_sigterm_is_heard_while_the_work_is_in_c_code() -> None:
 
 
 CLOSABLE = "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup themselves
-HELD = """
-class PrefectReported(BaseException):
+UNTIL_REQUESTED = """
+class Terminated(BaseException):
     pass
 def handler(*_):
-    raise PrefectReported
+    raise Terminated
 def work(stops):
-    until_asked(stops)
-    say("asked:", stops.asked.reason)
+    until_requested(stops)
+    say("requested:", stops.requested.reason)
     time.sleep(0.2)
     say("committed")
 signal.signal(signal.SIGTERM, handler)
 try:
     run_uninterrupted(work, StopSpec(), telemetry=Printing())
-except PrefectReported:
-    say("told")
+except Terminated:
+    say("terminated")
 say("SIGHUP as before:", signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)
 """
 
 
-def test_a_closed_terminal_is_heard_as_a_sigterm() -> None:
-    with process(CLOSABLE + HELD) as trainer:
+def test_sighup_is_handled_as_sigterm() -> None:
+    with process(CLOSABLE + UNTIL_REQUESTED) as trainer:
         trainer.read_until("waiting")
-        for _ in range(2):  # the kernel sends one, and the shell another
+        for _ in range(2):  # the kernel and the shell may each send one
             trainer.signal(signal.SIGHUP)
         assert trainer.wait() == 0
-    assert "asked: sigterm\n" in trainer.lines
-    assert trainer.lines[-3:] == ["committed\n", "told\n", "SIGHUP as before: True\n"]
+    assert "requested: sigterm\n" in trainer.lines
+    assert trainer.lines[-3:] == ["committed\n", "terminated\n", "SIGHUP as before: True\n"]
     assert any("note: terminal closed (SIGHUP): finishing the steps in flight" in line for line in trainer.lines)
 
 
-def test_a_closed_terminal_ends_work_that_nobody_else_handles() -> None:
-    with process(CLOSABLE + "run_uninterrupted(until_asked, StopSpec(), telemetry=Printing())") as trainer:
+def test_sighup_without_a_handler_ends_the_process_after_the_work() -> None:
+    with process(CLOSABLE + "run_uninterrupted(until_requested, StopSpec(), telemetry=Printing())") as trainer:
         trainer.read_until("waiting")
         trainer.signal(signal.SIGHUP)
         assert "terminal closed" in trainer.read_until("note:")
         assert trainer.wait() == -signal.SIGTERM
 
 
-def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
-    with process("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + HELD) as trainer:
+def test_sighup_is_ignored_under_nohup() -> None:
+    with process("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + UNTIL_REQUESTED) as trainer:
         trainer.read_until("waiting")
         trainer.signal(signal.SIGHUP)
         trainer.signal(signal.SIGTERM)
@@ -132,7 +108,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
     assert trainer.lines[-1] == "SIGHUP as before: False\n"
 
 
-def test_a_second_sigint_leaves_at_once_though_the_work_is_in_c_code() -> None:
+def test_a_second_sigint_leaves_while_the_work_is_in_c_code() -> None:
     terminal, side = pty.openpty()
     body = "print('flushed at last')\nrun_uninterrupted(in_c_code, StopSpec(), telemetry=Printing())"
     with process(body, stderr=side) as trainer:
@@ -146,12 +122,12 @@ def test_a_second_sigint_leaves_at_once_though_the_work_is_in_c_code() -> None:
         os.set_blocking(terminal, False)
         seen = os.read(terminal, 10_000)
         assert b"\x1b[?25h" in seen
-        assert b"left at once: what is committed stays, and the same command goes on from there\r\n" in seen
+        assert b"left at once: committed checkpoints are safe, and the same command continues from there\r\n" in seen
     os.close(side)
     os.close(terminal)
 
 
-def test_a_second_sigint_leaves_though_the_output_is_stuck() -> None:
+def test_a_second_sigint_leaves_while_the_output_is_blocked() -> None:
     body = """
 import threading
 class Stuck:
@@ -160,7 +136,7 @@ class Stuck:
         threading.Event().wait()
 def work(stops):
     say("working")
-    sys.stdout.write("x" * 10_000_000)  # nobody reads it: holds stdout's lock in a write that never ends
+    sys.stdout.write("x" * 10_000_000)  # no process reads it: the write holds stdout's lock and never ends
 run_uninterrupted(work, StopSpec(), telemetry=Stuck())
 """
     with process(body, stderr=subprocess.PIPE) as trainer:
@@ -175,24 +151,24 @@ run_uninterrupted(work, StopSpec(), telemetry=Stuck())
         trainer.popen.stderr.close()
 
 
-def test_more_sigterms_change_nothing() -> None:
+def test_repeated_sigterms_change_nothing() -> None:
     body = """
-class PrefectReported(BaseException):
+class Terminated(BaseException):
     pass
 def handler(*_):
-    raise PrefectReported
+    raise Terminated
 signal.signal(signal.SIGTERM, handler)
 def work(stops):
-    until_asked(stops)
-    first = stops.asked
+    until_requested(stops)
+    first = stops.requested
     for _ in range(50):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.002)
-    assert stops.asked == first
+    assert stops.requested == first
     say("committed")
 try:
     run_uninterrupted(work, StopSpec(), telemetry=Printing())
-except PrefectReported:
+except Terminated:
     say("handed on")
 """
     with process(body) as trainer:
@@ -206,11 +182,11 @@ except PrefectReported:
         assert sum("note:" in line for line in trainer.lines) == 1
 
 
-def test_without_a_handler_the_signal_ends_the_process_once_the_work_is_safe() -> None:
+def test_sigterm_without_a_handler_ends_the_process_after_the_work() -> None:
     body = """
 def work(stops):
-    until_asked(stops)
-    say("committed", stops.asked.reason)
+    until_requested(stops)
+    say("committed", stops.requested.reason)
 run_uninterrupted(work, StopSpec())
 say("never here")
 """
@@ -221,11 +197,11 @@ say("never here")
         assert trainer.lines[-1] == "committed sigterm\n"
 
 
-def test_one_ctrl_c_is_a_keyboard_interrupt_once_the_work_is_safe() -> None:
+def test_one_ctrl_c_raises_keyboard_interrupt_after_the_work() -> None:
     body = """
 def work(stops):
-    until_asked(stops)
-    say("committed", stops.asked.reason)
+    until_requested(stops)
+    say("committed", stops.requested.reason)
 try:
     run_uninterrupted(work, StopSpec())
 except KeyboardInterrupt:
@@ -238,11 +214,11 @@ except KeyboardInterrupt:
         assert trainer.lines[-2:] == ["committed sigint\n", "interrupted\n"]
 
 
-def test_work_with_nothing_at_stake_is_left_alone() -> None:
-    """Compiling may take longer than the machine has, and nothing would be lost."""
+def test_work_without_unsaved_work_is_abandoned() -> None:
+    """Compiling may take longer than the grace period, and nothing would be lost."""
     body = """
 def work(stops):
-    stops.at_stake = False
+    stops.unsaved_work = False
     in_c_code(stops)
 try:
     run_uninterrupted(work, StopSpec())
@@ -257,14 +233,14 @@ except KeyboardInterrupt:
         assert trainer.lines[-1] == "left\n"
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     body = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 def work(stops):
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)
-    until_asked(stops)
-    say(stops.asked.reason)
+    until_requested(stops)
+    say(stops.requested.reason)
 run_uninterrupted(work, StopSpec(), telemetry=Printing())
 """
     with process(body) as trainer:
@@ -274,77 +250,77 @@ run_uninterrupted(work, StopSpec(), telemetry=Printing())
         assert "sigterm\n" in trainer.lines
 
 
-# The rest of what is promised.
+# Other behaviours, in this process.
 
 
 @pytest.mark.usefixtures("_prefect_like_handler")
-def test_the_handler_of_before_stays_in_place() -> None:
-    """Prefect's runner gets its receipt only while `signal.getsignal` is Prefect's own."""
+def test_the_installed_handler_stays_in_place() -> None:
+    """Prefect's runner gets its receipt only while Prefect's own handler is installed."""
     seen: list[Any] = []
     run_uninterrupted(lambda _: seen.append(signal.getsignal(signal.SIGTERM)), SPEC)
     assert seen == [raising]
 
 
 @pytest.mark.usefixtures("_prefect_like_handler")
-def test_what_the_handler_raised_is_raised_after_the_work() -> None:
-    heard, done = Heard(), []
+def test_exception_of_a_handler_is_raised_after_the_work() -> None:
+    recorder, done = EventRecorder(), []
 
     def work(stops: Stops) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert until_asked(stops).reason == "sigterm"
+        assert until_requested(stops).reason == "sigterm"
         done.append(True)
 
-    with pytest.raises(ToldError):
-        run_uninterrupted(work, SPEC, telemetry=heard)
+    with pytest.raises(TerminationError):
+        run_uninterrupted(work, SPEC, telemetry=recorder)
     assert done == [True]
-    wait_for(lambda: len(heard.warnings) == 1)
+    wait_for(lambda: len(recorder.warnings) == 1)
 
 
 @pytest.mark.usefixtures("_prefect_like_handler")
-def test_the_signal_s_exception_leaves_with_the_work_s_as_its_context() -> None:
+def test_error_of_the_work_is_context_of_the_signals_exception() -> None:
     def work(stops: Stops) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        until_asked(stops)
+        until_requested(stops)
         raise RuntimeError("the commit failed")
 
-    with pytest.raises(ToldError) as told:
+    with pytest.raises(TerminationError) as caught:
         run_uninterrupted(work, SPEC)
-    assert isinstance(told.value.__context__, RuntimeError)
+    assert isinstance(caught.value.__context__, RuntimeError)
 
 
 @pytest.mark.usefixtures("_prefect_like_handler")
-def test_of_both_signals_the_machine_s_end_leaves() -> None:
+def test_sigterm_takes_precedence_over_sigint() -> None:
     def work(stops: Stops) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        until_asked(stops)
+        until_requested(stops)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for(lambda: stops.grace_left() < math.inf)
 
-    with pytest.raises(ToldError):
+    with pytest.raises(TerminationError):
         run_uninterrupted(work, SPEC)
 
 
-def test_the_work_s_result_and_error_come_through() -> None:
-    assert run_uninterrupted(lambda stops: (stops.asked, stops.grace_left()), SPEC) == (None, math.inf)
+def test_results_and_errors_of_the_work_are_passed_on() -> None:
+    assert run_uninterrupted(lambda stops: (stops.requested, stops.grace_left()), SPEC) == (None, math.inf)
     with pytest.raises(ZeroDivisionError):
         run_uninterrupted(lambda _: 1 / 0, SPEC)
     with pytest.raises(SystemExit):
         run_uninterrupted(lambda _: (_ for _ in ()).throw(SystemExit(3)), SPEC)
 
 
-def test_all_such_work_of_a_process_is_done_by_one_thread_which_is_not_the_main_one() -> None:
+def test_all_work_runs_in_one_thread() -> None:
     threads = {run_uninterrupted(lambda _: threading.current_thread(), SPEC) for _ in range(3)}
     assert len(threads) == 1
     assert threading.main_thread() not in threads
 
 
-def test_the_work_sees_the_caller_s_context() -> None:
+def test_the_work_runs_in_the_context_of_its_caller() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
     variable.set("seen")
     assert run_uninterrupted(lambda _: variable.get(), SPEC) == "seen"
 
 
-def test_work_within_work_joins_it() -> None:
+def test_nested_work_joins_the_outer_work() -> None:
     def outer(stops: Stops) -> tuple[Stops, Stops, threading.Thread, threading.Thread]:
         inner = run_uninterrupted(lambda inner: (inner, threading.current_thread()), StopSpec(grace_seconds=1.0))
         return stops, inner[0], threading.current_thread(), inner[1]
@@ -355,20 +331,20 @@ def test_work_within_work_joins_it() -> None:
     assert run_uninterrupted(lambda another: another, SPEC) is not stops
 
 
-def test_the_tighter_budget_holds() -> None:
-    clock = Clock()
+def test_the_shorter_time_budget_applies() -> None:
+    clock = FakeClock(100.0)
 
     def work(stops: Stops) -> Stop | None:
         run_uninterrupted(lambda _: None, SPEC, within_seconds=10)
-        clock.now += 9
-        assert stops.asked is None
-        clock.now += 1
-        return stops.asked
+        clock.seconds += 9
+        assert stops.requested is None
+        clock.seconds += 1
+        return stops.requested
 
     assert run_uninterrupted(work, SPEC, within_seconds=99, clock=clock) == Stop("time_budget", 110.0)
 
 
-def test_outside_the_main_thread_the_work_is_done_right_there() -> None:
+def test_outside_the_main_thread_the_work_is_called_directly() -> None:
     results: list[Any] = []
 
     def call() -> None:
@@ -378,45 +354,3 @@ def test_outside_the_main_thread_the_work_is_done_right_there() -> None:
     thread.start()
     thread.join()
     assert results == [thread]
-
-
-@pytest.mark.parametrize(
-    ("ask", "grace"),
-    [
-        (lambda stops: stops.request_stop("preempted"), 25.0 - 3),
-        (lambda stops: stops.request_stop("sigterm"), 25.0 - 3),
-        (lambda stops: stops.request_stop("sigint"), math.inf),
-        (lambda stops: stops.stop_within(0), math.inf),
-    ],
-)
-def test_the_grace_that_is_left(ask: Callable[[Stops], None], grace: float) -> None:
-    clock = Clock()
-    stops = Stops(SPEC, clock=clock, telemetry=Heard())
-    ask(stops)
-    clock.now += 3
-    assert stops.asked is not None
-    assert stops.asked.at == 100.0
-    assert stops.grace_left() == grace
-
-
-def test_what_asked_first_stays() -> None:
-    clock = Clock()
-    stops = Stops(SPEC, clock=clock, telemetry=Heard())
-    stops.stop_within(50)
-    clock.now += 10
-    stops.request_stop("sigint")
-    clock.now += 10
-    stops.request_stop("sigterm")
-    clock.now += 80
-    assert stops.asked == Stop("sigint", 110.0)
-    assert stops.grace_left() == 25.0 - 80
-
-
-def test_a_sink_that_raises_ends_nothing() -> None:
-    class Broken:
-        def emit(self, event: Event) -> None:
-            raise RuntimeError(str(event))
-
-    stops = Stops(SPEC, clock=Clock(), telemetry=Broken())
-    stops.stop_within(0)
-    assert stops.asked is not None

@@ -1,4 +1,4 @@
-"""No path leads out of a store: not by its text, on any store, and not by a link, on a local disk."""
+"""No path leaves its store: not by its text in any store, and not by a link on a local disk."""
 
 import os
 import uuid
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.contracts.init_spec import WeightsSource
 from tasks.foundation.errors import PathRefused
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.opening import open_storage
-from tasks.init_or_restore.weights.location import locate
+from tasks.init_or_restore.weights.location import locate_weights
 
 PATHS = {
     "up": "../victim",
@@ -21,15 +21,15 @@ PATHS = {
     "up only": "..",
     "absolute": "/victim",
     "another address": "gs://other/victim",
-    "here": "./victim",
+    "dot": "./victim",
     "empty part": "log//victim",
-    "folder's mark": "log/",
+    "trailing slash": "log/",
     "backslash": "..\\victim",
-    "nothing": "log/\0",
-    "line end": "log/a\nb",
+    "null": "log/\0",
+    "newline": "log/a\nb",
     "escape": "log/\x1b[31m",
-    "escape of one byte": "log/\x9b31m",
-    "half a character": "log/\ud800",
+    "one-byte escape": "log/\x9b31m",
+    "lone surrogate": "log/\ud800",
     "long name": "n" * 256,
     "long": "/".join(["n" * 200] * 6),
     "very long": "n" * 1_000_000,
@@ -50,7 +50,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
 
 
 def operations(store: Storage, path: str, here: Path) -> dict[str, Callable[[], object]]:
-    """Everything that a store does with a path."""
+    """Every operation of a store that takes a path."""
     return {
         "at": lambda: store.at(path).read("a"),
         "read": lambda: store.read(path),
@@ -79,22 +79,22 @@ def refusal_of(operation: Callable[[], object], name: str) -> str:
     pytest.fail(f"{name}: not refused")
 
 
-def test_a_path_that_leads_out_by_its_text_is_refused(storage: Storage, tmp_path: Path) -> None:
+def test_path_outside_the_root_is_refused(storage: Storage, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.write_bytes(b"here")
     storage.write("home/a", b"a")
     for kind, path in PATHS.items():
         for name, operation in operations(storage, path, here).items():
             if name == "local_path" and not isinstance(storage, LocalStorage):
-                continue  # there is none
+                continue  # always None
             refused = refusal_of(operation, f"{name} of {kind}")
-            assert "no path below this folder" in refused
+            assert "not a path below this folder" in refused
             assert len(refused) < 1000
             assert refused.isprintable()
     assert list(storage.files("")) == ["home/a"]
 
 
-def test_what_is_usual_is_not_refused(storage: Storage) -> None:
+def test_usual_names_are_accepted(storage: Storage) -> None:
     for path in (
         "a",
         "b/b.c",
@@ -109,7 +109,7 @@ def test_what_is_usual_is_not_refused(storage: Storage) -> None:
 
 
 def linked(tmp_path: Path) -> tuple[LocalStorage, Path]:
-    """A home of which three names are links out, and what they lead to."""
+    """A home with three links that leave it, and the folder they lead to."""
     home, victim = tmp_path / "home", tmp_path / "victim"
     (victim / "below").mkdir(parents=True)
     (victim / "file").write_bytes(b"victim")
@@ -127,7 +127,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("path", ["checkpoints/file", "checkpoints/below", "checkpoints/new/file"])
-def test_a_folder_that_links_out_is_refused(path: str, tmp_path: Path) -> None:
+def test_folder_linked_outside_is_refused(path: str, tmp_path: Path) -> None:
     home, victim = linked(tmp_path)
     here = tmp_path / "here"
     here.write_bytes(b"here")
@@ -135,11 +135,11 @@ def test_a_folder_that_links_out_is_refused(path: str, tmp_path: Path) -> None:
     for name, operation in operations(home, path, here).items():
         if name in {"at", "copy from", "copy to"}:  # homes below a storage root may be links
             continue
-        assert f"checkpoints is a link to {victim}, out of" in refusal_of(operation, name)
+        assert f"checkpoints is a link to {victim}, outside of" in refusal_of(operation, name)
     assert tree(victim) == before
 
 
-def test_a_file_that_links_out_is_neither_read_nor_written(tmp_path: Path) -> None:
+def test_file_linked_outside_is_neither_read_nor_written(tmp_path: Path) -> None:
     home, victim = linked(tmp_path)
     before = tree(victim)
     for path in ("log/out", "log/dangling"):
@@ -152,7 +152,7 @@ def test_a_file_that_links_out_is_neither_read_nor_written(tmp_path: Path) -> No
     assert tree(victim) == before
 
 
-def test_deleting_follows_no_link(tmp_path: Path) -> None:
+def test_delete_follows_no_links(tmp_path: Path) -> None:
     home, victim = linked(tmp_path)
     before = tree(victim)
     home.delete("checkpoints")
@@ -161,7 +161,7 @@ def test_deleting_follows_no_link(tmp_path: Path) -> None:
     assert os.listdir(home.root) == []  # noqa: PTH208
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_refused(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path)
     (tmp_path / "log").mkdir()
     os.mkfifo(tmp_path / "log" / "HINT")
@@ -171,8 +171,8 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_links_that_are_ones_own(tmp_path: Path) -> None:
-    """The storage, a home in it and its datasets may lie on other disks; a home may link within itself."""
+def test_storage_home_and_datasets_may_be_links(tmp_path: Path) -> None:
+    """The storage, a home and datasets/ may be on other disks, and a home may link within itself."""
     for disk in ("storage", "home", "datasets"):
         (tmp_path / "disks" / disk).mkdir(parents=True)
     (tmp_path / "runs").symlink_to(tmp_path / "disks" / "storage")
@@ -192,7 +192,7 @@ def test_links_that_are_ones_own(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "disks" / "datasets") == []  # noqa: PTH208
 
 
-def test_names_that_are_refused_are_not_listed(tmp_path: Path) -> None:
+def test_refused_names_are_not_listed(tmp_path: Path) -> None:
     for name in ("a", "b\nc", "d\\e", "f\x1b[31m"):
         (tmp_path / name).mkdir()
         (tmp_path / "a" / name).write_bytes(b"x")
@@ -201,7 +201,7 @@ def test_names_that_are_refused_are_not_listed(tmp_path: Path) -> None:
     assert list(home.files("")) == ["a/a"]
 
 
-def test_weights_that_the_user_names_may_be_links_and_a_home_among_them_not(tmp_path: Path) -> None:
+def test_weights_may_be_links_but_not_inside_a_home(tmp_path: Path) -> None:
     """Download caches link from the name to the file."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "4f").write_bytes(b"x")
@@ -210,8 +210,8 @@ def test_weights_that_the_user_names_may_be_links_and_a_home_among_them_not(tmp_
     model.mkdir()
     for link in (model / "saved_model.pb", home / "log" / "00000000.json"):
         link.symlink_to(tmp_path / "blobs" / "4f")
-    assert locate(WeightsSource(source="model"), tmp_path).kind == "saved_model"
-    place = locate(WeightsSource(source="home"), tmp_path)
+    assert locate_weights(WeightsSource(source="model"), tmp_path).kind == "saved_model"
+    place = locate_weights(WeightsSource(source="home"), tmp_path)
     assert place.kind == "run"
     with pytest.raises(PathRefused, match="is a link to"):
         place.storage.read("log/00000000.json")

@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next one; what a living one works on is not."""
+"""Temporary files of killed processes are removed by the next process; files in use are kept."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from tasks.foundation.errors import BatonError
 from tasks.foundation.storage import temporary_files
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.temporary_files import sweep, temporary_file, temporary_folder
+from tasks.foundation.storage.temporary_files import sweep, sweep_once, temporary_file, temporary_folder
 from tests.support.checkout import CHECKOUT
 
 HOLDER = """
@@ -31,8 +31,8 @@ with temporary_file(Path(sys.argv[1]), ".unfinished-") as file, temporary_folder
 
 
 @pytest.fixture(autouse=True)
-def _a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporary_files, "_LOOKED_AT", set())
+def _as_in_a_new_process() -> None:
+    sweep_once.cache_clear()
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name.rsplit("-", 1)[0] for path in folder.iterdir())
 
 
-def test_a_living_process_keeps_its_own(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_sweep_keeps_files_of_a_living_process(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     for prefix in (".unfinished-", "baton-staging-"):
         sweep(tmp_path, prefix)
     assert names(tmp_path) == [".unfinished", "baton-staging"]
-    os.kill(holder.pid, signal.SIGSTOP)  # however long it has been still
+    os.kill(holder.pid, signal.SIGSTOP)  # a stopped process is still alive
     for prefix in (".unfinished-", "baton-staging-"):
         sweep(tmp_path, prefix)
     assert names(tmp_path) == [".unfinished", "baton-staging"]
@@ -63,7 +63,7 @@ def test_a_living_process_keeps_its_own(tmp_path: Path, holder: "subprocess.Pope
     assert names(tmp_path) == []
 
 
-def test_what_a_killed_one_left_goes_with_the_next_write(
+def test_files_of_a_killed_process_are_swept(
     tmp_path: Path, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder.kill()
@@ -78,7 +78,7 @@ def test_what_a_killed_one_left_goes_with_the_next_write(
     assert names(tmp_path) == ["HINT"]
 
 
-def test_other_names_other_users_and_links_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_keeps_other_names_users_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kept").write_bytes(b"mine")
     (tmp_path / ".unfinished-link").symlink_to(tmp_path / "kept")
     (tmp_path / ".unfinished-foreign").write_bytes(b"theirs")
@@ -91,9 +91,7 @@ def test_other_names_other_users_and_links_are_left_alone(tmp_path: Path, monkey
     sweep(tmp_path / "nowhere", ".unfinished-")
 
 
-def test_a_file_that_is_swept_between_its_making_and_its_locking_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_swept_before_locking_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock, swept = temporary_files.fcntl.flock, []
 
     def late(handle: int, how: int) -> None:
@@ -109,9 +107,7 @@ def test_a_file_that_is_swept_between_its_making_and_its_locking_is_made_again(
     assert names(tmp_path) == []
 
 
-def test_without_locks_nothing_is_removed_and_everything_else_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nothing_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_handle: int, _how: int) -> None:
         raise OSError("no locks here")
 
@@ -121,8 +117,26 @@ def test_without_locks_nothing_is_removed_and_everything_else_works(
     assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished-old", "a"]
 
 
-def test_an_error_within_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_inside_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(BatonError), temporary_file(tmp_path, "a-"), temporary_folder("b-"):
         raise BatonError("within")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_swept_before_opening_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    real, swept = os.open, []
+
+    def sweeps_first(path: str, *rest: int, **named: int) -> int:
+        if not swept and Path(path).name.startswith("baton-race-"):
+            swept.append(path)
+            Path(path).rmdir()
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", sweeps_first)
+    with temporary_folder("baton-race-") as folder:
+        assert folder.is_dir()
+        assert str(folder) not in swept
+    assert swept
     assert list(tmp_path.iterdir()) == []

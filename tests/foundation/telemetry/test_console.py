@@ -1,4 +1,4 @@
-"""The console: plain lines in a pipe, one bar on a terminal, and never an exception into training."""
+"""The console: lines in a pipe, one bar on a terminal, and no exception into training."""
 
 import fcntl
 import io
@@ -47,7 +47,7 @@ def emitted(stream: io.StringIO, *events: Event) -> str:
     return stream.getvalue()
 
 
-def test_plain_lines() -> None:
+def test_pipe_gets_plain_lines() -> None:
     text = emitted(
         io.StringIO(),
         Note(text="4 replicas"),
@@ -65,18 +65,18 @@ def test_plain_lines() -> None:
     ]
 
 
-def test_training_is_told_at_log_steps_only() -> None:
-    # Between log steps the trainer repeats the metrics that it last read.
+def test_pipe_gets_metrics_at_log_steps_only() -> None:
+    # Between log steps the trainer repeats the last metrics.
     text = emitted(io.StringIO(), training(10), training(50, loss=2.0), training(70, loss=2.0), training(100, loss=1.0))
     assert [line.split()[1] for line in text.splitlines()] == ["50/3000", "100/3000"]
 
 
-def test_preparing_in_a_pipe_is_short() -> None:
+def test_pipe_gets_few_lines_while_preparing() -> None:
     text = emitted(io.StringIO(), *(Preparing(examples=1000 * n) for n in range(1, 1001)))
     assert 5 < len(text.splitlines()) < 15
 
 
-def test_terminal_has_a_bar_that_goes_and_lines_that_stay() -> None:
+def test_terminal_keeps_lines_and_removes_the_bar() -> None:
     text = emitted(
         Terminal(),
         training(1500, loss=0.25),
@@ -93,8 +93,8 @@ def test_terminal_has_a_bar_that_goes_and_lines_that_stay() -> None:
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_what_is_not_known_is_not_said_to_be_left(validates: bool) -> None:
-    """A source that is read for the first time has no known end."""
+def test_time_left_is_hidden_without_a_known_end(validates: bool) -> None:
+    """The end of a source is unknown when it is read for the first time."""
     events = [Preparing(examples=150), *([training(1500, loss=0.25)] if validates else [])]
     plain = CONTROL.sub("", emitted(Terminal(), *events))
     assert "150 examples" in plain
@@ -107,7 +107,7 @@ from tasks.foundation.telemetry import console as module
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note, Training
 
-module._REFRESHES_PER_SECOND = 0.001  # it is drawn when this program says so, and not just while it is resized
+module._REFRESHES_PER_SECOND = 0.001  # so that the bar is not drawn while the terminal is resized
 
 def train(step):
     console.emit(Training(step=step, target=3000, metrics={"loss": 0.25}, examples_per_second=12345.6))
@@ -124,7 +124,7 @@ with Console() as console:
 
 
 class Screen:
-    """The lines of a terminal that breaks those which no longer fit, as most do; only what rich and a bar need."""
+    """A terminal that wraps lines which no longer fit, as most do; only what rich and a bar need."""
 
     def __init__(self, columns: int) -> None:
         self.columns, self.lines, self.row, self.column = columns, [""], 0, 0
@@ -148,7 +148,7 @@ class Screen:
                 self.column += 1
 
     def resize(self, columns: int) -> None:
-        """The line with the cursor is the last one, and is the only one that may not fit."""
+        """Wrap the last line, which has the cursor and is the only one that may not fit."""
         line = self.lines[self.row]
         broken = [line[start : start + columns] for start in range(0, len(line), columns)]
         self.lines[self.row :] = broken
@@ -156,8 +156,8 @@ class Screen:
         self.column -= columns * (len(broken) - 1)
 
 
-def test_nothing_is_left_of_a_bar_that_no_longer_fits() -> None:
-    """A real terminal device that is made narrower while the bar is drawn."""
+def test_bar_is_erased_after_the_terminal_narrows() -> None:
+    """Uses a real terminal device that becomes narrower while the bar is drawn."""
     terminal, side = os.openpty()
     screen = Screen(100)
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
@@ -186,8 +186,8 @@ def test_nothing_is_left_of_a_bar_that_no_longer_fits() -> None:
     assert [line.strip() for line in screen.lines if line.strip()] == ["a line that stays", "another line"]
 
 
-def test_bar_begins_where_the_run_stands() -> None:
-    # Steps of an earlier process must not count as this one's speed.
+def test_bar_begins_at_the_step_of_the_run() -> None:
+    # Steps of an earlier process must not count as speed.
     with Console(Terminal()) as console:
         console.emit(training(2900, loss=1.0))
         assert console._progress is not None
@@ -199,7 +199,7 @@ def test_bar_begins_where_the_run_stands() -> None:
         assert task.description == "training"
 
 
-def test_lines_after_the_end_and_starting_twice() -> None:
+def test_start_is_idempotent_and_lines_work_after_stop() -> None:
     stream = Terminal()
     console = Console(stream)
     console.start()
@@ -229,7 +229,7 @@ class Broken(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), ValueError("closed file"), SystemExit(1)])
-def test_a_lost_terminal_does_not_end_training(
+def test_lost_terminal_does_not_end_training(
     fault: BaseException, terminal: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = Broken(fault, terminal=terminal)
@@ -240,22 +240,22 @@ def test_a_lost_terminal_does_not_end_training(
             console.emit(Note(text="x"))
     assert stream.writes == 1
     assert len(caplog.records) == 1
-    assert "console failed" in caplog.text
+    assert "console output stops here" in caplog.text
 
 
-def test_an_interrupt_is_not_swallowed() -> None:
+def test_interrupt_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         Console(Broken(KeyboardInterrupt(), terminal=False)).emit(Note(text="x"))
 
 
-def test_threads_do_not_mix_their_lines() -> None:
+def test_lines_of_threads_are_not_mixed() -> None:
     class Slow(io.StringIO):
         busy = overlaps = 0
 
         def write(self, text: str) -> int:
             self.overlaps += self.busy
             self.busy = 1
-            time.sleep(0.0002)  # lets other threads run
+            time.sleep(0.0002)  # so that other threads run
             self.busy = 0
             return super().write(text)
 
@@ -278,8 +278,8 @@ def test_threads_do_not_mix_their_lines() -> None:
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_names_that_read_like_markup_are_shown_as_they_are(stream: type[io.StringIO]) -> None:
-    """rich took [/x] for an end without a beginning, and nothing was shown from there on."""
+def test_names_like_markup_are_shown_literally(stream: type[io.StringIO]) -> None:
+    """As markup, [/x] would be an error in rich, and nothing more would be shown."""
     file = stream()
     console = Console(file)
     name = "f1[macro] [/x] [bold]b[/bold] :tm:"

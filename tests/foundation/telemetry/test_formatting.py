@@ -11,11 +11,11 @@ from tasks.foundation.telemetry.formatting import duration_words, metric_words, 
     ("value", "words"),
     [(0.123456, "0.1235"), (3.0, "3"), (1e-7, "1e-07"), (123456.0, "123456"), (1e30, "1e+30"), (0.0, "0")],
 )
-def test_numbers(value: float, words: str) -> None:
+def test_numbers_have_four_significant_digits(value: float, words: str) -> None:
     assert number_words(value) == words
 
 
-def test_numbers_that_are_not_finite() -> None:
+def test_infinite_and_nan_are_named() -> None:
     assert metric_words({"a": math.nan, "b": math.inf, "c": -math.inf}) == "a nan  b inf  c -inf"
 
 
@@ -23,7 +23,7 @@ def test_numbers_that_are_not_finite() -> None:
     ("size", "words"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5e9, "5.0 GB"), (2e15, "2000.0 TB")],
 )
-def test_sizes(size: float, words: str) -> None:
+def test_sizes_have_decimal_units(size: float, words: str) -> None:
     assert size_words(size) == words
 
 
@@ -40,10 +40,10 @@ def test_sizes(size: float, words: str) -> None:
         (math.nan, "?"),
     ],
 )
-def test_durations(seconds: float, words: str) -> None:
+def test_durations_have_two_units(seconds: float, words: str) -> None:
     assert duration_words(seconds) == words
 
 
-def test_paths() -> None:
+def test_attempt_in_a_path_is_shortened() -> None:
     assert short_path("checkpoints/00000500-00000003-0123456789abcdef") == "checkpoints/00000500-00000003-01234567"
     assert short_path("foreign") == "foreign"

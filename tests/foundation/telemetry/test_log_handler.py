@@ -1,4 +1,4 @@
-"""What Baton's modules log is told where everything else is told."""
+"""Log records of Baton's modules become notes."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ class PrefectReported:
         self.events.append(event)
 
 
-def test_warnings_of_any_thread_become_notes_and_are_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_any_thread_become_notes_once(capfd: pytest.CaptureFixture[str]) -> None:
     outer, inner = PrefectReported(), PrefectReported()
     with warnings_as_notes(outer):
         LOGGER.warning("waiting %d s", 3)
@@ -37,14 +37,14 @@ def test_warnings_of_any_thread_become_notes_and_are_said_once(capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
-def test_afterwards_all_is_as_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_handlers_are_restored_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     with warnings_as_notes(PrefectReported()):
         pass
     LOGGER.warning("as before")
     assert caplog.messages == ["as before"]
 
 
-def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_sink_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
     with warnings_as_notes(PrefectReported(broken=True)):
         LOGGER.warning("lost")

@@ -1,4 +1,4 @@
-"""TensorBoard reads one curve without repeats from a run's home, whatever happened to the run."""
+"""TensorBoard reads one curve without repeats from a run's home, also after rewinds and crashes."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> RunLog:
 
 
 def train(log: RunLog, to_step: int, *steps: int, turn: int = 0) -> Entry:
-    """A commit with rows whose loss tells their step and which time around they were trained."""
+    """Commit rows whose loss shows their step and the turn in which they were trained."""
     head = head_of(log)
     assert head.tip is not None
     staged = stage(log.home, to_step, head.base, uuid.uuid4().hex)
@@ -62,8 +62,8 @@ def assert_as_logged(log: RunLog) -> None:
     for name in ("loss", "inner/accuracy"):
         assert curve(log, "train", name) == [(row.step, row.metrics[name]) for row in history.rows]
     if history.evaluations:
-        told = [(each.checkpoint.step, each.metrics["loss"]) for each in history.evaluations]
-        assert curve(log, "validation", "loss") == told
+        logged = [(each.checkpoint.step, each.metrics["loss"]) for each in history.evaluations]
+        assert curve(log, "validation", "loss") == logged
 
 
 def files(log: RunLog) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def go_back(log: RunLog, blown_up_at: int) -> None:
     rewind(log, BlowUp("up", step=blown_up_at), base=head_of(log).base, spec=REWINDS, attempt="steersman")
 
 
-def test_a_straight_run(log: RunLog) -> None:
+def test_straight_run_has_one_curve(log: RunLog) -> None:
     write_curves(log)
     assert files(log) == {}
     for step in (10, 20, 30):
@@ -89,7 +89,7 @@ def test_a_straight_run(log: RunLog) -> None:
     assert files(log) == before
 
 
-def test_a_process_that_died_before_it_wrote_leaves_it_to_the_next(log: RunLog) -> None:
+def test_missing_files_are_written_next_time(log: RunLog) -> None:
     for step in (10, 20, 30, 40):
         train(log, step, step - 5, step)
         evaluate(log, step / 8)
@@ -99,7 +99,7 @@ def test_a_process_that_died_before_it_wrote_leaves_it_to_the_next(log: RunLog) 
     assert_as_logged(log)
 
 
-def test_what_was_rewound_is_gone(log: RunLog) -> None:
+def test_files_of_rewound_commits_are_deleted(log: RunLog) -> None:
     for step in (10, 20, 30):
         train(log, step, step - 7, step - 3)
         evaluate(log, step / 8)
@@ -107,7 +107,7 @@ def test_what_was_rewound_is_gone(log: RunLog) -> None:
     go_back(log, 27)
     write_curves(log)
     assert_as_logged(log)
-    # Rows at other steps than before, and a rewind right after a rewind.
+    # Rows at other steps than before, and a second rewind right after the first.
     train(log, 25, 21, 25, turn=1)
     write_curves(log)
     assert_as_logged(log)
@@ -119,7 +119,7 @@ def test_what_was_rewound_is_gone(log: RunLog) -> None:
     assert_as_logged(log)
 
 
-def test_what_was_quarantined_is_gone(log: RunLog) -> None:
+def test_files_of_quarantined_commits_are_deleted(log: RunLog) -> None:
     for step in (10, 20):
         train(log, step, step - 5, step)
         evaluate(log, step / 8)
@@ -132,7 +132,7 @@ def test_what_was_quarantined_is_gone(log: RunLog) -> None:
     assert_as_logged(log)
 
 
-def test_tensorboard_drops_what_it_has_read_of_a_past_that_is_no_more(log: RunLog) -> None:
+def test_tensorboard_drops_rows_of_before_a_rewind(log: RunLog) -> None:
     for step in (10, 20, 30):
         train(log, step, step - 7, step - 3)
         write_curves(log)
@@ -140,13 +140,13 @@ def test_tensorboard_drops_what_it_has_read_of_a_past_that_is_no_more(log: RunLo
     reader.Reload()
     assert [event.step for event in reader.Scalars("loss")] == [3, 7, 13, 17, 23, 27]
     go_back(log, 13)
-    train(log, 20, 14, 20, turn=1)  # after a row, at 13, that is no more
+    train(log, 20, 14, 20, turn=1)  # after a row at 13, which was rewound
     write_curves(log)
     reader.Reload()
     assert [(event.step, event.value) for event in reader.Scalars("loss")] == [(3, 3), (7, 7), (14, 14.25), (20, 20.25)]
 
 
-def test_a_file_that_comes_late_from_a_past_that_is_no_more_does_not_show(log: RunLog) -> None:
+def test_late_file_of_before_a_rewind_is_not_shown(log: RunLog) -> None:
     for step in (10, 20):
         train(log, step, step - 5, step)
         write_curves(log)
@@ -159,7 +159,7 @@ def test_a_file_that_comes_late_from_a_past_that_is_no_more_does_not_show(log: R
     assert_as_logged(log)
 
 
-def test_a_store_that_refuses_ends_nothing(
+def test_refusing_store_causes_a_warning_only(
     log: RunLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(log, 10, 5)
@@ -175,7 +175,7 @@ def test_a_store_that_refuses_ends_nothing(
     assert_as_logged(log)
 
 
-def test_numbers_that_are_no_float32(log: RunLog) -> None:
+def test_numbers_beyond_float32_become_infinite(log: RunLog) -> None:
     head = head_of(log)
     rows = [MetricRow(step=step, metrics={"loss": loss}) for step, loss in ((1, 1e39), (2, -1e39), (300, 0.1))]
     assert head.tip is not None
@@ -186,7 +186,7 @@ def test_numbers_that_are_no_float32(log: RunLog) -> None:
 
 
 @pytest.mark.slow
-def test_tensorboard_starts_in_the_environment_that_the_lock_makes() -> None:
+def test_tensorboard_starts_with_the_locked_packages() -> None:
     command = [sys.executable, "-m", "tensorboard.main", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

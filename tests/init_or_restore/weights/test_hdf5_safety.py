@@ -1,4 +1,4 @@
-"""HDF5 files that read other files as weights, or declare more than they hold."""
+"""HDF5 files that refer to other files, or declare values that they do not hold."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +8,13 @@ import h5py
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.contracts.init_spec import WeightsSource
 from tasks.foundation.errors import PathRefused, WeightsError
 from tasks.foundation.storage.opening import open_storage
 from tasks.init_or_restore.weights.hdf5 import read_hdf5
 from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
 from tasks.init_or_restore.weights.loading import _read
-from tasks.init_or_restore.weights.location import locate
+from tasks.init_or_restore.weights.location import locate_weights
 
 SECRET = b"a secret of this machine " * 64
 
@@ -63,12 +63,12 @@ def beyond_64_bits(file: Any, _: Path) -> None:
         (external_link, "is a link to another file"),
         (link_through_a_link, "'/elsewhere' is a link to another file"),
         (link_of_the_first_group, "'/model_weights' is a link to another file"),
-        (huge, r"has the shape \[68719476736\], which is 274,877,906,944 bytes, and the file holds 0 of them"),
+        (huge, r"has the shape \[68719476736\], which is 274,877,906,944 bytes, but the file holds 0 bytes"),
         (huge_in_chunks, r"has the shape \[68719476736\]"),
         (beyond_64_bits, "has the shape"),
     ],
 )
-def test_a_file_that_leads_elsewhere_or_holds_less_than_it_says(
+def test_external_references_and_missing_values_are_refused(
     make: Callable[[Any, Path], None], what: str, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
@@ -76,18 +76,18 @@ def test_a_file_that_leads_elsewhere_or_holds_less_than_it_says(
     with h5py.File(tmp_path / "w.weights.h5", "w") as file:
         make(file, secret)
     with pytest.raises(WeightsError, match=what) as refused:
-        read_hdf5(tmp_path / "w.weights.h5", uri="from/a/stranger.h5", by_place=lambda *_: None)
+        read_hdf5(tmp_path / "w.weights.h5", uri="from/a/stranger.h5", by_position=lambda *_: None)
     assert "from/a/stranger.h5" in str(refused.value)
 
 
-def test_what_keras_and_others_write_is_taken(tmp_path: Path) -> None:
+def test_files_of_keras_and_others_are_accepted(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "w.weights.h5", "w") as file:
         file["layers/dense/vars/0"] = np.ones((512, 1024), "f4")
         file["layers/dense/vars/1"] = np.float32(1.0)
         file["layers/empty/vars/0"] = np.ones((0, 3), "f4")
         file["words"] = ["a", "b"]
         file.create_dataset("zeros", data=np.zeros((512, 1024), "f4"), compression="gzip", compression_opts=9)
-        file["again"] = file["layers"]  # a second name, which leads back
+        file["again"] = file["layers"]  # a second name for the same group
         file["layers/up"] = file["/"]
         file["soft"] = h5py.SoftLink("/layers/dense/vars/0")
     with h5py.File(tmp_path / "w.weights.h5", "r") as file:
@@ -95,12 +95,12 @@ def test_what_keras_and_others_write_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_names_on_cloud_storage_do_not_lead_out_of_the_folder_they_are_fetched_to(tmp_path: Path) -> None:
-    """There any text is a name."""
-    bucket = open_storage("gs://bucket", relative_to=tmp_path, fenced=False)
+def test_object_names_cannot_leave_the_download_folder(tmp_path: Path) -> None:
+    """On Cloud Storage any text is a name, even ../.."""
+    bucket = open_storage("gs://bucket", relative_to=tmp_path, guarded=False)
     for name in ("m/ckpt.index", "m/ckpt.data-0/../../../.bashrc"):
         bucket.write(name, b"stranger's")
-    place = locate(WeightsSource(source="gs://bucket/m"), tmp_path)
+    place = locate_weights(WeightsSource(source="gs://bucket/m"), tmp_path)
     assert place.kind == "checkpoint"
     folder = tmp_path / "home" / "tmp"
     folder.mkdir(parents=True)

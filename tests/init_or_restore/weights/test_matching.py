@@ -1,27 +1,29 @@
-"""Names of a model and of a source, related; every variable of both is accounted for."""
+"""Matching the variables of a model and a source by name."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.run_spec import WeightsSource
+from tasks.foundation.contracts.init_spec import WeightsSource
 from tasks.foundation.errors import WeightsError
-from tasks.foundation.model.patterns import selects
-from tasks.init_or_restore.weights.matching import Matching, Wanted, match, renamed
-from tasks.init_or_restore.weights.source_variables import Held, told_apart
+from tasks.foundation.model.patterns import matches_path
+from tasks.init_or_restore.weights.matching import Matching, TargetVariable, match, renamed
+from tasks.init_or_restore.weights.source_variables import SourceVariable, with_unique_names
 
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
 SHAPES = st.sampled_from([(2,), (3,)])
 
 
-def wanted(**shapes: tuple[int, ...]) -> list[Wanted]:
-    return [Wanted(path=path.replace("__", "/"), shape=shape, dtype="float32") for path, shape in shapes.items()]
-
-
-def held(**shapes: tuple[int, ...]) -> list[Held]:
+def wanted(**shapes: tuple[int, ...]) -> list[TargetVariable]:
     return [
-        Held((name.replace("__", "/"),), np.full(shape, number, np.float32))
+        TargetVariable(path=path.replace("__", "/"), shape=shape, dtype="float32") for path, shape in shapes.items()
+    ]
+
+
+def held(**shapes: tuple[int, ...]) -> list[SourceVariable]:
+    return [
+        SourceVariable((name.replace("__", "/"),), np.full(shape, number, np.float32))
         for number, (name, shape) in enumerate(shapes.items())
     ]
 
@@ -36,16 +38,16 @@ def test_every_variable_is_accounted_for(
 ) -> None:
     include = data.draw(st.sampled_from(["*", *mine]))
     found = match(
-        [Wanted(path=path, shape=shape, dtype="float32") for path, shape in mine.items()],
-        [Held((name,), np.zeros(shape, np.float32)) for name, shape in theirs.items()],
+        [TargetVariable(path=path, shape=shape, dtype="float32") for path, shape in mine.items()],
+        [SourceVariable((name,), np.zeros(shape, np.float32)) for name, shape in theirs.items()],
         source(include=[include]),
     )
-    asked = {path for path in mine if selects((include,), path)}
+    selected = {path for path in mine if matches_path((include,), path)}
     misfits = {text.split(" is ")[0] for text in found.misfits}
-    assert set(found.values) | set(found.missing) | misfits == asked
-    assert len(found.values) + len(found.missing) + len(misfits) == len(asked)
-    for path in asked & theirs.keys():
-        # An equal name is never passed over for a similar one.
+    assert set(found.values) | set(found.missing) | misfits == selected
+    assert len(found.values) + len(found.missing) + len(misfits) == len(selected)
+    for path in selected & theirs.keys():
+        # An equal name always wins over a similar one.
         assert (path in found.values) == (mine[path] == theirs[path])
         assert found.sources.get(path, path) == path
     for path, value in found.values.items():
@@ -58,9 +60,9 @@ def test_every_variable_is_accounted_for(
 
 
 @given(paths=st.sets(NAMES, min_size=1), prefix=NAMES)
-def test_a_renaming_moves_all_that_is_below(paths: set[str], prefix: str) -> None:
-    mine = [Wanted(path=path, shape=(2,), dtype="float32") for path in paths]
-    theirs = [Held((f"{prefix}/{path}",), np.zeros(2, np.float32)) for path in paths]
+def test_rename_applies_to_everything_below(paths: set[str], prefix: str) -> None:
+    mine = [TargetVariable(path=path, shape=(2,), dtype="float32") for path in paths]
+    theirs = [SourceVariable((f"{prefix}/{path}",), np.zeros(2, np.float32)) for path in paths]
     found = match(mine, theirs, source(rename={"": prefix}))
     assert found.complete
     assert found.by_end == ()
@@ -78,31 +80,31 @@ def test_a_renaming_moves_all_that_is_below(paths: set[str], prefix: str) -> Non
         ("kernel", {"": "model"}, "model/kernel"),
     ],
 )
-def test_the_longest_renaming_holds(name: str, rename: dict[str, str], there: str) -> None:
+def test_longest_rename_entry_wins(name: str, rename: dict[str, str], there: str) -> None:
     assert renamed(name, rename) == there
 
 
-def found_by_ends(mine: list[Wanted], theirs: list[Held]) -> Matching:
+def found_by_ends(mine: list[TargetVariable], theirs: list[SourceVariable]) -> Matching:
     return match(mine, theirs, source(strict=False))
 
 
-def test_ends_of_names_relate_only_where_nothing_else_ends_so() -> None:
+def test_last_parts_match_only_if_unambiguous() -> None:
     alone = found_by_ends(wanted(enc__d__k=(2,)), held(d__k=(2,)))
     assert dict(alone.sources) == {"enc/d/k": "d/k"}
     assert alone.by_end == ("enc/d/k from d/k",)
     for mine, theirs in (
-        (wanted(enc__d__k=(2,), dec__d__k=(2,)), held(d__k=(2,))),  # whose is it?
-        (wanted(d__k=(2,)), held(enc__d__k=(2,), dec__d__k=(2,))),  # which one?
-        (wanted(enc__d__k=(2,)), held(k=(2,))),  # one part says nothing
+        (wanted(enc__d__k=(2,), dec__d__k=(2,)), held(d__k=(2,))),  # two targets
+        (wanted(d__k=(2,)), held(enc__d__k=(2,), dec__d__k=(2,))),  # two sources
+        (wanted(enc__d__k=(2,)), held(k=(2,))),  # a single part is not enough
         (wanted(enc__d__k=(2,)), held(d__k=(3,))),  # another shape
-        (wanted(enc__d__k=(2,), d__k=(2,)), held(d__k=(2,))),  # it has found its own
+        (wanted(enc__d__k=(2,), d__k=(2,)), held(d__k=(2,))),  # an equal name takes it
     ):
         found = found_by_ends(mine, theirs)
         assert found.by_end == ()
         assert "enc/d/k" not in found.values
 
 
-def test_one_variable_of_the_source_may_go_to_two() -> None:
+def test_one_source_variable_may_match_two() -> None:
     found = match(
         wanted(left__k=(2,), right__k=(2,)), held(one__k=(2,)), source(rename={"left": "one", "right": "one"})
     )
@@ -110,7 +112,7 @@ def test_one_variable_of_the_source_may_go_to_two() -> None:
     assert set(found.sources.values()) == {"one/k"}
 
 
-def test_what_the_patterns_leave_out_is_not_unused() -> None:
+def test_variables_left_out_by_patterns_are_not_unused() -> None:
     mine, theirs = wanted(enc__k=(2,), head__k=(4,)), held(enc__k=(2,), head__k=(3,), top__k=(3,))
     for values in ({"include": ["enc"]}, {"exclude": ["head", "top"]}):
         found = match(mine, theirs, source(**values))
@@ -122,22 +124,26 @@ def test_what_the_patterns_leave_out_is_not_unused() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"include": ["encc/*"]}, "include: encc/* matches no variable; near it: enc"),
+        ({"include": ["encc/*"]}, "include: encc/* matches no variable; similar names: enc"),
         ({"exclude": ["hd"]}, "exclude: hd matches no variable"),
         ({"rename": {"hd": "x"}}, "rename: hd: x: the model has no variable hd and none below it"),
-        ({"rename": {"top": "head"}}, "the model's name stands before the colon, the source's behind it"),
+        ({"rename": {"top": "head"}}, "write rename: {name in the model: name in the source}"),
     ],
 )
-def test_patterns_and_renamings_for_nothing_are_refused(values: dict[str, object], words: str) -> None:
+def test_patterns_and_renames_without_match_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(WeightsError) as refused:
         match(wanted(enc__k=(2,), head__k=(4,)), held(enc__k=(2,)), source(**values))
     assert words in str(refused.value)
 
 
-def test_names_that_several_variables_have_are_nobody_s() -> None:
+def test_names_shared_by_variables_are_dropped() -> None:
     one, two = np.zeros(2), np.ones(2)
-    assert told_apart([Held(("a", "k1"), one), Held(("a", "k2"), one)]) == (Held(("a", "k1"), one),)
-    apart = told_apart([Held(("a", "k1"), one), Held(("a", "k2"), two), Held(("b",), two)])
+    assert with_unique_names([SourceVariable(("a", "k1"), one), SourceVariable(("a", "k2"), one)]) == (
+        SourceVariable(("a", "k1"), one),
+    )
+    apart = with_unique_names(
+        [SourceVariable(("a", "k1"), one), SourceVariable(("a", "k2"), two), SourceVariable(("b",), two)]
+    )
     assert [each.names for each in apart] == [("k1",), ("k2",), ("b",)]
     nan = np.array([np.nan])
-    assert len(told_apart([Held(("a", "k1"), nan), Held(("a", "k2"), nan.copy())])) == 1
+    assert len(with_unique_names([SourceVariable(("a", "k1"), nan), SourceVariable(("a", "k2"), nan.copy())])) == 1

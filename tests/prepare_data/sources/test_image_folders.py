@@ -1,4 +1,4 @@
-"""`images`: folders of real image files, here and on a store."""
+"""The source `images`: folders of real image files, local and in a store."""
 
 import json
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def encoded(kind: str, pixels: Any) -> bytes:
 
 
 def flat(value: int, *shape: int) -> Any:
-    """An image of one color: what it is resized to is known."""
+    """Return an image of one color, whose resized pixels are known."""
     return np.full(shape or (6, 5, 3), value, np.uint8)
 
 
 def pets() -> dict[str, bytes]:
-    """Seven images of three classes; the value of the pixels tells each apart."""
+    """Return seven images of three classes; each has its own pixel value."""
     return {
         "dog/a.png": encoded("png", flat(10)),
         "dog/deep/b.jpg": encoded("jpg", flat(20, 30, 20, 3)),
@@ -57,14 +57,14 @@ def write(workshop: Any, files: dict[str, bytes], root: str = "pets") -> None:
 
 
 def found(workshop: Any, ref: Any) -> dict[int, int]:
-    """Value of the pixels -> label, of all examples."""
+    """Return pixel value -> label of all examples."""
     examples = workshop.examples(ref) + workshop.examples(ref, "validation")
     for example in examples:
         assert np.ptp(example["x"]) == 0
     return {int(example["x"].flat[0]): example["y"].item() for example in examples}
 
 
-def test_folders_are_classes_and_images_come_in_one_size(workshop: Any) -> None:
+def test_folders_are_classes_and_images_are_resized(workshop: Any) -> None:
     write(workshop, {**pets(), ".hidden/a.png": b"", "cat/.DS_Store": b""})
     ref = workshop.prepare("images", PETS, classes=3)
     manifest = load_manifest(workshop.storage, ref)
@@ -77,25 +77,25 @@ def test_folders_are_classes_and_images_come_in_one_size(workshop: Any) -> None:
     assert found(workshop, ref) == LABELS
 
 
-def test_channels(workshop: Any) -> None:
+def test_channels_are_converted(workshop: Any) -> None:
     red = np.zeros((6, 5, 3), np.uint8)
     red[..., 0] = 200
     write(workshop, {"a/red.png": encoded("png", red), "a/grey.jpg": encoded("jpg", flat(90, 6, 5, 1))})
     ref = workshop.prepare("images", {**PETS, "channels": 1}, validation_fraction=0)
     assert {example["x"].shape for example in workshop.examples(ref)} == {(6, 5, 1)}
-    # Luma of ITU-R BT.601, as JPEG has it: 0.299 of the red.
+    # Luma of ITU-R BT.601, as in JPEG: 0.299 of red.
     assert sorted(found(workshop, ref)) == [pytest.approx(60, abs=2), 90]
 
 
-def test_an_image_of_the_right_size_keeps_every_pixel(workshop: Any) -> None:
+def test_image_of_the_right_size_keeps_every_pixel(workshop: Any) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
     write(workshop, {"a/a.png": encoded("png", pixels)})
     (example,) = workshop.examples(workshop.prepare("images", PETS, validation_fraction=0))
     np.testing.assert_array_equal(example["x"], pixels)
 
 
-def test_shrinking_takes_the_mean_of_what_is_put_together(workshop: Any) -> None:
-    # One column in four is bright. Without antialiasing, the two columns in the middle of each eight would decide.
+def test_shrinking_averages_pixels(workshop: Any) -> None:
+    # One column in four is bright. Without antialiasing only the middle two of each eight columns would count.
     stripes = np.zeros((48, 40, 3), np.uint8)
     stripes[:, ::4] = 200
     write(workshop, {"a/a.png": encoded("png", stripes)})
@@ -103,7 +103,7 @@ def test_shrinking_takes_the_mean_of_what_is_put_together(workshop: Any) -> None
     assert np.abs(example["x"].astype(int) - 50).max() <= 8
 
 
-def test_the_class_of_an_image_counts_for_the_name(workshop: Any) -> None:
+def test_class_of_an_image_changes_the_dataset_name(workshop: Any) -> None:
     images = [encoded("png", flat(value)) for value in (10, 20, 30)]
     write(workshop, {"a/1": images[0], "a/2": images[1], "b/1": images[2]}, "one")
     write(workshop, {"a/1": images[0], "b/1": images[1], "b/2": images[2]}, "two")
@@ -115,14 +115,14 @@ def test_the_class_of_an_image_counts_for_the_name(workshop: Any) -> None:
     assert not workshop.prepare("images", {**PETS, "path": "four", "size": [5, 6]}).already_prepared
 
 
-def test_a_folder_whose_name_sorts_between_another_and_its_files(workshop: Any) -> None:
+def test_folders_are_sorted_by_path_part(workshop: Any) -> None:
     """`a-b/x` sorts before `a/x` as text, though `a` comes before `a-b`."""
     write(workshop, {"a/1.png": encoded("png", flat(10)), "a-b/1.png": encoded("png", flat(20))})
     ref = workshop.prepare("images", PETS, validation_fraction=0)
     assert found(workshop, ref) == {10: 0, 20: 1}
 
 
-def test_images_on_a_store_are_the_same_examples(workshop: Any, remote: MemoryStorage) -> None:
+def test_images_in_a_store_are_the_same_examples(workshop: Any, remote: MemoryStorage) -> None:
     files = pets()
     for name, data in files.items():
         remote.write(f"pets/{name}", data)
@@ -134,7 +134,7 @@ def test_images_on_a_store_are_the_same_examples(workshop: Any, remote: MemorySt
     assert "crc32c" in load_manifest(workshop.storage, far).origin["one.jpeg"]
 
 
-def test_from_folders_to_batches(workshop: Any) -> None:
+def test_folders_become_batches(workshop: Any) -> None:
     from tasks.foundation.dataset import reader
 
     write(workshop, pets())
@@ -155,42 +155,45 @@ def apng() -> bytes:
 
 JPEG_NOISE = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
 REFUSED: dict[str, tuple[Callable[[], dict[str, bytes]], list[str]]] = {
-    "text": (lambda: {"cat/notes.md": b"# notes"}, ["cat/notes.md is no image", "take them out of the folder"]),
+    "text": (lambda: {"cat/notes.md": b"# notes"}, ["cat/notes.md is not an image", "remove them from the folder"]),
     "empty": (lambda: {"cat/a.jpg": b""}, ["cat/a.jpg is empty"]),
-    "gif": (lambda: {"cat/a.jpg": b"GIF89a..."}, ["cat/a.jpg is GIF", "again as JPEG or PNG"]),
+    "gif": (lambda: {"cat/a.jpg": b"GIF89a..."}, ["cat/a.jpg is GIF", "as JPEG or PNG"]),
     "webp": (lambda: {"cat/a.jpg": b"RIFF....WEBPVP8 "}, ["cat/a.jpg is WebP"]),
     "cut jpeg": (
         lambda: {"cat/a.jpg": encoded("jpg", JPEG_NOISE)[:-2000]},
-        ["cat/a.jpg is JPEG, and cut off or damaged"],
+        ["cat/a.jpg is a JPEG that is truncated or damaged"],
     ),
     "cut png": (
         lambda: {"cat/a.png": encoded("png", JPEG_NOISE)[:-2000]},
-        ["cat/a.png is PNG, and cut off or damaged"],
+        ["cat/a.png is a PNG that is truncated or damaged"],
     ),
     "animated": (lambda: {"cat/a.png": apng()}, ["cat/a.png is an animated PNG"]),
-    "beside": (lambda: {"a.png": b"", "b.png": b""}, ["data.options.path: 'pets'", "lie a.png, b.png", "or away"]),
+    "beside": (
+        lambda: {"a.png": b"", "b.png": b""},
+        ["data.options.path: 'pets'", "class folders: a.png, b.png", "or elsewhere"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_image_is_named_and_nothing_is_written(workshop: Any, case: str) -> None:
-    make, told = REFUSED[case]
+def test_invalid_image_is_named_and_nothing_is_written(workshop: Any, case: str) -> None:
+    make, expected = REFUSED[case]
     write(workshop, {**pets(), **make()})
     with pytest.raises(SourceError) as refused:
         workshop.prepare("images", PETS)
-    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+    assert [part for part in expected if part not in str(refused.value)] == [], str(refused.value)
     assert workshop.files() == {}
 
 
-def test_all_unusable_images_are_named_at_once_up_to_ten(workshop: Any) -> None:
+def test_up_to_ten_invalid_images_are_listed_at_once(workshop: Any) -> None:
     write(workshop, {**pets(), **{f"cat/bad-{index}.jpg": b"no" for index in range(3)}})
     with pytest.raises(SourceError, match="3 of 10 images cannot be used") as refused:
         workshop.prepare("images", PETS)
-    assert str(refused.value).count("is no image") == 3
+    assert str(refused.value).count("is not an image") == 3
     write(workshop, {f"dog/bad-{index:02d}.jpg": b"no" for index in range(50)})
     with pytest.raises(SourceError, match="10 or more of 60 images") as refused:
         workshop.prepare("images", PETS)
-    assert str(refused.value).count("is no image") == 10
+    assert str(refused.value).count("is not an image") == 10
 
 
 def folder_of(*names: str) -> Callable[[Any], None]:
@@ -205,25 +208,25 @@ def folder_of(*names: str) -> Callable[[Any], None]:
 
 
 FOLDERS: list[tuple[Callable[[Any], None], list[str]]] = [
-    (folder_of(), ["'pets'", "is not there"]),
+    (folder_of(), ["'pets'", "does not exist"]),
     (folder_of("pets/"), ["'pets'", "no files at", "name a file, or a folder"]),
-    (folder_of("pets"), ["holds no folders, but pets", "one folder for each class"]),
-    (folder_of("pets/a.png", "pets/b.png"), ["holds no folders, but a.png, b.png"]),
-    (folder_of("pets/.git/a"), ["hidden files only"]),
+    (folder_of("pets"), ["contains no folders, but pets", "one folder per class"]),
+    (folder_of("pets/a.png", "pets/b.png"), ["contains no folders, but a.png, b.png"]),
+    (folder_of("pets/.git/a"), ["only hidden files"]),
     (folder_of("pets/cat/a.png", "pets/dog/", "pets/.git/"), ["no images in dog", "remove the folder"]),
 ]
 
 
-@pytest.mark.parametrize(("make", "told"), FOLDERS)
-def test_folders_that_are_no_classes(workshop: Any, make: Callable[[Any], None], told: list[str]) -> None:
+@pytest.mark.parametrize(("make", "expected"), FOLDERS)
+def test_invalid_class_folders_are_refused(workshop: Any, make: Callable[[Any], None], expected: list[str]) -> None:
     make(workshop)
     with pytest.raises(SourceError) as refused:
         workshop.prepare("images", PETS)
-    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+    assert [part for part in expected if part not in str(refused.value)] == [], str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"path": "pets"}, ["data.options.size is missing", "[height, width]"]),
         ({**PETS, "size": 6}, ["data.options.size: 6", "[height, width]"]),
@@ -233,20 +236,20 @@ def test_folders_that_are_no_classes(workshop: Any, make: Callable[[Any], None],
         ({**PETS, "resize": "x"}, ["data.options.resize", "did you mean size?"]),
     ],
 )
-def test_options(workshop: Any, options: dict[str, Any], told: list[str]) -> None:
+def test_invalid_options_are_refused(workshop: Any, options: dict[str, Any], expected: list[str]) -> None:
     with pytest.raises(RunFileError) as refused:
         workshop.prepare("images", options)
-    assert [part for part in told if part not in str(refused.value)] == [], str(refused.value)
+    assert [part for part in expected if part not in str(refused.value)] == [], str(refused.value)
 
 
-def test_more_classes_than_were_said(workshop: Any) -> None:
+def test_more_classes_than_declared_are_refused(workshop: Any) -> None:
     write(workshop, pets())
-    with pytest.raises(BatonError, match=r"label y is 2, outside \[0, 2\)"):
+    with pytest.raises(BatonError, match=r"label y is 2, outside of \[0, 2\)"):
         workshop.prepare("images", PETS, classes=2)
     assert workshop.files() == {}
 
 
-def test_an_image_that_is_changed_on_its_store_while_others_are_read(
+def test_image_changed_in_its_store_while_reading_is_refused(
     workshop: Any, remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, data in pets().items():
@@ -268,17 +271,17 @@ def _checked(data: bytes) -> Any:
     return checksum_bytes(data)
 
 
-def test_an_image_that_is_changed_here_while_others_are_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_image_changed_while_reading_is_refused(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write(workshop, pets())
     workshop.emit = lambda _: Path(workshop.code, "pets/dog/a.png").write_bytes(b"other")
-    monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 7)
+    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 7)
     with pytest.raises(SourceError, match=r"dog/a\.png: changed while it was being read"):
         workshop.prepare("images", PETS)
 
 
 @pytest.mark.parametrize("pattern", ["pets/*/*", "pets/*/*.png"])
-def test_classes_of_a_local_pattern_begin_where_its_marks_do(workshop: Any, pattern: str) -> None:
-    """And never at the root of the file system, whose folders are nobody's classes."""
+def test_classes_of_a_local_pattern_start_at_its_wildcard(workshop: Any, pattern: str) -> None:
+    """They never start at the root of the file system, whose folders are not classes."""
     write(workshop, pets())
     ref = workshop.prepare("images", {"path": pattern, "size": [6, 5]}, validation_fraction=0)
     assert json.loads(load_manifest(workshop.storage, ref).origin["classes"]) == ["ant", "cat", "dog"]

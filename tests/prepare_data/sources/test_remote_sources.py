@@ -1,4 +1,4 @@
-"""Sources whose files lie on a store give what the same files give here."""
+"""Files in a store give the same examples as the same local files."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,7 +13,7 @@ from tasks.foundation.errors import InvalidInput, SourceError
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.read_ahead import in_order
+from tasks.prepare_data.sources.read_ahead import map_ahead
 from tasks.prepare_data.sources.source_file import SourceFile
 
 FILES = {
@@ -34,7 +34,7 @@ def remote() -> Iterator[MemoryStorage]:
 
 @pytest.fixture
 def filled(workshop: Any, remote: MemoryStorage) -> MemoryStorage:
-    """The same files here and there."""
+    """The same files locally and in the store."""
     for name, content in FILES.items():
         workshop.write(name, content)
         remote.write(name, content.encode())
@@ -70,25 +70,25 @@ def test_files_are_found_by_name_folder_and_pattern(path: str, names: list[str])
 
 
 @pytest.mark.usefixtures("filled")
-def test_only_files_of_an_ending() -> None:
+def test_only_files_with_the_suffix_are_found() -> None:
     assert found("memory://remote-test", ".txt") == ["corpus/a.txt", "corpus/b/one.txt"]
     with pytest.raises(SourceError, match=r"no files ending in '\.md'"):
         found("memory://remote-test", ".md")
 
 
-def test_a_name_that_looks_like_a_pattern(filled: MemoryStorage) -> None:
+def test_name_that_looks_like_a_pattern_is_found(filled: MemoryStorage) -> None:
     filled.write("parts/[2].csv", b"a,y\n9,1\n")
     assert found("memory://remote-test/parts/[2].csv") == ["parts/[2].csv"]
     assert found("memory://remote-test/p*/[2].csv") == ["parts/2.csv"]
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/x", "gs://B/x", "gs://"])
-def test_stores_that_there_are_not(path: str) -> None:
+def test_unknown_stores_are_refused(path: str) -> None:
     with pytest.raises(InvalidInput, match=r"bucket|unknown"):
         found(path)
 
 
-def test_a_file_address_is_a_local_path(workshop: Any) -> None:
+def test_file_address_is_a_local_path(workshop: Any) -> None:
     file = workshop.write("t.txt", "0123456789")
     (listed,) = find_files(f"file://{file}", Path("/nowhere"))
     assert (listed.uri, listed.read()) == (str(file), b"0123456789")
@@ -103,7 +103,7 @@ def test_a_file_address_is_a_local_path(workshop: Any) -> None:
         ("text", {"path": "corpus", "length": 3, "max_bytes": 11}),
     ],
 )
-def test_examples_are_those_of_the_same_files_here(
+def test_remote_files_give_the_same_examples_as_local_ones(
     workshop: Any, filled: MemoryStorage, source: str, options: dict[str, Any]
 ) -> None:
     near = workshop.prepare(source, options)
@@ -115,7 +115,7 @@ def test_examples_are_those_of_the_same_files_here(
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_is_read_from_the_store_in_pieces(
+def test_npz_is_read_from_the_store_in_parts(
     workshop: Any, remote: MemoryStorage, save: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.random.default_rng(0).normal(size=(2000, 50, 10)).astype(np.float32)
@@ -128,11 +128,11 @@ def test_npz_is_read_from_the_store_in_pieces(
     far = workshop.prepare("npz", {**options, "path": "memory://remote-test/data.npz"})
     assert far.content_digest == near.content_digest
     remote.write("other.npz", b"")
-    with pytest.raises(SourceError, match="2 files are there; name one"):
+    with pytest.raises(SourceError, match="found 2 files; name one"):
         workshop.prepare("npz", {**options, "path": "memory://remote-test"})
 
 
-def test_what_a_store_says_of_the_files_names_the_dataset(workshop: Any, filled: MemoryStorage) -> None:
+def test_store_checksums_name_the_dataset(workshop: Any, filled: MemoryStorage) -> None:
     options = {"path": "memory://remote-test/corpus", "length": 3}
     first = workshop.prepare("text", options)
     folders = {first.folder, workshop.prepare("text", {**options, "max_bytes": 11}).folder}
@@ -145,8 +145,8 @@ def test_what_a_store_says_of_the_files_names_the_dataset(workshop: Any, filled:
     assert len(folders) == 5
 
 
-def test_local_datasets_keep_their_names(workshop: Any) -> None:
-    """Those that are prepared already are found by them."""
+def test_names_of_local_datasets_are_pinned(workshop: Any) -> None:
+    """Datasets that are already prepared are found by name."""
     for name, content in FILES.items():
         workshop.write(name, content)
     folders = [
@@ -165,13 +165,13 @@ def test_local_datasets_keep_their_names(workshop: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda store: store.write("parts/2.csv", b"a,y\n4,1\n"), None])
-def test_a_file_that_changes_or_goes_while_it_is_read(
+def test_file_changed_or_deleted_while_reading_is_refused(
     workshop: Any, filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
     workshop.emit = lambda _: change(filled) if change else filled.delete("parts/2.csv")
-    monkeypatch.setattr("tasks.prepare_data.stage._TOLD_EVERY_EXAMPLES", 3)
-    told = "changed while it was being read" if change else "is not there any more; put it back"
-    with pytest.raises(SourceError, match=rf"memory://remote-test/parts/2\.csv:? {told}"):
+    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 3)
+    expected = "changed while it was being read" if change else "is missing; restore it"
+    with pytest.raises(SourceError, match=rf"memory://remote-test/parts/2\.csv:? {expected}"):
         workshop.prepare("csv", {"path": "memory://remote-test/parts", "label": "y"})
     assert workshop.files() == {}
 
@@ -181,9 +181,7 @@ def blocks_of(file: SourceFile) -> list[bytes]:
         return list(blocks)
 
 
-def test_a_long_file_is_asked_for_in_pieces_side_by_side(
-    remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_file_is_read_in_parallel_parts(remote: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.prepare_data.sources.verified_reads._REQUEST_BYTES", 1000)
     monkeypatch.setattr("tasks.prepare_data.sources.verified_reads._SMALL_BYTES", 0)
     monkeypatch.setattr(MemoryStorage, "transfers", 3)
@@ -198,34 +196,34 @@ def test_a_long_file_is_asked_for_in_pieces_side_by_side(
         opened.seek(7)
         opened.seek(3, 1)
         assert opened.read(4) == data[10:14]
-    # A file that got shorter between the two questions.
+    # The file became shorter between two requests.
     monkeypatch.setattr(MemoryStorage, "stat", lambda *_: checksum_bytes(data + b"more"))
     with pytest.raises(SourceError, match="changed while it was being read"):
         blocks_of(file)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_work_ahead_keeps_order_and_bounds(workers: int) -> None:
-    asked: list[int] = []
+def test_map_ahead_keeps_order_and_bounds(workers: int) -> None:
+    consumed: list[int] = []
 
     def items() -> Iterator[int]:
         for item in range(100):
-            asked.append(item)
+            consumed.append(item)
             yield item
 
-    results = in_order(lambda item: item * item, items(), workers=workers)
+    results = map_ahead(lambda item: item * item, items(), workers=workers)
     assert list(islice(results, 3)) == [0, 1, 4]
-    assert len(asked) <= 3 + 2 * workers
+    assert len(consumed) <= 3 + 2 * workers
     assert list(results) == [item * item for item in range(3, 100)]
     with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda item: 1 // (item - 7), range(20), workers=workers))
+        list(map_ahead(lambda item: 1 // (item - 7), range(20), workers=workers))
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """gs://bucket, through the real client, on a server of this machine."""
+    """gs://bucket through the real client, on a local server."""
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    from tests.fakes.gcs.fake_gcs import FakeGcs
+    from tests.fakes.gcs.server import FakeGcs
 
     with FakeGcs(buckets=("bucket",)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
@@ -234,7 +232,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield open_storage("gs://bucket", relative_to=Path())
 
 
-def test_images_on_cloud_storage(workshop: Any, bucket: Any) -> None:
+def test_images_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset import reader
@@ -254,7 +252,7 @@ def test_images_on_cloud_storage(workshop: Any, bucket: Any) -> None:
         workshop.prepare("images", {"path": "gs://bucket/pets", "size": [4, 4]})
 
 
-def test_records_on_cloud_storage(workshop: Any, bucket: Any) -> None:
+def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset import reader

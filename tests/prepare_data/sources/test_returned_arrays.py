@@ -1,4 +1,4 @@
-"""Arrays that `load` returns instead of yielding examples: two or three "examples" that nobody meant."""
+"""A `load` function that returns arrays instead of yielding examples."""
 
 import uuid
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.log_entry import Environment, Origin
-from tasks.foundation.contracts.run_spec import DataSpec
 from tasks.foundation.errors import SourceError
 from tasks.foundation.runlog.log import RunLog
 from tasks.prepare_data.sources.opening import open_source
@@ -47,26 +47,26 @@ def first(workshop: Workshop, returned: str, **data: Any) -> object:
 
 
 @pytest.mark.parametrize("returned", AMBIGUOUS)
-def test_arrays_of_examples_are_refused_with_both_readings(returned: str, workshop: Workshop) -> None:
+def test_arrays_are_refused_with_both_readings(returned: str, workshop: Workshop) -> None:
     with pytest.raises(SourceError) as refused:
         first(workshop, returned)
-    told = str(refused.value)
-    assert [word for word in AMBIGUOUS[returned] if word not in told] == [], told
-    assert "yield from zip(x, y)" in told
-    assert "data.batched: false" in told
+    message = str(refused.value)
+    assert [word for word in AMBIGUOUS[returned] if word not in message] == [], message
+    assert "yield from zip(x, y)" in message
+    assert "data.batched: false" in message
 
 
 @pytest.mark.parametrize("returned", EXAMPLES)
-def test_examples_that_are_returned_are_taken(returned: str, workshop: Workshop) -> None:
+def test_returned_examples_are_accepted(returned: str, workshop: Workshop) -> None:
     assert first(workshop, returned) is not None
 
 
-def test_who_says_that_they_are_single_examples_is_believed(workshop: Workshop) -> None:
+def test_batched_false_accepts_single_examples(workshop: Workshop) -> None:
     x, y = first(workshop, "(a, b), (a, b)", batched=False)  # type: ignore[misc]
     assert (np.shape(x), np.shape(y)) == ((40, 8), (40,))
 
 
-def test_nothing_is_written_and_a_run_that_has_begun_goes_on(workshop: Workshop) -> None:
+def test_refusal_writes_nothing_and_a_started_run_continues(workshop: Workshop) -> None:
     workshop.write("data.py", DATA.replace("RETURNED", "(a, b), (a, b)"))
     with pytest.raises(SourceError, match="2 sets"):
         workshop.prepare(LOAD)

@@ -1,4 +1,4 @@
-"""Each source, end to end, on real files."""
+"""Each source from real files to a dataset."""
 
 import sysconfig
 from pathlib import Path
@@ -15,7 +15,7 @@ def features(workshop: Any, ref: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     return [(feature.name, feature.dtype, feature.shape) for feature in manifest.features]
 
 
-def test_digits(workshop: Any) -> None:
+def test_digits_become_a_dataset(workshop: Any) -> None:
     ref = workshop.prepare("digits", classes=10)
     assert features(workshop, ref) == [("x", "float32", (8, 8, 1)), ("y", "int64", ())]
     assert ref.train_examples + ref.validation_examples == 1797
@@ -26,7 +26,7 @@ def test_digits(workshop: Any) -> None:
     assert max(example["x"].max() for example in examples) == 1
 
 
-def test_text_files_are_one_text_in_the_order_of_their_paths(workshop: Any) -> None:
+def test_text_files_form_one_text_in_path_order(workshop: Any) -> None:
     workshop.write("corpus/b/one.py", "89abcdef")
     workshop.write("corpus/a.py", "01234567")
     workshop.write("corpus/notes.md", "never")
@@ -38,7 +38,7 @@ def test_text_files_are_one_text_in_the_order_of_their_paths(workshop: Any) -> N
     assert set(load_manifest(workshop.storage, ref).origin) == {"a.py", "one.py"}
 
 
-def test_max_bytes_ends_the_text(workshop: Any) -> None:
+def test_max_bytes_limits_the_text(workshop: Any) -> None:
     workshop.write("a.txt", "0123456789")
     workshop.write("text/b.txt", "0123")
     options = {"path": "a.txt", "length": 2, "max_bytes": 7}
@@ -47,7 +47,7 @@ def test_max_bytes_ends_the_text(workshop: Any) -> None:
     assert workshop.prepare("text", {**options, "max_bytes": 1000}, validation_fraction=0).train_examples == 4
 
 
-def test_a_text_longer_than_a_block_is_cut_without_a_seam(workshop: Any) -> None:
+def test_text_longer_than_a_block_is_cut_seamlessly(workshop: Any) -> None:
     text = np.random.default_rng(0).integers(0, 256, (1 << 20) * 2 + 12345, np.uint8).tobytes()
     workshop.write("corpus/a", text[: (1 << 20) + 77])
     workshop.write("corpus/b", text[(1 << 20) + 77 :])
@@ -56,13 +56,13 @@ def test_a_text_longer_than_a_block_is_cut_without_a_seam(workshop: Any) -> None
     assert found == {text[begin : begin + 1000] for begin in range(0, len(text) - 1000, 1000)}
 
 
-def test_the_standard_library_is_at_hand(workshop: Any) -> None:
+def test_standard_library_is_a_text_source(workshop: Any) -> None:
     ref = workshop.prepare("text", {"path": "{stdlib}/json", "suffix": ".py", "length": 100})
     total = sum(file.stat().st_size for file in Path(sysconfig.get_paths()["stdlib"], "json").rglob("*.py"))
     assert ref.train_examples + ref.validation_examples == (total - 1) // 100
 
 
-def test_text_is_named_by_its_bytes_not_by_its_place(workshop: Any) -> None:
+def test_text_dataset_is_named_by_bytes_not_by_path(workshop: Any) -> None:
     workshop.write("one/a.txt", "0123456789")
     workshop.write("two/a.txt", "0123456789")
     first = workshop.prepare("text", {"path": "one", "length": 2})
@@ -71,7 +71,7 @@ def test_text_is_named_by_its_bytes_not_by_its_place(workshop: Any) -> None:
     assert workshop.prepare("text", {"path": "two", "length": 2}).folder != first.folder
 
 
-def test_csv(workshop: Any) -> None:
+def test_csv_rows_become_examples(workshop: Any) -> None:
     workshop.write("table.csv", "\ufeffa,kind,b\r\n1,0,2.5\r\n\r\n3,1,-4e2\r\n")
     ref = workshop.prepare("csv", {"path": "table.csv", "label": "kind"}, validation_fraction=0)
     assert features(workshop, ref) == [("x", "float32", (2,)), ("y", "int64", ())]
@@ -79,7 +79,7 @@ def test_csv(workshop: Any) -> None:
     assert rows == [(0, [1, 2.5]), (1, [3, -400])]
 
 
-def test_csv_of_several_files_with_chosen_columns_and_a_real_label(workshop: Any) -> None:
+def test_csv_files_with_chosen_columns_and_float_label(workshop: Any) -> None:
     workshop.write("parts/1.csv", "a;b;price\n1;2;0.5\n")
     workshop.write("parts/2.csv", "price;b;a\n7;5;4\n")
     workshop.write("parts/readme.txt", "no table")
@@ -92,7 +92,7 @@ def test_csv_of_several_files_with_chosen_columns_and_a_real_label(workshop: Any
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(workshop: Any, save: Any) -> None:
+def test_npz_arrays_become_examples(workshop: Any, save: Any) -> None:
     rng = np.random.default_rng(0)
     arrays = {
         "images": rng.normal(size=(3000, 40, 3)).astype(np.float32),
@@ -115,7 +115,7 @@ def test_npz(workshop: Any, save: Any) -> None:
         assert example["sample_weight"] == arrays["weights"][example["y"]]
 
 
-def test_npz_in_the_order_of_columns_and_of_another_machine(workshop: Any) -> None:
+def test_npz_in_fortran_and_big_endian_order(workshop: Any) -> None:
     x = np.arange(12, dtype=">f4").reshape(4, 3)
     workshop.write("data.npz", {"x": np.asfortranarray(x), "y": np.arange(4, dtype=">i8")})
     ref = workshop.prepare("npz", {"path": "data.npz", "y": "y"}, validation_fraction=0)
@@ -124,7 +124,7 @@ def test_npz_in_the_order_of_columns_and_of_another_machine(workshop: Any) -> No
         np.testing.assert_array_equal(example["x"], x[example["y"]])
 
 
-def test_a_function_of_ones_own_with_dicts_and_weights(workshop: Any) -> None:
+def test_user_function_yields_dicts_and_weights(workshop: Any) -> None:
     workshop.write("numbers_.py", "START = 5\n")
     workshop.write(
         "data.py",
@@ -143,12 +143,12 @@ def test_a_function_of_ones_own_with_dicts_and_weights(workshop: Any) -> None:
     assert sorted(example["y/out"].item() for example in workshop.examples(ref)) == [5, 6, 7, 8]
 
 
-def test_a_function_may_return_a_list(workshop: Any) -> None:
+def test_user_function_may_return_a_list(workshop: Any) -> None:
     workshop.write("data.py", "def load():\n    return [(1.0, 2), (3.0, 4)]\n")
     assert sorted(workshop.labels(workshop.prepare("data.py:load", validation_fraction=0))) == [2, 4]
 
 
-def test_nan_is_let_in_where_it_is_wanted(workshop: Any) -> None:
+def test_allow_nan_accepts_nan(workshop: Any) -> None:
     workshop.write("table.csv", "a,y\nnan,1\ninf,0\n")
     ref = workshop.prepare("csv", {"path": "table.csv", "label": "y"}, allow_nan=True)
     assert ref.train_examples + ref.validation_examples == 2

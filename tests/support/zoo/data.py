@@ -7,8 +7,13 @@ import numpy as np
 
 
 def load(form: str = "plain", examples: int = 60) -> Iterator[Any]:
-    """plain: x [6], y; weighted: and sample_weight; dicts: two inputs and outputs; sequence: x [5, 4]; alone: x;
-    labelled: the example's number before x.
+    """Yield examples with x: float32 [6] and y: int64 in [0, 3).
+
+    Args:
+        form: "plain": x, y. "weighted": x, y, sample weight. "dicts": two inputs and two outputs. "sequence": x [5, 4],
+            y. "alone": x. "labelled": x [7] that begins with the example's number, y. "numbered": x is the number, y.
+            "divergent": x is 1, and 1e30 in the first example, y.
+        examples: number of examples.
     """
     draw = np.random.default_rng(7)
     for number in range(examples):

@@ -1,4 +1,4 @@
-"""Layers, metrics and models that keep state where Keras does not look for it."""
+"""Layers, metrics and models, some with state that Keras does not track."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class GeneratorNoise(keras.layers.Layer):
 
 
 class SeededNoise(keras.layers.Layer):
-    """Noise from keras.random with a SeedGenerator of the layer's own."""
+    """Noise from keras.random with the layer's SeedGenerator."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -45,7 +45,7 @@ class SeededNoise(keras.layers.Layer):
 
 
 class CountRight(keras.metrics.Metric):
-    """Right answers, counted in whole numbers."""
+    """The number of correct predictions, as an integer."""
 
     def __init__(self, name: str = "right", **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -60,7 +60,7 @@ class CountRight(keras.metrics.Metric):
 
 
 class Peak(keras.metrics.Metric):
-    """The largest logit of the last batch: no sum, so that replicas are averaged."""
+    """The largest logit of the last batch. It is not a sum, so replicas are averaged."""
 
     def __init__(self, name: str = "peak", **settings: Any) -> None:
         super().__init__(name=name, **settings)
@@ -74,7 +74,7 @@ class Peak(keras.metrics.Metric):
 
 
 class Subclassed(keras.Model):
-    """Has no variable until it is called."""
+    """A model without variables until it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -88,7 +88,7 @@ class Subclassed(keras.Model):
 
 
 class OwnTracker(Subclassed):
-    """A train_step with a loss and a tracker of its own."""
+    """A custom train_step with its own loss and metric."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -117,7 +117,7 @@ class OwnTracker(Subclassed):
 
 
 class OwnStepCompiled(Subclassed):
-    """A train_step of its own that uses the compiled loss and metrics."""
+    """A custom train_step that uses the compiled loss and metrics."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -130,7 +130,7 @@ class OwnStepCompiled(Subclassed):
 
 
 class OwnLoss(Subclassed):
-    """A compute_loss of its own, in the short form of Keras's guides."""
+    """A custom compute_loss with the short signature of Keras's guides."""
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:  # noqa: ARG002
         return ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))

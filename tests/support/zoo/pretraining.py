@@ -1,4 +1,4 @@
-"""Weights of layers that were trained elsewhere."""
+"""Weights of pretrained layers, by path."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models for several replicas: by what their step makes of the examples that share a replica."""
+"""Models for several replicas, with and without operations that depend on which examples share a replica."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from keras import ops
 
 from . import layers
 
-# Of the longest run with `Seen` in its model, and its global batch.
+# The steps of the longest run with `Seen` in its model, and its global batch size.
 STEPS, BATCH = 9, 16
 
 
 class OwnStep(keras.Model):
-    """A train_step of its own, which does not care who shares a replica."""
+    """A custom train_step whose result does not depend on which examples share a replica."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -40,9 +40,10 @@ class OwnStep(keras.Model):
 
 
 class Seen(keras.layers.Layer):
-    """Writes down which examples each step reads, and where in the global batch: the first feature is their number.
+    """Records the examples of each step and their positions in the global batch; removes the first feature.
 
-    Each replica fills its own columns, and leaves 0 in the others'. Examples are counted from 1.
+    The first feature is the number of the example, from 0. `ids` is int32 [STEPS, BATCH] with numbers from 1. Each
+    replica fills its own columns, and leaves 0 in all others.
     """
 
     def build(self, _shape: Any) -> None:
@@ -73,7 +74,7 @@ def own_step() -> Any:
 
 
 def pretrained() -> Any:
-    """Frozen up to `norm`, which then has the statistics that it came with, nothing in it depends on the batch."""
+    """For freezing up to `norm`: frozen batch normalization uses loaded statistics, not those of the batch."""
     x = keras.Input((6,))
     y = keras.layers.Dense(8, activation="relu", name="first")(x)
     y = keras.layers.BatchNormalization(name="norm")(y)
@@ -89,7 +90,7 @@ def synchronized() -> Any:
 
 
 def dependent() -> Any:
-    """Whose replicas differ in all that can: statistics, dropout, raw variables, metrics that are no sums."""
+    """A model whose replicas differ in statistics, dropout, raw variables, and metrics that are not sums."""
     x = keras.Input((7,))
     y = layers.GeneratorNoise()(keras.layers.BatchNormalization(name="norm")(Seen(name="seen")(x)))
     y = keras.layers.Dropout(0.4, name="drop")(y)

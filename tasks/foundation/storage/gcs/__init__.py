@@ -1,1 +1,1 @@
-"""gs://: Cloud Storage through gcsfs; create-only writes, checksums on both ways, retries with an end."""
+"""gs://: Cloud Storage through gcsfs, with create-only writes, checksums both ways and bounded retries."""

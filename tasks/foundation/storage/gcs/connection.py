@@ -1,4 +1,4 @@
-"""The one connection of this process to Cloud Storage, or to a local server that stands in for it."""
+"""The connection of this process to Cloud Storage, or to a local server that stands in for it."""
 
 import asyncio
 import os
@@ -9,55 +9,57 @@ from functools import cache
 from typing import Any, Self
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.deadline import LAST_SECONDS, LEAVING, Deadline
-from tasks.foundation.storage.gcs.responses import Answer
+from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, Deadline
+from tasks.foundation.storage.gcs.responses import Response
 
-# What Google's own client libraries listen to, too: the address of a local server.
+# Google's own client libraries read the address of a local server from this variable, too.
 LOCAL_SERVER = "STORAGE_EMULATOR_HOST"
+# Module globals on purpose: this lock and the cache of `_connect` give the process one file system, so it has one event
+# loop, one connection pool and one set of credentials.
 _LOCK = threading.Lock()
-# What is in memory of a body that goes up, besides what the connection holds.
+# A body is sent in blocks of this size, so that a stalled transfer is noticed within one.
 BLOCK_BYTES = 1 << 20
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 
 
 def connect() -> Any:
-    """The process's gcsfs file system, made at the first call; it has one method more, `ask`.
+    """The process's gcsfs file system, created by the first call. It has one more method, `request`.
 
-    Credentials are Google's usual defaults: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login`,
-    or the service account that the machine runs as. A local server is asked without any.
+    Credentials are Google's defaults: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login`,
+    or the machine's service account. A local server gets requests without credentials.
 
     Raises:
         google.auth.exceptions.GoogleAuthError: there are no credentials.
-        OSError: their file cannot be read.
-        InvalidInput: the local server's address is none.
+        OSError: the credentials file cannot be read.
+        InvalidInput: the address of the local server is not valid.
     """
-    with _LOCK:  # two threads must not ask for credentials at once
+    with _LOCK:  # only one thread at a time requests credentials
         return _connect(os.environ.get(LOCAL_SERVER) or None)
 
 
 @cache
 def _connect(local_server: str | None) -> Any:
     if local_server is not None:
-        # Read when gcsfs is imported. Without it, a plain gcsfs in the user's own code asks a local server for each
-        # bucket's type, and waits a minute for the answer.
+        # gcsfs reads this when it is imported. Without it, gcsfs in the user's own code asks a local server for the
+        # type of each bucket, and waits a minute for the response.
         os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         local_server = _address(local_server)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.api_core")  # the age of this Python
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.api_core")  # Python is too old
         import aiohttp
         from fsspec.asyn import sync_wrapper
         from gcsfs.core import GCSFileSystem
 
-    no_limits = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+    no_timeouts = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
     class Files(GCSFileSystem):  # type: ignore[misc]
-        """gcsfs for addresses and credentials, with an own way to ask.
+        """gcsfs for addresses and credentials. Requests are sent by the method `request`.
 
-        gcsfs would try again by itself and silently, lose the store's words, follow redirects, unpack what is stored
-        packed, and wait without end where a body is not taken.
+        gcsfs itself would retry silently, drop the store's message, follow redirects, decompress stored bytes, and
+        wait forever when the store stops reading a body.
         """
 
-        async def _ask(
+        async def _request_once(
             self,
             method: str,
             path: str,
@@ -67,40 +69,43 @@ def _connect(local_server: str | None) -> Any:
             json: Any = None,
             data: bytes | AsyncIterator[bytes] | None = None,
             **parameters: str | int | None,
-        ) -> Answer:
-            """One request; any answer is returned.
+        ) -> Response:
+            """Send one request; returns any response, errors included.
 
             Args:
-                method: of HTTP.
-                path: below the JSON API, with {} for names; or a whole address.
-                names: are quoted and put into the path.
-                stall_seconds: how long nothing may move, in either direction.
-                headers: besides those that credentials need.
+                method: HTTP method.
+                path: below the JSON API, with {} for names; or a whole URL.
+                names: inserted into the path, quoted.
+                stall_seconds: cancel the request after this time without a byte in either direction.
+                headers: added to those for credentials.
                 json: a body.
                 data: a body.
                 parameters: of the query; None is left out.
+
+            Raises:
+                TimeoutError: the request stalled.
             """
             await self._set_session()
-            size = {"Content-Length": str(len(data))} if isinstance(data, bytes) else {}
-            # Checksums are of the bytes as they are stored: nothing may be packed or unpacked on the way.
-            more = {"Accept-Encoding": "identity", **(headers or {}), **size}
-            async with asyncio.timeout(None) as limit:
-                with _Watch(limit, stall_seconds, LEAVING) as watch:
+            length = {"Content-Length": str(len(data))} if isinstance(data, bytes) else {}
+            # Checksums are of the stored bytes, so nothing may be compressed or decompressed in transit.
+            all_headers = {"Accept-Encoding": "identity", **(headers or {}), **length}
+            async with asyncio.timeout(None) as timeout:
+                with _StallTimer(timeout, stall_seconds, PROCESS_DEADLINE) as timer:
                     async with self.session.request(
                         method,
                         self._format_path(path, names),
                         params=self._get_params(parameters),
                         json=json,
-                        headers=self._get_headers(more),
-                        data=None if data is None else watch.each(_blocks(data) if isinstance(data, bytes) else data),
+                        headers=self._get_headers(all_headers),
+                        data=None if data is None else timer.watch(_blocks(data) if isinstance(data, bytes) else data),
                         allow_redirects=False,
                         auto_decompress=False,
-                        timeout=no_limits,
-                    ) as answer:
-                        contents = [block async for block in watch.each(answer.content.iter_any())]
-                        return Answer(answer.status, answer.headers, b"".join(contents))
+                        timeout=no_timeouts,
+                    ) as response:
+                        body = [block async for block in timer.watch(response.content.iter_any())]
+                        return Response(response.status, response.headers, b"".join(body))
 
-        ask = sync_wrapper(_ask)
+        request = sync_wrapper(_request_once)
 
     return Files(
         token="anon" if local_server is not None else "google_default",
@@ -110,38 +115,38 @@ def _connect(local_server: str | None) -> Any:
     )
 
 
-class _Watch:
-    """Cancels a request when no bytes have moved for too long; after the deadline of the process that is sooner."""
+class _StallTimer:
+    """Cancels a request when no bytes have moved for too long; sooner once the process's deadline has passed."""
 
-    def __init__(self, limit: asyncio.Timeout, seconds: float, leaving: Deadline) -> None:
-        self._limit, self._seconds, self._leaving = limit, seconds, leaving
+    def __init__(self, timeout: asyncio.Timeout, seconds: float, deadline: Deadline) -> None:
+        self._timeout, self._seconds, self._deadline = timeout, seconds, deadline
         self._loop = asyncio.get_running_loop()
-        self._moved = self._loop.time()
+        self._last_moved = self._loop.time()
         self._next: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
-        self._look()
+        self._check()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._next is not None:
             self._next.cancel()
 
-    async def each(self, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The blocks; notes the time whenever one passes."""
+    async def watch(self, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same blocks; records the time whenever one passes."""
         async for block in blocks:
-            self._moved = self._loop.time()
+            self._last_moved = self._loop.time()
             yield block
-            self._moved = self._loop.time()
+            self._last_moved = self._loop.time()
 
-    def _look(self) -> None:
-        """Check, and check again soon: the deadline of the process may be set at any time."""
-        allowed = self._seconds if self._leaving.left() > 0 else min(LAST_SECONDS, self._seconds)
-        left = self._moved + allowed - self._loop.time()
-        if left <= 0:
-            self._limit.reschedule(self._loop.time())
+    def _check(self) -> None:
+        """Check now, and again soon, because the process's deadline may be set at any time."""
+        allowed = self._seconds if self._deadline.remaining() > 0 else min(LAST_SECONDS, self._seconds)
+        remaining = self._last_moved + allowed - self._loop.time()
+        if remaining <= 0:
+            self._timeout.reschedule(self._loop.time())
         else:
-            self._next = self._loop.call_later(min(left, _LOOK_SECONDS), self._look)
+            self._next = self._loop.call_later(min(remaining, _CHECK_SECONDS), self._check)
 
 
 async def _blocks(data: bytes) -> AsyncIterator[bytes]:
@@ -152,5 +157,5 @@ async def _blocks(data: bytes) -> AsyncIterator[bytes]:
 def _address(local_server: str) -> str:
     address = local_server if "://" in local_server else f"http://{local_server}"
     if not address.partition("://")[2].strip("/"):
-        raise InvalidInput(f"{LOCAL_SERVER}={local_server} names no server; set host:port, or unset it")
+        raise InvalidInput(f"{LOCAL_SERVER}={local_server} has no host; set it to host:port, or unset it")
     return address.rstrip("/")

@@ -1,77 +1,80 @@
-"""The bytes of objects: a whole one, compared with the checksum that the store keeps it by, or a part of one."""
+"""Reads the bytes of objects: a whole object, verified against the store's checksum, or a range of one."""
 
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.objects import OBJECT, Bucket
-from tasks.foundation.storage.gcs.refusals import packed
-from tasks.foundation.storage.gcs.responses import Answer, Answered, Garbled, Malformed
-from tasks.foundation.storage.gcs.retrying import Tries, retrying
+from tasks.foundation.storage.gcs.refusals import compressed_object
+from tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse, Response
 
-_NOT_SATISFIABLE = 416
+_RANGE_NOT_SATISFIABLE = 416
 
 
 def read(bucket: Bucket, key: str) -> bytes:
     """A whole object.
 
     Raises:
-        FileNotFoundError: it is not there.
-        StoreRefused: it is stored packed.
+        FileNotFoundError: it does not exist.
+        StoreRefused: it is stored compressed.
     """
 
     def once() -> bytes:
-        answer = bucket.ask(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media")
-        told = response_shapes.crc32c_of_media(answer)
-        _require_unpacked(bucket, key, answer)
-        if told is None:  # asked for separately, then
-            told = _there(bucket, key).stored.crc32c
-        if told != checksum_bytes(answer.contents).crc32c:
-            raise Garbled("what arrived has another checksum than the store says")
-        return answer.contents
+        response = bucket.request(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media")
+        expected = response_shapes.crc32c_of_media(response)
+        _require_uncompressed(bucket, key, response)
+        if expected is None:
+            expected = _existing(bucket, key).stat.crc32c
+        if expected != checksum_bytes(response.body).crc32c:
+            raise ChecksumMismatch("the checksum of the received bytes differs from the store's")
+        return response.body
 
-    return retrying(once, Tries(bucket.uri(key), bucket.patience))
+    return bucket.retry(key, once)
 
 
-def read_part(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, int]:
-    """At most `size` bytes, at least 1, from `begin` on, and the size of the whole object.
+def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, int]:
+    """At most `size` bytes, at least 1, from offset `begin`, and the size of the whole object.
 
-    The store has no checksums of parts, so the caller compares the whole that it puts together. The request does not
-    pin a generation: two processes that prepare one dataset replace a shard by the same bytes.
+    The store has no checksums of ranges, so the caller verifies the whole. The request does not pin a generation: two
+    processes that prepare one dataset replace a shard by the same bytes.
 
     Raises:
-        FileNotFoundError: it is not there.
-        StoreRefused: it is stored packed.
+        FileNotFoundError: it does not exist.
+        StoreRefused: it is stored compressed.
     """
 
     def once() -> tuple[bytes, int]:
-        wanted = {"Range": f"bytes={begin}-{begin + size - 1}"}
+        headers = {"Range": f"bytes={begin}-{begin + size - 1}"}
         try:
-            answer = bucket.ask(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media", headers=wanted)
-        except Answered as fault:
-            if fault.code == _NOT_SATISFIABLE:
+            response = bucket.request(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media", headers=headers)
+        except ErrorResponse as error:
+            if error.code == _RANGE_NOT_SATISFIABLE:
                 return b"", _size_at_most(bucket, key, begin)
             raise
-        _require_unpacked(bucket, key, answer)
-        return answer.contents, response_shapes.range_of_media(answer, begin=begin, size=size)
+        _require_uncompressed(bucket, key, response)
+        return response.body, response_shapes.size_of_ranged_media(response, begin=begin, size=size)
 
-    return retrying(once, Tries(bucket.uri(key), bucket.patience))
+    return bucket.retry(key, once)
 
 
 def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:
-    """The size of an object of which nothing is said to lie at `begin`, or beyond."""
-    size = _there(bucket, key).stored.size
+    """The size of an object that has no bytes at `begin` or after, according to the store.
+
+    Raises:
+        MalformedResponse: it is larger than that.
+    """
+    size = _existing(bucket, key).stat.size
     if size > begin:
-        raise Malformed(f"the store says that nothing lies at {begin} of {size} bytes")
+        raise MalformedResponse(f"the store reports no bytes at {begin} of {size}")
     return size
 
 
-def _there(bucket: Bucket, key: str) -> response_shapes.Resource:
+def _existing(bucket: Bucket, key: str) -> response_shapes.Resource:
     found = bucket.describe_once(key)
     if found is None:
         raise FileNotFoundError(key)
     return found
 
 
-def _require_unpacked(bucket: Bucket, key: str, answer: Answer) -> None:
-    encoding = response_shapes.encoding_of_media(answer)
+def _require_uncompressed(bucket: Bucket, key: str, response: Response) -> None:
+    encoding = response_shapes.encoding_of_media(response)
     if encoding:
-        raise packed(bucket.uri(key), encoding)
+        raise compressed_object(bucket.uri(key), encoding)

@@ -1,8 +1,7 @@
-"""Single objects of a bucket over the JSON API: made, asked about, copied, listed, deleted.
+"""Objects of a bucket over the JSON API: create, write, describe, copy, list and delete.
 
-Each function is one request (or one a page), tried as long as its patience lasts. Checksums travel with every upload,
-so that the store itself refuses what was garbled on the way, before anybody can see it. What an answer has to look like
-is in `shapes`.
+Each method sends one request, or one per page, and retries as its policy allows. Checksums travel with every upload, so
+the store itself refuses damaged bytes before anyone can read them. `response_shapes` checks what comes back.
 """
 
 import base64
@@ -10,9 +9,10 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from tasks.foundation.storage.base import Stored
+from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.connection import connect
@@ -21,69 +21,89 @@ from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
     PRECONDITION_FAILED,
     UNAUTHORIZED,
-    Answer,
-    Answered,
-    Garbled,
+    ChecksumMismatch,
+    ErrorResponse,
+    Response,
     require_success,
 )
-from tasks.foundation.storage.gcs.retrying import RetryPolicy, Tries, retrying
+from tasks.foundation.storage.gcs.retrying import Retry, RetryPolicy, retrying
+
+_T = TypeVar("_T")
 
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
-_PAGE = 1000
+_PAGE_SIZE = 1000
 _FORBIDDEN = 403
 OBJECT = "b/{}/o/{}"
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket, and how patiently it is asked."""
+    """A bucket and the retry policy for its requests."""
 
     name: str
-    patience: RetryPolicy
+    policy: RetryPolicy
 
     def uri(self, key: str) -> str:
-        """Address of an object."""
+        """The gs:// address of an object."""
         return f"gs://{self.name}/{key}"
 
-    def ask(self, where: str, method: str, path: str, *names: str, **options: Any) -> Answer:
-        """One request of the JSON API, one try; other errors of the network come through.
+    def request(self, where: str, method: str, path: str, *names: str, **options: Any) -> Response:
+        """Send one request of the JSON API, without retries. Other network errors pass through.
+
+        Args:
+            where: address of the object or bucket, for messages.
+            method: HTTP method.
+            path: below the JSON API, with {} for names; or a whole URL.
+            names: inserted into the path, quoted.
+            options: see `connection.connect`.
 
         Raises:
             FileNotFoundError: 404.
-            Answered: another error of the store's.
-            Malformed: something else than the store answered.
-            Garbled: the store got other bytes than were sent.
-            StoreRefused: there are no credentials that could be used.
+            ErrorResponse: another error from the store.
+            MalformedResponse: the response is not from the store.
+            ChecksumMismatch: the store received other bytes than were sent.
+            StoreRefused: there are no usable credentials.
         """
         files = self._files(where)
-        answer: Answer = files.ask(method, path, *names, stall_seconds=self.patience.stall_seconds, **options)
+        response: Response = files.request(method, path, *names, stall_seconds=self.policy.stall_seconds, **options)
         try:
-            require_success(answer)
-        except Answered as fault:
-            if fault.code == NOT_FOUND:
-                raise FileNotFoundError(fault.said) from fault
-            if fault.code == UNAUTHORIZED and files.credentials.credentials is not None:
-                files.credentials.credentials.token = None  # the next try asks for a new one
-            if fault.is_of_checksums:
-                raise Garbled(f"the store got other bytes than were sent ({fault.said})") from fault
+            require_success(response)
+        except ErrorResponse as error:
+            if error.code == NOT_FOUND:
+                raise FileNotFoundError(error.message) from error
+            if error.code == UNAUTHORIZED and files.credentials.credentials is not None:
+                files.credentials.credentials.token = None  # the next attempt requests a new one
+            if error.is_checksum_mismatch:
+                raise ChecksumMismatch(f"the store received other bytes than were sent ({error.message})") from error
             raise
-        return answer
+        return response
 
-    def _files(self, where: str) -> Any:
-        import google.auth.exceptions
+    def retry(self, key: str, once: Callable[[], _T], *, not_found_is_bucket: bool = False) -> _T:
+        """Call `once` until it succeeds or the policy gives up.
 
-        try:
-            return connect()
-        except google.auth.exceptions.TransportError:
-            raise
-        except (google.auth.exceptions.GoogleAuthError, OSError) as fault:
-            raise credentials_refused(fault, where) from fault
-
-    def create(self, key: str, data: bytes) -> None:
-        """Make an object that must not be there yet: put-if-absent, by ifGenerationMatch=0.
+        Args:
+            key: the object's name, for messages.
+            once: one attempt.
+            not_found_is_bucket: a 404 means that the bucket does not exist.
 
         Raises:
-            FileExistsError: it is there, and is not of this call's making.
+            FileNotFoundError: a 404 that means the object.
+            StoreRefused: there is no such bucket, or no permission.
+            StorageError: see `retrying`.
+        """
+        where = self.uri(key) if key else f"gs://{self.name}"
+        try:
+            return retrying(once, Retry(where, self.policy))
+        except FileNotFoundError as error:
+            if not_found_is_bucket:
+                raise bucket_missing(where) from error
+            raise
+
+    def create(self, key: str, data: bytes) -> None:
+        """Create an object that must not exist yet, with ifGenerationMatch=0.
+
+        Raises:
+            FileExistsError: it exists, and this call did not create it.
             StoreRefused: there is no such bucket, or no permission.
             StorageError: the store failed.
         """
@@ -92,100 +112,94 @@ class Bucket:
         def once() -> None:
             try:
                 made = self._insert_once(key, data, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
-            except Answered as fault:
-                if fault.code != PRECONDITION_FAILED:
+            except ErrorResponse as error:
+                if error.code != PRECONDITION_FAILED:
                     raise
-                # Refused, and perhaps by our own: the first answer got lost, or the network delivered it twice.
-                there = self.describe_once(key)
-                if there is None:
+                # The object may be our own: the first response got lost, or the network delivered the request twice.
+                existing = self.describe_once(key)
+                if existing is None:
                     raise  # refused for another reason, such as a policy
-                if there.metadata.get("baton-create") != token:
-                    raise FileExistsError(fault.said) from fault
-                made = there
+                if existing.metadata.get("baton-create") != token:
+                    raise FileExistsError(error.message) from error
+                made = existing
             try:
-                require_same(made.stored, checksum_bytes(data))
-            except Garbled:
-                # A store that keeps other bytes than it was sent, and says so. Nobody shall ever read them.
+                require_same(made.stat, checksum_bytes(data))
+            except ChecksumMismatch:
+                # The store reports that it kept other bytes than were sent. Delete them before anyone reads them.
                 self._delete_once(key, generation=made.generation)
                 raise
 
-        self._until_done(key, once)
+        self.retry(key, once, not_found_is_bucket=True)
 
     def put(self, key: str, data: bytes) -> None:
-        """Make an object, or replace it.
+        """Create an object, or replace it.
 
         Raises:
             StoreRefused: there is no such bucket, or no permission.
             StorageError: the store failed.
         """
-        self._until_done(key, lambda: require_same(self._insert_once(key, data, {}).stored, checksum_bytes(data)))
-
-    def _until_done(self, key: str, once: Callable[[], None]) -> None:
-        where = self.uri(key)
-        try:
-            retrying(once, Tries(where, self.patience))
-        except FileNotFoundError as fault:
-            raise bucket_missing(where) from fault
+        sent = checksum_bytes(data)
+        self.retry(key, lambda: require_same(self._insert_once(key, data, {}).stat, sent), not_found_is_bucket=True)
 
     def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> response_shapes.Resource:
-        """One multipart upload; what the store says it has now."""
+        """Send one multipart upload; returns the store's description of the new object."""
         resource = {"name": key, "crc32c": base64_of(checksum_bytes(data).crc32c), **more}
-        line = f"baton-{uuid.uuid4().hex}"
-        head = f"--{line}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
-        head += f"--{line}\r\nContent-Type: application/octet-stream\r\n\r\n"
-        answer = self.ask(
+        boundary = f"baton-{uuid.uuid4().hex}"
+        head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
+        head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        response = self.request(
             self.uri(key),
             "POST",
             self.upload_url(),
             uploadType="multipart",
-            headers={"Content-Type": f"multipart/related; boundary={line}"},
-            data=b"".join((head.encode(), data, f"\r\n--{line}--".encode())),
+            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
+            data=b"".join((head.encode(), data, f"\r\n--{boundary}--".encode())),
             **options,
         )
-        return response_shapes.resource_of(answer, key=key)
+        return response_shapes.resource_of(response, key=key)
 
     def describe(self, key: str) -> response_shapes.Resource | None:
-        """An object's description; None if it is not there."""
-        return retrying(lambda: self.describe_once(key), Tries(self.uri(key), self.patience))
+        """An object's description; None if it does not exist."""
+        return self.retry(key, lambda: self.describe_once(key))
 
     def describe_once(self, key: str) -> response_shapes.Resource | None:
-        """The same, one try; errors of the network come through."""
+        """The same without retries. Network errors pass through."""
         try:
-            answer = self.ask(self.uri(key), "GET", OBJECT, self.name, key, fields=_FIELDS)
+            response = self.request(self.uri(key), "GET", OBJECT, self.name, key, fields=_FIELDS)
         except FileNotFoundError:
             return None
-        return response_shapes.resource_of(answer, key=key)
+        return response_shapes.resource_of(response, key=key)
 
     def copy(self, key: str, target: str) -> None:
-        """Have an object's content under another name too, without moving it out of the store.
+        """Copy an object within the bucket. The bytes stay in the store.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: `key` does not exist.
         """
         token: str | None = None
 
         def once() -> str | None:
-            answer = self.ask(
+            response = self.request(
                 self.uri(target), "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", self.name, key, self.name, target,
                 rewriteToken=token,
             )  # fmt: skip
-            return response_shapes.rewritten(answer, target=target)
+            return response_shapes.rewrite_token_of(response, target=target)
 
         while True:
-            token = retrying(once, Tries(self.uri(target), self.patience))
+            token = self.retry(target, once)
             if token is None:
                 return
 
     def delete(self, key: str) -> None:
-        """Delete an object; nothing happens if it is not there."""
-        retrying(lambda: self._delete_once(key), Tries(self.uri(key), self.patience))
+        """Delete an object; does nothing if it does not exist."""
+        self.retry(key, lambda: self._delete_once(key))
 
     def _delete_once(self, key: str, **options: str) -> None:
         try:
-            answer = self.ask(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
+            response = self.request(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
         except FileNotFoundError:
             return
-        response_shapes.require_deleted(answer)
+        response_shapes.require_deleted(response)
 
     def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[response_shapes.Page]:
         """Pages of a listing: names, and with a delimiter prefixes.
@@ -196,61 +210,64 @@ class Bucket:
         token: str | None = None
 
         def once() -> response_shapes.Page:
-            answer = self.ask(
+            response = self.request(
                 self.uri(prefix), "GET", "b/{}/o", self.name, prefix=prefix, delimiter=delimiter, pageToken=token,
-                maxResults=_PAGE, fields="kind,items(name),prefixes,nextPageToken",
+                maxResults=_PAGE_SIZE, fields="kind,items(name),prefixes,nextPageToken",
             )  # fmt: skip
-            return response_shapes.page_of(answer, prefix=prefix, delimiter=delimiter, token=token)
+            return response_shapes.page_of(response, prefix=prefix, delimiter=delimiter, token=token)
 
         while True:
-            try:
-                page = retrying(once, Tries(self.uri(prefix), self.patience))
-            except FileNotFoundError as fault:
-                raise bucket_missing(self.uri(prefix)) from fault
+            page = self.retry(prefix, once, not_found_is_bucket=True)
             yield page
             token = page.next_token
             if token is None:
                 return
 
     def settings(self, fields: str) -> Mapping[str, Any] | None:
-        """The bucket's own settings; None where these credentials may not see them.
+        """The bucket's settings; None if these credentials may not read them.
 
         Raises:
             StoreRefused: there is no such bucket.
         """
-        where = f"gs://{self.name}"
 
         def once() -> Mapping[str, Any] | None:
             try:
-                answer = self.ask(where, "GET", "b/{}", self.name, fields=f"name,{fields}")
-            except Answered as fault:
-                if fault.code == _FORBIDDEN and not fault.is_transient:
+                response = self.request(f"gs://{self.name}", "GET", "b/{}", self.name, fields=f"name,{fields}")
+            except ErrorResponse as error:
+                if error.code == _FORBIDDEN and not error.is_transient:
                     return None
                 raise
-            return response_shapes.settings_of(answer, bucket=self.name)
+            return response_shapes.settings_of(response, bucket=self.name)
 
-        try:
-            return retrying(once, Tries(where, self.patience))
-        except FileNotFoundError as fault:
-            raise bucket_missing(where) from fault
+        return self.retry("", once, not_found_is_bucket=True)
 
     def upload_url(self) -> str:
-        """Where new objects are sent."""
-        from urllib.parse import quote
-
+        """The URL that new objects are sent to."""
         return f"{self._files(self.uri(''))._location}/upload/storage/v1/b/{quote(self.name, safe='')}/o"
 
+    def _files(self, where: str) -> Any:
+        import google.auth.exceptions
 
-def require_same(kept: Stored, sent: Stored) -> None:
-    """Compare what the store says it has with what was sent.
+        try:
+            return connect()
+        except google.auth.exceptions.TransportError:
+            raise
+        except (google.auth.exceptions.GoogleAuthError, OSError) as error:
+            raise credentials_refused(error, where) from error
+
+
+def require_same(stored: FileStat, sent: FileStat) -> None:
+    """Compare size and checksum in the store with those of the bytes that were sent.
 
     Raises:
-        Garbled: they differ.
+        ChecksumMismatch: they differ.
     """
-    if kept != sent:
-        raise Garbled(f"sent {sent.size} bytes with crc32c {sent.crc32c}, the store has {kept.size} with {kept.crc32c}")
+    if stored != sent:
+        raise ChecksumMismatch(
+            f"sent {sent.size} bytes with crc32c {sent.crc32c}, the store has {stored.size} with {stored.crc32c}"
+        )
 
 
 def base64_of(crc32c: str) -> str:
-    """A checksum in hexadecimal as the JSON API writes it."""
+    """A hexadecimal checksum in the base64 of the JSON API."""
     return base64.b64encode(bytes.fromhex(crc32c)).decode()

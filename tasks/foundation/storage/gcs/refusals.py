@@ -1,15 +1,15 @@
-"""What Cloud Storage and Google's credentials refuse, each as one sentence with its remedy."""
+"""Turns what Cloud Storage and Google's credentials refuse into one message each, with the remedy."""
 
 import os
 import re
 from datetime import UTC, datetime
 
 from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, Answered, said_by
+from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, message_of
 
 _FORBIDDEN = 403
-_DOING = {
-    "create": "make objects",
+_VERBS = {
+    "create": "create objects",
     "delete": "delete or replace objects",
     "get": "read objects",
     "list": "list objects",
@@ -20,132 +20,130 @@ _GRANT = (
     "gcloud storage buckets add-iam-policy-binding gs://BUCKET --member=serviceAccount:NAME "
     "--role=roles/storage.objectUser"
 )
-# In the store's words, the first that is found decides; {bucket} is filled in.
+# Patterns of the store's messages; the first match decides. {bucket} is filled in.
 _REMEDIES = {
-    r"\bKMS\b|cloudkms": (
-        "the bucket's encryption key refuses to be used; see who may use it, and whether it is enabled"
-    ),
+    r"\bKMS\b|cloudkms": "the bucket's encryption key cannot be used; check who may use it, and whether it is enabled",
     r"is under active .*hold|event-based hold|temporary hold": (
         "objects of {bucket} are under a hold, and Baton replaces and deletes objects; gcloud storage buckets update "
-        "{bucket} --no-default-event-based-hold, and for those that are there: gcloud storage objects update "
+        "{bucket} --no-default-event-based-hold, and for existing objects: gcloud storage objects update "
         "{bucket}/** --no-event-based-hold --no-temporary-hold"
     ),
     r"retention policy|object retention": (
-        "objects of {bucket} may not be deleted or replaced yet, and Baton deletes checkpoints that it "
-        "retires; use a bucket without a retention policy or holds: gcloud storage buckets describe "
+        "objects of {bucket} cannot be deleted or replaced yet, and Baton deletes checkpoints that it retires; use a "
+        "bucket without a retention policy or holds: gcloud storage buckets describe "
         '{bucket} --format="default(retention_policy)"'
     ),
     r"requester pays|no user project": (
-        "{bucket} lets its readers pay, and no project was named; switch that off (gcloud storage buckets "
+        "{bucket} has requester pays enabled, and no project was named; disable it (gcloud storage buckets "
         "update {bucket} --no-requester-pays), or use another bucket"
     ),
     r"billing account|billing.*(disabled|closed|absent)|accountDisabled": (
-        "the project that owns {bucket} has no open billing account; see Billing in the console, or name a"
-        " bucket of another project"
+        "the project that owns {bucket} has no active billing account; check Billing in the console, or use a bucket "
+        "of another project"
     ),
     r"has not been used in project|accessNotConfigured|\bAPI\b.*(disabled|not enabled)": (
-        "the Cloud Storage API is off in the project of these credentials; gcloud services enable "
-        "storage.googleapis.com, or use credentials of the right project (gcloud config set project "
-        "PROJECT)"
+        "the Cloud Storage API is disabled in the project of these credentials; gcloud services enable "
+        "storage.googleapis.com, or use credentials of the right project (gcloud config set project PROJECT)"
     ),
     r"userProjectAccountProblem|user project|project.*(not found|invalid|does not exist|deleted)|unknown project": (
-        "the project is not the right one; gcloud config set project PROJECT, and gcloud auth application-"
-        "default set-quota-project PROJECT"
+        "the project is wrong; gcloud config set project PROJECT, and gcloud auth application-default "
+        "set-quota-project PROJECT"
     ),
     r"organization'?s policy|orgPolicy|VPC Service Controls|vpcServiceControls": (
-        "a policy of the organization forbids it from here; run inside its perimeter, or ask who administers it"
+        "a policy of the organization forbids this; run inside its perimeter, or ask its administrator"
     ),
 }
 _CLOCK = re.compile(r"\biat\b|\bexp\b|reasonable timeframe|short-lived token|clock|not yet valid|Token used too early")
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
+_SHOWN_CHARS = 300
 
 
-def refusal(fault: Exception, *, where: str) -> StorageError:
-    """The error to raise for what is not worth trying again.
+def refusal(error: Exception, *, where: str) -> StorageError:
+    """The error to raise for a permanent failure.
 
     Args:
-        fault: what the store answered, or what gcsfs, aiohttp or google.auth raised.
-        where: address of what was worked on.
+        error: an ErrorResponse, or what gcsfs, aiohttp or google.auth raised.
+        where: address of the object or bucket.
     """
     import aiohttp
     import google.auth.exceptions
 
-    for each in (fault, fault.__cause__):
+    for each in (error, error.__cause__):
         if isinstance(each, google.auth.exceptions.GoogleAuthError):
             return credentials_refused(each, where)
-    if isinstance(fault, aiohttp.ClientSSLError):
+    if isinstance(error, aiohttp.ClientSSLError):
         return StoreRefused(
-            f"{where}: no secure connection ({said_by(fault)}); see whether this machine's clock is right ({_now()}, "
-            "timedatectl set-ntp true), and whether its certificates are (ca-certificates)"
+            f"{where}: no secure connection ({message_of(error)}); check this machine's clock ({_now()}; set it with "
+            "timedatectl set-ntp true) and its certificates (ca-certificates)"
         )
-    if isinstance(fault, Answered):
-        return _refused(fault, where)
+    if isinstance(error, ErrorResponse):
+        return _refused(error, where)
     return StorageError(
-        f"{where}: {type(fault).__name__}: {_short(said_by(fault))}; see to this machine, and run again"
+        f"{where}: {type(error).__name__}: {_short(message_of(error))}; check this machine, and run again"
     )
 
 
 def bucket_missing(where: str) -> StoreRefused:
-    """404 where an object was to be made or listed."""
+    """The error for a 404 when an object is created or listed."""
     bucket = _bucket_of(where)
     return StoreRefused(
-        f"{where}: there is no bucket {bucket}; correct the name, or make it: gcloud storage buckets create {bucket} "
+        f"{where}: bucket {bucket} not found; correct the name, or create it: gcloud storage buckets create {bucket} "
         "--location=REGION --uniform-bucket-level-access (in the region of the accelerators)"
     )
 
 
-def packed(where: str, encoding: str) -> StoreRefused:
-    """The error for an object that is stored packed: the store sends it unpacked, and its checksum is of the packed."""
+def compressed_object(where: str, encoding: str) -> StoreRefused:
+    """The error for an object stored compressed: the store decompresses it, but its checksum is of the stored bytes."""
     return StoreRefused(
-        f"{where}: is stored with Content-Encoding: {encoding}, so its checksum is not that of its content. Store it "
-        f"unpacked (gcloud storage cp without --gzip-local), or have its bytes read as they are: gcloud storage "
+        f"{where}: stored with Content-Encoding: {encoding}, so its checksum is not that of its content; upload it "
+        f"uncompressed (gcloud storage cp without --gzip-local), or have its bytes read as they are: gcloud storage "
         f"objects update {where} --clear-content-encoding"
     )
 
 
-def credentials_refused(fault: Exception, where: str) -> StoreRefused:
-    """What to say of credentials that are not there, cannot be read, or are refused."""
+def credentials_refused(error: Exception, where: str) -> StoreRefused:
+    """The error for credentials that are missing, unreadable or rejected."""
     import google.auth.exceptions
 
-    said = _short(said_by(fault))
-    named = os.environ.get(_CREDENTIALS)
-    if isinstance(fault, google.auth.exceptions.DefaultCredentialsError | OSError):
-        if named:
+    message = _short(message_of(error))
+    file = os.environ.get(_CREDENTIALS)
+    if isinstance(error, google.auth.exceptions.DefaultCredentialsError | OSError):
+        if file:
             return StoreRefused(
-                f"{where}: {_CREDENTIALS}={named} cannot be used ({said}); name a service account's key file, or unset "
-                "it"
+                f"{where}: {_CREDENTIALS}={file} cannot be used ({message}); set it to a service account's key file, "
+                "or unset it"
             )
         return StoreRefused(
-            f"{where}: there are no credentials for Cloud Storage here. Run gcloud auth application-default login, or "
-            f"set {_CREDENTIALS} to a service account's key file, or give the machine a service account"
+            f"{where}: no credentials for Cloud Storage found. Run gcloud auth application-default login, or set "
+            f"{_CREDENTIALS} to a service account's key file, or give the machine a service account"
         )
-    if _CLOCK.search(said):
+    if _CLOCK.search(message):
         return StoreRefused(
-            f"{where}: Google refuses these credentials, most likely because this machine's clock is wrong: it says "
-            f"{_now()}. Set it (timedatectl set-ntp true) and run again (Google said: {said})"
+            f"{where}: Google rejects these credentials, most likely because this machine's clock is wrong: it shows "
+            f"{_now()}. Set it (timedatectl set-ntp true) and run again (Google's message: {message})"
         )
     return StoreRefused(
-        f"{where}: these credentials are refused ({said}); renew: gcloud auth application-default login, or a service "
-        "account's key that is not revoked"
+        f"{where}: credentials rejected ({message}); renew them: gcloud auth application-default login, or use a "
+        "service account's key that is not revoked"
     )
 
 
-def _refused(fault: Answered, where: str) -> StorageError:
-    if fault.code == UNAUTHORIZED:
-        return credentials_refused(fault, where)
-    said, bucket = _short(fault.said), _bucket_of(where)
+def _refused(error: ErrorResponse, where: str) -> StorageError:
+    if error.code == UNAUTHORIZED:
+        return credentials_refused(error, where)
+    message, bucket = f"(the store's message: {_short(error.message)})", _bucket_of(where)
     for pattern, remedy in _REMEDIES.items():
-        if re.search(pattern, f"{fault.said} {fault.reason}", re.IGNORECASE):
-            return StoreRefused(f"{where}: {remedy.format(bucket=bucket)} (the store said: {said})")
-    if fault.code != _FORBIDDEN:
-        return StorageError(f"{where}: the store refuses with {fault.code}: {said}; see its own words, and run again")
+        if re.search(pattern, f"{error.message} {error.reason}", re.IGNORECASE):
+            return StoreRefused(f"{where}: {remedy.format(bucket=bucket)} {message}")
+    if error.code != _FORBIDDEN:
+        return StorageError(f"{where}: the store refused the request with {error.code} {message}")
     grant = _GRANT.replace("gs://BUCKET", bucket)
-    found = _PERMISSION.search(fault.said)
+    found = _PERMISSION.search(error.message)
     if found is None:
-        return StoreRefused(f"{where}: permission denied; grant {_ROLES}: {grant} (the store said: {said})")
+        return StoreRefused(f"{where}: permission denied; grant {_ROLES}: {grant} {message}")
     return StoreRefused(
-        f"{where}: these credentials may not {_DOING.get(found[2], found[2])} here ({found[0]} is missing); grant "
-        f"{_ROLES}: {grant} (the store said: {said})"
+        f"{where}: no permission to {_VERBS.get(found[2], found[2])} ({found[0]} is missing); grant {_ROLES}: {grant} "
+        f"{message}"
     )
 
 
@@ -158,5 +156,4 @@ def _now() -> str:
 
 
 def _short(text: str) -> str:
-    limit = 300
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"

@@ -1,4 +1,4 @@
-"""Answers to requests, from the store or from something between it and this process."""
+"""HTTP responses from Cloud Storage, or from something between it and this process."""
 
 import json
 import re
@@ -10,110 +10,111 @@ NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED = 404, 412, 401
 RESUME_INCOMPLETE = 308
 _BAD_REQUEST = 400
 TRANSIENT_CODES = frozenset({408, 429, 500, 502, 503, 504})
-# Reasons of a 403 that waiting helps against.
+# Reasons of a 403 that goes away with time.
 _RATE_LIMITS = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded"})
-# An upload's address is all that is needed to write to it.
+# Anyone who knows the URL of an upload can write to it, so queries never appear in messages.
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\")]*")
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
-_SHOWN = 80
+_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer: status of HTTP, headers, body."""
+class Response:
+    """An HTTP response with its whole body."""
 
     status: int
     headers: Mapping[str, str]
-    contents: bytes
+    body: bytes
 
 
-class Answered(Exception):
-    """The store answered with an error.
+class ErrorResponse(Exception):
+    """The store responded with an error.
 
     Attributes:
-        code: of HTTP.
-        said: the store's own words.
-        reason: its word for the cause, such as conditionNotMet; may be empty.
+        code: HTTP status.
+        message: the store's message.
+        reason: the store's name for the cause, such as conditionNotMet; may be empty.
     """
 
-    def __init__(self, code: int, contents: bytes) -> None:
-        said, self.reason = _words(contents)
-        self.code, self.said = code, without_queries(said) or "no words"
-        super().__init__(f"{self.said} ({code})")
+    def __init__(self, code: int, body: bytes) -> None:
+        message, self.reason = _message_and_reason(body)
+        self.code, self.message = code, without_queries(message) or "no message"
+        super().__init__(f"{self.message} ({code})")
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed a little later."""
+        """Whether the same request may succeed later."""
         return self.code in TRANSIENT_CODES or self.reason in _RATE_LIMITS
 
     @property
-    def is_of_checksums(self) -> bool:
-        """Whether a body was not what its checksum said: a 400, and from Google's own test bench a 412."""
-        said = self.said.lower()
+    def is_checksum_mismatch(self) -> bool:
+        """Whether the store received other bytes than were sent: a 400, and a 412 from Google's own test bench."""
+        message = self.message.lower()
         return (
             self.code in {_BAD_REQUEST, PRECONDITION_FAILED}
             and self.reason != "conditionNotMet"
-            and ("crc32c" in said or "md5" in said)
-            and any(word in said for word in ("match", "invalid", "validation failed"))
+            and ("crc32c" in message or "md5" in message)
+            and any(word in message for word in ("match", "invalid", "validation failed"))
         )
 
 
-class Garbled(Exception):
-    """What arrived is not what was sent, in one direction or the other."""
+class ChecksumMismatch(Exception):
+    """The bytes that arrived differ from the bytes that were sent, in either direction."""
 
 
-class Malformed(Exception):
-    """An answer that the store did not send, or not completely. Nothing in it is used."""
+class MalformedResponse(Exception):
+    """A response that the store did not send, or that is incomplete. Nothing in it is used."""
 
 
-def require_success(answer: Answer) -> None:
-    """Check the status of an answer.
+def require_success(response: Response) -> None:
+    """Check the status of a response.
 
     Raises:
-        Answered: the store answered with an error.
-        Malformed: it is a redirect, or an error page that the store did not write.
+        ErrorResponse: the store responded with an error.
+        MalformedResponse: it is a redirect, or an error page that the store did not write.
     """
-    if answer.status < 300 or (answer.status == RESUME_INCOMPLETE and "Location" not in answer.headers):  # noqa: PLR2004 - HTTP's
+    status = response.status
+    if status < 300 or (status == RESUME_INCOMPLETE and "Location" not in response.headers):  # noqa: PLR2004 - of HTTP
         return
-    if answer.status < 400:  # noqa: PLR2004 - HTTP's redirects
-        target = without_queries(answer.headers.get("Location", "nowhere"))
-        raise Malformed(f"the answer is a redirect ({answer.status}) to {target}, which Cloud Storage does not send")
-    fault = Answered(answer.status, answer.contents)
-    if not fault.is_transient and not _is_of_the_store(answer.contents):
-        raise Malformed(f"the answer {answer.status} is {_kind_of(answer.contents)}, which Cloud Storage does not send")
-    raise fault
+    if status < 400:  # noqa: PLR2004 - HTTP's redirects
+        target = without_queries(response.headers.get("Location", "nowhere"))
+        raise MalformedResponse(f"redirect ({status}) to {target}, which Cloud Storage does not send")
+    error = ErrorResponse(status, response.body)
+    if not error.is_transient and not _is_from_store(response.body):
+        raise MalformedResponse(f"status {status} with {_kind_of(response.body)}, which Cloud Storage does not send")
+    raise error
 
 
-def json_of(answer: Answer) -> dict[str, Any]:
-    """The JSON object that an answer holds.
+def json_of(response: Response) -> dict[str, Any]:
+    """The JSON object in a response.
 
     Raises:
-        Malformed: it holds none.
+        MalformedResponse: the body is something else.
     """
     try:
-        found = json.loads(answer.contents)
-    except ValueError as fault:
-        raise Malformed(f"the answer is {_kind_of(answer.contents)} where JSON is due") from fault
+        found = json.loads(response.body)
+    except ValueError as error:
+        raise MalformedResponse(f"expected JSON, got {_kind_of(response.body)}") from error
     if not isinstance(found, dict):
-        raise Malformed(f"the answer is {str(found)[:_SHOWN]!r} where a JSON object is due")
+        raise MalformedResponse(f"expected a JSON object, got {str(found)[:_SHOWN_CHARS]!r}")
     return found
 
 
-def said_by(fault: BaseException) -> str:
-    """What a fault says, in one line, without what is secret in addresses; its kind where it says nothing."""
-    if isinstance(fault, TimeoutError) and not str(fault):
-        return "nothing moved for too long"
-    return without_queries(" ".join(str(fault).split())) or type(fault).__name__
+def message_of(error: BaseException) -> str:
+    """An error's message in one line, without URL queries; its type if it has no message."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "timed out: no bytes sent or received"
+    return without_queries(" ".join(str(error).split())) or type(error).__name__
 
 
 def without_queries(text: str) -> str:
-    """A text with the addresses in it cut at the question mark."""
+    """A text whose URLs are cut at the question mark."""
     return _QUERY.sub(r"\1", text)
 
 
-def _is_of_the_store(contents: bytes) -> bool:
-    """Whether an error's body can be Cloud Storage's: its JSON, or plain text, as media and uploads have it."""
-    text = contents.strip()
+def _is_from_store(body: bytes) -> bool:
+    """Whether Cloud Storage can have sent an error's body: its JSON, or plain text as for media and uploads."""
+    text = body.strip()
     if not text or text.startswith(b"<"):
         return False
     if not text.startswith(b"{"):
@@ -125,21 +126,21 @@ def _is_of_the_store(contents: bytes) -> bool:
     return bool({"error", "message"} & found.keys())
 
 
-def _kind_of(contents: bytes) -> str:
-    text = contents.decode("utf-8", errors="replace").strip()
+def _kind_of(body: bytes) -> str:
+    text = body.decode("utf-8", errors="replace").strip()
     if not text:
-        return "empty"
+        return "an empty body"
     if not text.startswith("<"):
-        return f"{text[:_SHOWN]!r} ({len(contents)} bytes)"
+        return f"{text[:_SHOWN_CHARS]!r} ({len(body)} bytes)"
     title = _TITLE.search(text)
-    words = " ".join((title[1] if title else "").split())[:_SHOWN]
+    words = " ".join((title[1] if title else "").split())[:_SHOWN_CHARS]
     return f"a web page, {words!r}" if words else "a web page"
 
 
-def _words(contents: bytes) -> tuple[str, str]:
-    text = contents.decode("utf-8", errors="replace").strip()
+def _message_and_reason(body: bytes) -> tuple[str, str]:
+    text = body.decode("utf-8", errors="replace").strip()
     if text.startswith("<"):
-        return _kind_of(contents), ""
+        return _kind_of(body), ""
     try:
         error: Any = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and when it is enough. Every wait is logged."""
+"""Retries: which errors, how long between attempts, and when to give up. Every wait is logged."""
 
 import logging
 import os
@@ -9,16 +9,22 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
-from tasks.foundation.storage.deadline import LEAVING, Deadline
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE, Deadline
 from tasks.foundation.storage.gcs.refusals import refusal
-from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, Answered, Garbled, Malformed, said_by
+from tasks.foundation.storage.gcs.responses import (
+    UNAUTHORIZED,
+    ChecksumMismatch,
+    ErrorResponse,
+    MalformedResponse,
+    message_of,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _FACTOR = 0.5, 30.0, 2.0
-_TOO_MANY_UNAUTHORIZED, _TOO_MANY_GARBLED = 3, 4
-_STAYS = "what is committed stays; run the same command to continue"
+_MAX_UNAUTHORIZED, _MAX_MISMATCHES = 3, 4
+_RESUMABLE = "what is committed stays; run the same command to continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +32,10 @@ class RetryPolicy:
     """How long to wait for the store.
 
     Attributes:
-        total_seconds: from the first failure of an operation without progress until it is given up.
-        stall_seconds: without a byte, until a connection is given up.
-        first_wait_seconds: at most so long before the second try; doubled with each further one.
-        best_effort: `total_seconds` count from the first try on, and waits are not worth a line in the log.
+        total_seconds: from the first failure of an operation without progress until it gives up.
+        stall_seconds: without a byte sent or received until a request is cancelled.
+        first_wait_seconds: the longest wait before the second attempt; doubles with each further one.
+        best_effort: `total_seconds` count from the first attempt, and waits are logged at debug level.
     """
 
     total_seconds: float = 300.0
@@ -38,7 +44,7 @@ class RetryPolicy:
     best_effort: bool = False
 
     def with_deadline(self, seconds: float) -> "RetryPolicy":
-        """Best effort, for about this many seconds."""
+        """The same policy as best effort, for about `seconds`."""
         return replace(
             self,
             total_seconds=min(self.total_seconds, seconds),
@@ -48,10 +54,10 @@ class RetryPolicy:
 
     @classmethod
     def of_environment(cls) -> "RetryPolicy":
-        """As BATON_STORAGE_PATIENCE_SECONDS and BATON_STORAGE_STALL_SECONDS say, where they are set.
+        """The default policy, with BATON_STORAGE_PATIENCE_SECONDS and BATON_STORAGE_STALL_SECONDS applied.
 
         Raises:
-            InvalidInput: one of them is no number above 0.
+            InvalidInput: one of them is not a number above 0.
         """
         default = cls()
         return cls(
@@ -60,134 +66,137 @@ class RetryPolicy:
         )
 
 
-class Tries:
-    """The tries of one operation: exponential backoff with full jitter, and one limit on all of it together.
+class Retry:
+    """The retries of one operation: exponential backoff with full jitter and one time limit for all attempts.
 
-    After "Exponential Backoff And Jitter" (Brooker, 2015). A wait that would go beyond the limit is cut to what is
-    left, and a last try follows.
+    Source: "Exponential Backoff And Jitter" (Brooker, 2015). A wait beyond the limit is cut to the time that remains,
+    and a last attempt follows.
     """
 
     def __init__(
         self,
         where: str,
-        patience: RetryPolicy,
+        policy: RetryPolicy,
         *,
         clock: Callable[[], float] = time.monotonic,
-        leaving: Deadline = LEAVING,
+        deadline: Deadline = PROCESS_DEADLINE,
     ) -> None:
-        """Nothing is waited for yet.
+        """Prepare for the first attempt.
 
         Args:
-            where: address of what is worked on, for messages.
-            patience: its limits.
-            clock: seconds, never going back.
-            leaving: the process's deadline; sleeps.
+            where: address of the object or bucket, for messages.
+            policy: the limits.
+            clock: monotonic time in seconds.
+            deadline: of the process; also used to sleep.
         """
-        self._where, self._patience = where, patience
-        self._clock, self._leaving = clock, leaving
-        self._unauthorized = self._garbled = 0
-        self.progress()
+        self._where, self._policy = where, policy
+        self._clock, self._deadline = clock, deadline
+        self._unauthorized = self._mismatches = 0
+        self.reset()
 
-    def progress(self) -> None:
-        """Start counting tries and time again: the operation got further."""
+    def reset(self) -> None:
+        """Start counting attempts and time again, because the operation made progress."""
         self._began = self._clock()
-        # Best effort has one limit from the first try on; everything else is tried at least twice.
-        self._until = self._began + self._patience.total_seconds if self._patience.best_effort else None
-        self._tries = 0
+        # Best effort has one limit from the first attempt; everything else gets at least two attempts.
+        self._until = self._began + self._policy.total_seconds if self._policy.best_effort else None
+        self._attempts = 0
 
-    def begin(self) -> None:
-        """To be called before the first try.
-
-        Raises:
-            StoreUnreachable: this process was asked to stop, and the store did not answer before.
-        """
-        if self._leaving.given_up:
-            raise StoreUnreachable(f"{self._where}: asked to stop, and the store could not be reached before; {_STAYS}")
-
-    def again_after(self, fault: Exception) -> None:
-        """Wait before the next try.
+    def before_first_attempt(self) -> None:
+        """Check that the store is worth a request.
 
         Raises:
-            StorageError: it is not worth another try, or the time for that is used up.
+            StoreUnreachable: this process was asked to stop, and the store has not responded since.
         """
-        if not self._is_worth_retrying(fault):
-            raise refusal(fault, where=self._where) from fault
+        if self._deadline.store_unreachable:
+            raise StoreUnreachable(f"{self._where}: stopping, and the store does not respond; {_RESUMABLE}")
+
+    def wait_after(self, error: Exception) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            StorageError: the error is permanent, or the time is used up.
+        """
+        if not self._is_worth_retrying(error):
+            raise refusal(error, where=self._where) from error
         now = self._clock()
-        self._until = now + self._patience.total_seconds if self._until is None else self._until
-        self._tries += 1
-        left = min(self._until - now, self._leaving.left())
-        said = said_by(fault)
-        if left <= 0:
-            raise self._given_up(said, now - self._began) from fault
-        longest = min(self._patience.first_wait_seconds * _FACTOR ** min(self._tries - 1, 32), _LONGEST_WAIT_SECONDS)
-        wait = min(random.uniform(0, longest), left)  # noqa: S311 - spreads clients out, guards nothing
-        level = logging.DEBUG if self._patience.best_effort else logging.WARNING
-        _LOGGER.log(level, "%s: %s; trying again in %.1f s (try %d)", self._where, said, wait, self._tries + 1)
-        self._leaving.sleep(wait)
+        self._until = now + self._policy.total_seconds if self._until is None else self._until
+        self._attempts += 1
+        remaining = min(self._until - now, self._deadline.remaining())
+        if remaining <= 0:
+            raise self._give_up(message_of(error), now - self._began) from error
+        longest = min(self._policy.first_wait_seconds * _FACTOR ** min(self._attempts - 1, 32), _LONGEST_WAIT_SECONDS)
+        wait = min(random.uniform(0, longest), remaining)  # noqa: S311 - spreads clients out, guards nothing
+        level = logging.DEBUG if self._policy.best_effort else logging.WARNING
+        _LOGGER.log(
+            level, "%s: %s; retrying in %.1f s (attempt %d)", self._where, message_of(error), wait, self._attempts + 1
+        )
+        self._deadline.sleep(wait)
 
-    def _given_up(self, said: str, seconds: float) -> StorageError:
-        tries = f"{self._tries} tries in {seconds:.1f} s" if self._tries > 1 else f"one try, {seconds:.1f} s"
-        if not self._leaving.is_set:
+    def _give_up(self, message: str, seconds: float) -> StorageError:
+        attempts = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
+        if not self._deadline.is_set:
             return StorageError(
-                f"{self._where}: {said}; given up after {tries} (BATON_STORAGE_PATIENCE_SECONDS is "
-                f"{self._patience.total_seconds:g}); see to the network, or to the store's status page, and run again"
+                f"{self._where}: {message}; gave up after {attempts} in {seconds:.1f} s (BATON_STORAGE_PATIENCE_SECONDS"
+                f"={self._policy.total_seconds:g}); check the network and the store's status page, and run again"
             )
-        if self._leaving.left() <= 0:
-            self._leaving.give_up()
+        if self._deadline.remaining() <= 0:
+            self._deadline.mark_store_unreachable()
         return StoreUnreachable(
-            f"{self._where}: asked to stop, and the store could not be reached ({said}; {tries}); {_STAYS}"
+            f"{self._where}: stopping, and the store does not respond ({message}; {attempts} in {seconds:.1f} s); "
+            f"{_RESUMABLE}"
         )
 
-    def _is_worth_retrying(self, fault: Exception) -> bool:
-        """Raises StorageError for what has been garbled too often."""
-        if isinstance(fault, Answered) and fault.code == UNAUTHORIZED:
-            # An access token may have run out a moment ago; credentials that are refused stay refused.
+    def _is_worth_retrying(self, error: Exception) -> bool:
+        """Whether to retry; raises StorageError after repeated checksum mismatches."""
+        if isinstance(error, ErrorResponse) and error.code == UNAUTHORIZED:
+            # An access token may have just expired; rejected credentials stay rejected.
             self._unauthorized += 1
-            cause = fault.__cause__
-            return self._unauthorized < _TOO_MANY_UNAUTHORIZED and (cause is None or getattr(cause, "retryable", False))
-        if isinstance(fault, Garbled):
-            # The wire may garble once or twice; what garbles each time is not the wire.
-            self._garbled += 1
-            if self._garbled == _TOO_MANY_GARBLED:
+            cause = error.__cause__
+            return self._unauthorized < _MAX_UNAUTHORIZED and (cause is None or getattr(cause, "retryable", False))
+        if isinstance(error, ChecksumMismatch):
+            self._mismatches += 1
+            if self._mismatches == _MAX_MISMATCHES:
                 raise StorageError(
-                    f"{self._where}: {said_by(fault)}, {self._garbled} times; see to the network between here and "
-                    "the store, and to this machine's memory, and run again"
-                ) from fault
-        return is_transient(fault)
+                    f"{self._where}: {message_of(error)}, {self._mismatches} times; check the network and this "
+                    "machine's memory, and run again"
+                ) from error
+        return is_transient(error)
 
 
-def retrying(work: Callable[[], _T], tries: Tries) -> _T:
-    """The result of `work`, tried until it succeeds.
+def retrying(once: Callable[[], _T], retry: Retry) -> _T:
+    """Call `once` until it succeeds.
 
     Raises:
-        FileNotFoundError: the store answered 404.
-        FileExistsError: what `work` made of an answer.
-        StorageError: see `Tries.again_after`.
+        FileNotFoundError: the store responded with 404.
+        FileExistsError: raised by `once`.
+        StorageError: see `Retry.wait_after`.
     """
-    tries.begin()
+    retry.before_first_attempt()
     while True:
         try:
-            return work()
+            return once()
         except (FileNotFoundError, FileExistsError, BatonError):
             raise
-        except Exception as fault:  # noqa: BLE001 - sorted there; what is unknown is raised as a StorageError
-            tries.again_after(fault)
+        except Exception as error:  # noqa: BLE001 - unknown errors become a StorageError
+            retry.wait_after(error)
 
 
-def is_transient(fault: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
+def is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
     import aiohttp
     import google.auth.exceptions
 
-    if isinstance(fault, Answered):
-        return fault.is_transient
-    if isinstance(fault, google.auth.exceptions.GoogleAuthError):
-        # A token server that is away does not mean that the credentials are wrong.
-        return fault.retryable or isinstance(fault, google.auth.exceptions.TransportError)
-    if isinstance(fault, aiohttp.InvalidURL | aiohttp.ClientSSLError):
-        return False  # an address, or a certificate, stays what it is
-    # aiohttp gives a status line that it cannot read the code 400, so its codes are not looked at.
-    return isinstance(fault, Garbled | Malformed | TimeoutError | ConnectionError | aiohttp.ClientError)
+    if isinstance(error, ErrorResponse):
+        return error.is_transient
+    if isinstance(error, google.auth.exceptions.GoogleAuthError):
+        # A token server that is down does not mean that the credentials are wrong.
+        return error.retryable or isinstance(error, google.auth.exceptions.TransportError)
+    if isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError):
+        return False
+    # aiohttp reports an unreadable status line as code 400, so its codes are ignored.
+    return isinstance(
+        error, ChecksumMismatch | MalformedResponse | TimeoutError | ConnectionError | aiohttp.ClientError
+    )
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -199,5 +208,5 @@ def _seconds(variable: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InvalidInput(f"{variable}={text} is no number of seconds; set one above 0, or leave it out")
+        raise InvalidInput(f"{variable}={text} is not a number of seconds; set a number above 0, or unset it")
     return seconds

@@ -1,6 +1,5 @@
-"""What a proxy, a login page or a cache answers in the store's place: asked again, and never taken for the truth."""
+"""Responses of a proxy, a login page or a cache in the store's place are retried, and never believed."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,14 @@ from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError,
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
-from tests.fakes.gcs.fake_gcs import FakeGcs, FaultPlan
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body>to the network</body></html>"
 FOREIGN = {"kind": "storage#object", "name": "foreign", "generation": "7", "crc32c": "AAAAAA==", "size": "0"}
 DATA = b"0123456789" * 10
-LARGE = bytes(range(256)) * 8  # two parts of a file, as parts are in this test
+LARGE = bytes(range(256)) * 8  # two parts, since this test makes parts small
 PART_BYTES = 1 << 10
-ELSEWHERE = {"runs": b"1", "runs-of-others/log/0": b"2", "other/x": b"3"}
+OTHER_OBJECTS = {"runs": b"1", "runs-of-others/log/0": b"2", "other/x": b"3"}
 
 
 def reason(word: str) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def instead(code: int, body: object = "", **headers: str) -> dict[str, Any]:
     }
 
 
-ANSWERS: dict[str, dict[str, Any]] = {
+RESPONSES: dict[str, dict[str, Any]] = {
     "a page with 200": instead(200, PAGE, Content_Type="text/html"),
     "a page with 200 after it took effect": {**instead(200, PAGE), "takes_effect": True},
     **{f"a page with {code}": instead(code, PAGE) for code in (400, 403, 404, 410, 412, 416, 502)},
@@ -48,7 +47,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "a list": instead(200, [1]),
     "an empty object": instead(200, {}),
     "cut JSON with 200": instead(200, '{"kind": "storage#objects", "items": [{"na'),
-    "a cut answer": {"fault": "cut-answer", "fraction": 0.7},
+    "a cut answer": {"fault": "cut-response", "fraction": 0.7},
     "a bad status line": {"fault": "bad-status-line"},
     **{
         f"a redirect {code}": instead(code, PAGE, Location="http://127.0.0.1:9/sign-in?token=SECRET")
@@ -78,9 +77,9 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 class Operation(NamedTuple):
     act: Callable[[CloudStorage, Path], Any]
-    kinds: tuple[str, ...]  # of requests, each in turn answered by something else
+    kinds: tuple[str, ...]  # of requests; each gets the bad response in turn
     result: Any = None
-    there: dict[str, bytes | None] = {}  # noqa: RUF012 - never changed
+    objects: dict[str, bytes | None] = {}  # noqa: RUF012 - objects afterwards; never changed
 
 
 def listed(paths: Any) -> list[str]:
@@ -98,17 +97,19 @@ OPERATIONS = {
     "exists not": Operation(lambda store, _: store.exists("log/1"), ("object.get",), result=False),
     "files": Operation(lambda store, _: listed(store.files("log")), ("object.list",), ["log/0", "log/HINT"]),
     "folders": Operation(lambda store, _: listed(store.folders("")), ("object.list",), ["log"]),
-    "create": Operation(lambda store, _: store.create("log/1", DATA), ("object.insert",), there={"log/1": DATA}),
-    "write": Operation(lambda store, _: store.write("log/HINT", DATA), ("object.insert",), there={"log/HINT": DATA}),
+    "create": Operation(lambda store, _: store.create("log/1", DATA), ("object.insert",), objects={"log/1": DATA}),
+    "write": Operation(lambda store, _: store.write("log/HINT", DATA), ("object.insert",), objects={"log/HINT": DATA}),
     "upload": Operation(
         lambda store, at: (at.write_bytes(LARGE), store.upload(at, "up"))[1],
         ("upload.initiate", "upload.chunk"),
         checksum_bytes(LARGE),
         {"up": LARGE},
     ),
-    "copy": Operation(lambda store, _: store.copy("log/0", "copied"), ("object.rewrite",), there={"copied": DATA}),
+    "copy": Operation(lambda store, _: store.copy("log/0", "copied"), ("object.rewrite",), objects={"copied": DATA}),
     "delete": Operation(
-        lambda store, _: store.delete("log"), ("object.list", "object.delete"), there={"log/0": None, "log/HINT": None}
+        lambda store, _: store.delete("log"),
+        ("object.list", "object.delete"),
+        objects={"log/0": None, "log/HINT": None},
     ),
     "probe": Operation(
         lambda store, _: store.probe(),
@@ -117,13 +118,13 @@ OPERATIONS = {
     ),
 }
 HOME = {"log/0": DATA, "log/HINT": b"0", "large": LARGE}
-# What is no fault there: the test bench answers a delete with 200 and nothing, and what took effect is done.
-SOUND = {
+# Valid for that request: Google's test bench responds to a delete with an empty 200, and the object is deleted.
+VALID = {
     ("object.delete", "nothing with 200"),
     ("object.delete", "nothing with 201 after it took effect"),
     ("object.delete", "a session elsewhere"),
     ("object.delete", "a cut answer"),
-    ("upload.initiate", "a cut answer"),  # all of it is in a header
+    ("upload.initiate", "a cut answer"),  # the whole response is in a header
 }
 
 
@@ -132,10 +133,10 @@ def bucket_of(cloud: FakeGcs) -> dict[str, bytes]:
 
 
 def filled(cloud: FakeGcs) -> dict[str, bytes]:
-    """The bucket as it is before an operation, made by nobody's request."""
+    """Fill the bucket as it is before an operation, without requests."""
     for name in cloud.store.names("bucket"):
         cloud.store.delete("bucket", name)
-    content = {**{f"runs/a/{name}": data for name, data in HOME.items()}, **ELSEWHERE}
+    content = {**{f"runs/a/{name}": data for name, data in HOME.items()}, **OTHER_OBJECTS}
     for name, data in content.items():
         cloud.store.put("bucket", name, data)
     return content
@@ -147,110 +148,64 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cases(operation: Operation) -> list[tuple[str, str]]:
-    found = [(kind, name) for kind in operation.kinds for name in ANSWERS if (kind, name) not in SOUND]
-    bare = operation.kinds == ("object.media",) and operation.result != b""  # there has to be an object's content
-    return [(kind, name) for kind, name in found if bare or ANSWERS[name]["fault"] != "bare"]
+    found = [(kind, name) for kind in operation.kinds for name in RESPONSES if (kind, name) not in VALID]
+    bare = operation.kinds == ("object.media",) and operation.result != b""
+    return [(kind, name) for kind, name in found if bare or RESPONSES[name]["fault"] != "bare"]
 
 
-def answered_by(kind: str, answer: str, times: int | None) -> FaultPlan:
-    # What became of an upload is asked for, too.
+def plan_of(kind: str, response: str, times: int | None) -> FaultPlan:
+    # A client also queries the progress of an upload.
     kinds = [kind, "upload.query"] if kind == "upload.chunk" and times is None else [kind]
-    return FaultPlan.scripted([{"match": {"kind": each}, "times": times, **ANSWERS[answer]} for each in kinds])
+    return FaultPlan.scripted([{"match": {"kind": each}, "times": times, **RESPONSES[response]} for each in kinds])
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_after_the_fault_has_passed_the_result_is_right(cloud: FakeGcs, tmp_path: Path, name: str) -> None:
+def test_result_is_right_after_one_bad_response(cloud: FakeGcs, tmp_path: Path, name: str) -> None:
     operation = OPERATIONS[name]
     storage = CloudStorage(
         "bucket", "runs/a", RetryPolicy(total_seconds=60, stall_seconds=60, first_wait_seconds=0.001)
     )
-    for kind, answer in cases(operation):
+    for kind, response in cases(operation):
         before = filled(cloud)
-        cloud.faults = answered_by(kind, answer, 1)
+        cloud.faults = plan_of(kind, response, 1)
         got = operation.act(storage, tmp_path / "file")
-        assert (got, kind, answer) == (operation.result, kind, answer)
-        assert len(cloud.fault_run.log) == 1, (kind, answer)
-        after = {f"runs/a/{path}": data for path, data in operation.there.items()}
+        assert (got, kind, response) == (operation.result, kind, response)
+        assert len(cloud.fault_run.log) == 1, (kind, response)
+        after = {f"runs/a/{path}": data for path, data in operation.objects.items()}
         expected = {path: data for path, data in {**before, **after}.items() if data is not None}
-        assert bucket_of(cloud) == expected, (kind, answer)
+        assert bucket_of(cloud) == expected, (kind, response)
         if name == "download":
             assert (tmp_path / "file").read_bytes() == LARGE
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_while_it_lasts_there_is_a_clear_error_and_nothing_else_is_touched(
-    cloud: FakeGcs, tmp_path: Path, name: str
-) -> None:
+def test_lasting_bad_responses_raise_and_change_nothing_else(cloud: FakeGcs, tmp_path: Path, name: str) -> None:
     operation = OPERATIONS[name]
     storage = CloudStorage(
         "bucket", "runs/a", RetryPolicy(total_seconds=0.01, stall_seconds=60, first_wait_seconds=0.001)
     )
-    for kind, answer in cases(operation):
+    for kind, response in cases(operation):
         before = filled(cloud)
-        cloud.faults = answered_by(kind, answer, None)
-        with pytest.raises(StorageError) as fault:
-            raise AssertionError((kind, answer, operation.act(storage, tmp_path / "file")))
-        assert not isinstance(fault.value, FileMissing | FileAlreadyThere | StoreRefused), (kind, answer, fault.value)
-        assert str(fault.value).startswith("gs://bucket"), (kind, answer)
-        assert "SECRET" not in str(fault.value)
-        assert len(str(fault.value)) < 600, str(fault.value)
+        cloud.faults = plan_of(kind, response, None)
+        with pytest.raises(StorageError) as error:
+            raise AssertionError((kind, response, operation.act(storage, tmp_path / "file")))
+        assert not isinstance(error.value, FileMissing | FileAlreadyThere | StoreRefused), (kind, response, error.value)
+        assert str(error.value).startswith("gs://bucket"), (kind, response)
+        assert "SECRET" not in str(error.value)
+        assert len(str(error.value)) < 600, str(error.value)
         cloud.faults = None
         after = bucket_of(cloud)
-        mine = {f"runs/a/{path}" for path in (*operation.there, ".probe")}
+        mine = {f"runs/a/{path}" for path in (*operation.objects, ".probe")}
         assert {key: data for key, data in after.items() if not key.startswith(tuple(mine))} == {
             key: data for key, data in before.items() if not key.startswith(tuple(mine))
-        }, (kind, answer)
+        }, (kind, response)
 
 
-def test_a_page_is_told_by_its_title(cloud: FakeGcs) -> None:
+def test_web_page_is_reported_by_its_title(cloud: FakeGcs) -> None:
     storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=0.05, stall_seconds=60, first_wait_seconds=0.01))
-    cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **ANSWERS["a page with 200"]}])
-    with pytest.raises(
-        StorageError, match=r"gs://bucket/x: the answer is a web page, 'Sign in' where JSON is due; giv"
-    ):
+    cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **RESPONSES["a page with 200"]}])
+    with pytest.raises(StorageError, match=r"gs://bucket/x: expected JSON, got a web page, 'Sign in'; gave"):
         storage.stat("x")
-    cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **ANSWERS["a redirect 307"]}])
-    with pytest.raises(StorageError, match=r"is a redirect \(307\) to http://127\.0\.0\.1:9/sign-in, which"):
+    cloud.faults = FaultPlan.scripted([{"match": {"kind": ""}, "times": None, **RESPONSES["a redirect 307"]}])
+    with pytest.raises(StorageError, match=r"redirect \(307\) to http://127\.0\.0\.1:9/sign-in, which"):
         list(storage.files(""))
-
-
-def test_bytes_that_come_without_a_checksum_are_compared_with_the_description(cloud: FakeGcs) -> None:
-    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.001))
-    cloud.store.put("bucket", "x", DATA)
-    wrong = {**instead(200, "0123456780" * 10), "headers": {"X-Goog-Generation": "1"}}
-    cloud.faults = FaultPlan.scripted([{"match": {"kind": "object.media"}, "times": 1, **wrong}])
-    assert storage.read("x") == DATA
-    assert cloud.counts["GET", "object.get"] == 1
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br"])
-def test_what_is_stored_packed_is_named(cloud: FakeGcs, tmp_path: Path, encoding: str) -> None:
-    """Its checksum is of the packed bytes, and what the store sends is unpacked: neither can be compared."""
-    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.001))
-    cloud.store.put("bucket", "data/x.csv", gzip.compress(DATA), contentEncoding=encoding)
-    for act in (
-        lambda: storage.stat("data/x.csv"),
-        lambda: storage.read("data/x.csv"),
-        lambda: storage.read_range("data/x.csv", 0, 5),
-        lambda: storage.download("data/x.csv", tmp_path / "x"),
-    ):
-        with pytest.raises(
-            StoreRefused, match=rf"x\.csv: is stored with Content-Encoding: {encoding}.*--clear-content"
-        ):
-            act()
-    assert storage.exists("data/x.csv")
-    storage.delete("data")
-    cloud.store.put("bucket", "data/x.csv", DATA, contentEncoding="UTF-8")  # packs nothing
-    assert storage.read("data/x.csv") == DATA
-    assert storage.stat("data/x.csv") == checksum_bytes(DATA)
-
-
-def test_what_a_proxy_packs_is_not_taken(cloud: FakeGcs) -> None:
-    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=0.05, stall_seconds=60, first_wait_seconds=0.01))
-    cloud.store.put("bucket", "x", DATA)
-    headers = {"Content-Encoding": "gzip", "X-Goog-Stored-Content-Encoding": "identity", "X-Goog-Generation": "1"}
-    body = gzip.compress(b"").decode("latin-1")
-    plan = {"fault": "instead", "code": 200, "body": body, "headers": headers}
-    cloud.faults = FaultPlan.scripted([{"match": {"kind": "object.media"}, "times": None, **plan}])
-    with pytest.raises(StorageError, match=r"the bytes were packed \(gzip\) on the way here"):
-        storage.read("x")

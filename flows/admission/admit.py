@@ -1,0 +1,129 @@
+"""Whether a command may train a run: every cheap check, once, before Prefect or TensorFlow is waited for."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from flows.admission.checks import preflight, require_packages_and_source
+from flows.admission.run_at_work import require_idle
+from flows.goal import Goal
+from flows.result import RelayResult, result_of
+from flows.run import Run
+from tasks.foundation.accelerator.cluster import is_chief
+from tasks.foundation.contracts.identity import CALLBACKS, identity_in_run_file, require_same_identity
+from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.runlog.progress import require_progress
+from tasks.foundation.telemetry.events import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A run that a command may train, and how.
+
+    Attributes:
+        run: the run.
+        goal: how far the command goes.
+        accept: identity keys whose change is accepted, and logged.
+        try_again: whether earlier attempts without progress are forgotten.
+        take_over: whether the command starts even if another process trains the run.
+        head: the folded state of the newest log entry at this moment; None if the run has not begun.
+        notes: what the user should know about the storage.
+    """
+
+    run: Run
+    goal: Goal
+    accept: tuple[str, ...]
+    try_again: bool
+    take_over: bool
+    head: Head | None
+    notes: tuple[str, ...]
+
+
+def admit(
+    run: Run,
+    goal: Goal,
+    *,
+    accept: Sequence[str] = (),
+    try_again: bool = False,
+    take_over: bool = False,
+    telemetry: Sink,
+) -> Admitted | RelayResult:
+    """Check everything that is cheap to check. Nothing of the run is written; the storage is tried out with a probe.
+
+    Args:
+        run: the run.
+        goal: how far to go.
+        accept: identity keys whose change is accepted.
+        try_again: forget earlier attempts without progress.
+        take_over: do not look for another process that trains the run.
+        telemetry: receives a note if another process may be at work and is waited for.
+
+    Returns:
+        The admitted run, or the command's result if nothing is left to do.
+
+    Raises:
+        InvalidInput: the run file, the code, a package, a path or the storage cannot be used.
+        IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
+        NoProgress: `stop.attempts_without_progress` attempts in a row did not advance the run.
+        RunAtWork: another process trains the run.
+    """
+    preflight(run)
+    head = run.log.head()
+    done = result_if_done(run, goal, head, accept=accept)
+    if done is not None:
+        return done
+    require_packages_and_source(run)
+    # Every host checks it, so that none waits for a chief that has refused.
+    if not try_again:
+        require_advancing(run, head)
+    chief = is_chief(run.spec.accelerator, os.environ)
+    if chief:  # the other hosts would find their own chief's heartbeat
+        require_idle(run, take_over=take_over, telemetry=telemetry)
+    notes = run.root.probe()
+    return Admitted(
+        run=run,
+        goal=goal,
+        accept=tuple(accept),
+        try_again=try_again,
+        take_over=take_over,
+        head=head,
+        notes=tuple(notes) if chief else (),
+    )
+
+
+def require_still_idle(admitted: Admitted, *, telemetry: Sink) -> None:
+    """Look once more for another process, after TensorFlow and Prefect took their seconds to start.
+
+    Raises:
+        RunAtWork: another process has started to train the run meanwhile.
+    """
+    if is_chief(admitted.run.spec.accelerator, os.environ):
+        require_idle(admitted.run, take_over=admitted.take_over, telemetry=telemetry)
+
+
+def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[str] = ()) -> RelayResult | None:
+    """The result where nothing is left to do, from the log alone.
+
+    Raises:
+        IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
+    """
+    if head is not None:
+        # Checked before a dataset is prepared in vain; init-or-restore compares the rest.
+        require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
+    if not goal.reached(head, run.spec):
+        return None
+    if head is not None and head.finished is not None and CALLBACKS in accept:
+        return None  # changed callbacks may continue a run that callbacks ended; init-or-restore compares them
+    chief = is_chief(run.spec.accelerator, os.environ)
+    return result_of(run, segments=0, exit_reason="nothing_to_do", report=chief)
+
+
+def require_advancing(run: Run, head: Head | None) -> None:
+    """Refuse to rent an accelerator for a run that fails again and again.
+
+    Raises:
+        NoProgress: `stop.attempts_without_progress` attempts in a row did not advance the run.
+    """
+    if head is not None:
+        require_progress(run.home, head, limit=run.spec.stop.attempts_without_progress, now=datetime.now(UTC))

@@ -1,0 +1,68 @@
+"""Cheap checks of the run file, the code and the data files of a run, before anything is written."""
+
+import os
+
+from flows.run import Run
+from tasks.foundation.accelerator.batches import per_replica_batch_size
+from tasks.foundation.accelerator.cluster import cluster_of
+from tasks.foundation.errors import RunFileError
+from tasks.foundation.user_code import require_function
+from tasks.foundation.user_imports import require_imports
+from tasks.init_or_restore.weights.location import locate_weights
+
+
+def preflight(run: Run) -> None:
+    """Check the batch size, the user's functions and the initial weights, without importing the user's code.
+
+    Raises:
+        InvalidInput: one of them cannot be used.
+    """
+    spec, folder = run.spec, run.folder
+    accelerator = spec.accelerator
+    known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
+    per_replica_batch_size(spec.train.global_batch_size, known, spec.train.accumulate)
+    evaluating = spec.stages.evaluate.accelerator
+    if evaluating is not None:
+        per_replica_batch_size(spec.train.global_batch_size, evaluating.replicas)
+    require_function(spec.model.build, folder)
+    if ":" in spec.data.source:
+        require_function(spec.data.source, folder)
+    if spec.train.callbacks is not None:
+        require_function(spec.train.callbacks, folder)
+    if spec.init.weights:
+        head = run.log.head()
+        if head is None or head.tip is None:  # a run that has begun has them in its checkpoint
+            for source in spec.init.weights:
+                locate_weights(source, folder)
+
+
+def require_packages_and_source(run: Run) -> None:
+    """Check what this process needs to do the work: the packages that the user's code imports, the built-in source.
+
+    A stage that runs as a deployment has its own packages and files, so they are not checked here.
+
+    Raises:
+        InvalidInput: a package is not installed, or the source cannot be read.
+    """
+    remote = run.spec.stages.remote()
+    if "prepare_data" not in remote:
+        if ":" in run.spec.data.source:
+            require_imports(run.spec.data.source, run.folder)
+        else:
+            from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+
+            require_source(run.spec.data, run.folder)
+    if not {"init_or_restore", "train_segment"} <= remote.keys():
+        for reference in (run.spec.model.build, run.spec.train.callbacks):
+            if reference is not None:
+                require_imports(reference, run.folder)
+
+
+def require_lasting_storage(run: Run) -> None:
+    """Refuse a storage that ends with the process: later commands read what this one leaves.
+
+    Raises:
+        RunFileError: storage is memory://.
+    """
+    if run.spec.storage.startswith("memory:"):
+        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder, or gs://")

@@ -1,0 +1,104 @@
+"""Types of the JSON object that `baton status --json` prints."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class CheckpointJson(TypedDict):
+    """A retained or quarantined checkpoint."""
+
+    path: str
+    step: int
+    size: int
+    state_digest: str
+
+
+class EvaluationJson(TypedDict):
+    """The newest evaluation."""
+
+    step: int
+    path: str
+    metrics: Mapping[str, float]
+    examples: int
+
+
+class BestJson(TypedDict):
+    """The best evaluation."""
+
+    step: int
+    path: str
+    metric: str
+    mode: str
+    value: float
+
+
+class WeightsJson(TypedDict):
+    """A source of the initial weights."""
+
+    source: str
+    place: str
+    variables: int
+
+
+class WorkerJson(TypedDict):
+    """A host, see `Worker`."""
+
+    host: int
+    replicas: int
+    steps: int
+    examples: int
+    train_seconds: float
+    input_wait_seconds: float
+    losses: Sequence[float]
+    straggles: bool
+    step_seconds: float
+    input_wait_share: float
+
+
+class AtWorkJson(TypedDict):
+    """A process that trains the run, see `AttemptRecord`."""
+
+    attempt: str
+    host: str
+    pid: int
+    began: str
+    alive: str
+    from_step: int
+    step: int
+    committed_step: int
+    doing: str
+    within: str | None
+    silent_seconds: float
+
+
+class RunJson(TypedDict):
+    """The state of a run, from its log."""
+
+    run: str
+    home: str
+    step: int
+    target: int | None
+    segments: int
+    entry: int
+    base: int
+    checkpoint: str | None
+    state_digest: str | None
+    metrics: Mapping[str, float]
+    evaluation: EvaluationJson | None
+    best: BestJson | None
+    retained: list[CheckpointJson]
+    quarantined: list[CheckpointJson]
+    skipped_batches: int
+    finished: dict[str, object] | None
+    forked_from: dict[str, object] | None
+    seconds: Mapping[str, float]
+    account: dict[str, object] | None
+    initialized_from: list[WeightsJson]
+    workers: list[WorkerJson]
+    environment: dict[str, object]
+
+
+class StatusJson(RunJson):
+    """The state of a run, and the processes that train it."""
+
+    at_work: list[AtWorkJson]

@@ -1,0 +1,117 @@
+"""What a command reached, read from the run's log."""
+
+import os
+from typing import Literal, cast
+
+from pydantic import Field
+
+from flows.goal import Goal
+from flows.run import Run, RunHome
+from tasks.evaluate.report.report import PAGE, write_report
+from tasks.foundation.accelerator.cluster import is_chief
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.log_entry import Commit, Head
+from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
+from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry.tensorboard import write_curves
+
+# After these exit reasons the machine may disappear within seconds.
+_MACHINE_ENDS = frozenset({"sigterm", "preempted", "maintenance"})
+CommandEnd = (
+    Literal["complete", "until_step", "max_segments", "nothing_to_do", "finished_early", "cancelled"] | StopReason
+)
+
+
+class RelayResult(Contract):
+    """What a command reached."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    home: str
+    step: int
+    checkpoint: str
+    state_digest: str
+    segments: int
+    metrics: dict[str, float]
+    exit_reason: CommandEnd
+    report: str | None = Field(description="address of the report; None if there is none yet")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the command ended with work left to do."""
+        return self.exit_reason in {"max_segments", "cancelled"} or self.exit_reason in STOP_REASONS
+
+
+def leaves_time(exit_reason: str) -> bool:
+    """Return whether a stopped command has time to write a report before the machine may disappear."""
+    return exit_reason not in _MACHINE_ENDS
+
+
+def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = True) -> RelayResult:
+    """Read the state of the run from its log, and write the report.
+
+    Args:
+        run: the run.
+        segments: number of segments that this command trained.
+        exit_reason: why the command ends.
+        report: whether to write the report.
+
+    Returns:
+        The state of the run, and what this command did.
+
+    Raises:
+        RunLogError: the run has no checkpoint.
+        StorageError: the report cannot be written.
+    """
+    history = history_of(run.log.entries())
+    head = history.head
+    if head is None or head.tip is None:
+        raise RunLogError(f"{run.home.uri}: the run has no checkpoint, so there is nothing to report")
+    metrics = dict(history.rows[-1].metrics) if history.rows else {}
+    if history.evaluations:
+        metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
+    if report:
+        write_curves(run.log)
+    # If a command was killed before it wrote its report, the next one writes it.
+    if report and (exit_reason != "nothing_to_do" or not run.home.exists(PAGE)):
+        write_report(run.home, title=run.name)
+    return RelayResult(
+        run=run.name,
+        home=run.home.uri,
+        step=head.tip.step,
+        checkpoint=f"{run.home.uri}/{head.tip.path}",
+        state_digest=head.tip.state_digest,
+        segments=segments,
+        metrics=metrics,
+        exit_reason=cast(CommandEnd, exit_reason),  # the model refuses any other text
+        report=f"{run.home.uri}/{PAGE}" if report or run.home.exists(PAGE) else None,
+    )
+
+
+def result_of_interrupted(run: Run, goal: Goal, reason: str, *, since: Head | None) -> RelayResult | None:
+    """Read the state of the run after a signal ended the command. Write no report if the machine may disappear.
+
+    Args:
+        run: the run.
+        goal: the command's goal; if the run has reached it, the exit reason is the goal's.
+        reason: the exit reason of the interrupted command.
+        since: the head of the log when the command began; None: there was no log.
+
+    Returns:
+        What the command reached; None if the run has no checkpoint yet.
+    """
+    head = run.log.head()
+    if head is None or head.tip is None:
+        return None
+    first = 0 if since is None else since.number + 1
+    new = (run.log.entry(number).body for number in range(first, head.number + 1))
+    segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
+    report = leaves_time(reason) and is_chief(run.spec.accelerator, os.environ)
+    if goal.reached(head, run.spec):
+        reason = goal.reason(head, run.spec)
+    try:
+        return result_of(run, segments=segments, exit_reason=reason, report=report)
+    except StorageError:
+        # The checkpoints are committed, so a failure to write the report must not turn a stop into an error.
+        return result_of(run, segments=segments, exit_reason=reason, report=False)

@@ -1,0 +1,59 @@
+"""Goodput and badput of a run, as JSON values and as text."""
+
+from tasks.foundation.contracts.attempt import UNATTRIBUTED
+from tasks.foundation.runlog.accounting import Account, Attempt
+from tasks.foundation.telemetry.formatting import duration_words
+
+
+def account_facts(account: Account) -> dict[str, object]:
+    """Return the account as JSON values: seconds, and shares of the total in [0, 1]."""
+    return {
+        "total_seconds": account.total_seconds,
+        "goodput_seconds": account.good_seconds,
+        "goodput_share": account.share(account.good_seconds),
+        "badput_seconds": account.bad_seconds,
+        "unattributed_share": account.share(account.unattributed_seconds),
+        "away_seconds": account.away_seconds,
+        "unrecorded_seconds": account.unrecorded_seconds,
+        "alive": sum(attempt.alive for attempt in account.attempts),
+        "died_without_a_word": sum(attempt.silent for attempt in account.attempts),
+        "unreadable": account.unreadable,
+        "attempts": [_attempt_facts(attempt) for attempt in account.attempts],
+    }
+
+
+def account_words(account: Account) -> list[tuple[str, str]]:
+    """Return the account as lines of (label, text)."""
+
+    def words(cause: str, amount: float) -> str:
+        return f"{cause} {duration_words(amount)} ({account.share(amount):.1%})"
+
+    count, total = len(account.attempts), duration_words(account.total_seconds)
+    alive = sum(attempt.alive for attempt in account.attempts)
+    silent = sum(attempt.silent for attempt in account.attempts)
+    states = [f"{alive} at work" if alive else "", f"{silent} killed or crashed" if silent else ""]
+    standing = ", ".join(text for text in states if text)
+    bad = {cause: amount for cause, amount in account.bad_seconds.items() if amount > 0 or cause == UNATTRIBUTED}
+    attempts = f"{count} attempt{'s' if count != 1 else ''}" + (f" ({standing})" if standing else "")
+    good = duration_words(account.good_seconds)
+    lines = [
+        ("time", f"{total} in {attempts}"),
+        (
+            "goodput",
+            f"{account.share(account.good_seconds):.1%}  {good} of training that counts",
+        ),
+        ("badput", ", ".join(words(cause, amount) for cause, amount in bad.items())),
+    ]
+    if account.away_seconds:
+        lines.append(("away", f"{duration_words(account.away_seconds)} between attempts, no process at work"))
+    if account.unrecorded_seconds:
+        before = duration_words(account.unrecorded_seconds)
+        lines.append(("unrecorded", f"{before} in segments committed before attempts were recorded"))
+    if account.unreadable:
+        lines.append(("left out", f"{account.unreadable} files below attempts/ are no attempt's record"))
+    return lines
+
+
+def _attempt_facts(attempt: Attempt) -> dict[str, object]:
+    kept = attempt.record.model_dump(exclude={"schema_version", "process"})
+    return {**kept, "lost_seconds": attempt.lost_seconds, "is_alive": attempt.alive}

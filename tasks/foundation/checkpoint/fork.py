@@ -1,0 +1,246 @@
+"""Fork a run: copy a committed checkpoint of one run into a new run, with its lineage in the log.
+
+For homes that a crash left incomplete, see `fork_status.py`.
+"""
+
+from dataclasses import dataclass, replace
+
+from tasks.foundation.checkpoint.fork_status import Fork, complete_fork, find_same_fork, read_head_and_lineage
+from tasks.foundation.checkpoint.selection import retired_while_read
+from tasks.foundation.checkpoint.verify import find_damage, manifest_digest, verify_checkpoint
+from tasks.foundation.contracts.checkpoint import (
+    CheckpointManifest,
+    CheckpointRef,
+    base_in_folder_name,
+    checkpoint_folder,
+)
+from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
+from tasks.foundation.errors import DamagedCheckpoint, FileMissing, InvalidInput, RunLogError, StaleWriter
+from tasks.foundation.messages import message
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import UNFINISHED_FORK, RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.parallel import parallel_map
+
+
+def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: str) -> Fork:
+    """Begin the run `new` from a checkpoint that the run `name` retains. Idempotent.
+
+    Identity, environment and skipped batches come along, as they were when the source run was last at that checkpoint.
+    So the data order continues as in the source run. The source run is only read.
+
+    Args:
+        root: the storage root of both runs.
+        name: the source run.
+        new: a run name that is not taken.
+        at_step: step of the checkpoint; None for the tip, even if it moves meanwhile.
+        attempt: the writer, a uuid4 of this process.
+
+    Returns:
+        The complete fork.
+
+    Raises:
+        InvalidInput: no retained checkpoint has that step, or it was retired while it was being copied, or `new` is
+            taken; nothing is written.
+        DamagedCheckpoint: the checkpoint's bytes differ from its manifest; nothing is written.
+    """
+    runs = _Runs(root=root, source_name=name, target_name=new)
+    while True:
+        head = runs.source.head()
+        ref = None if head is None else _retained(head, at_step)
+        if head is None or ref is None:
+            made = _finish_without_source(runs, at_step)
+            if made is None:
+                raise _no_such_step(runs.source, head, at_step)
+            return made
+        try:
+            return _fork(runs, head, ref, attempt=attempt)
+        except (DamagedCheckpoint, FileMissing) as fault:
+            head = runs.source.require_head()
+            if ref in head.retained:
+                raise
+            if at_step is not None:
+                raise retired_while_read(runs.source.home, head, ref, error=InvalidInput) from fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    """The source run, and the target run that becomes its fork. Both are below one storage root."""
+
+    root: Storage
+    source_name: str
+    target_name: str
+
+    @property
+    def source(self) -> RunLog:
+        return RunLog(self.root.at(self.source_name))
+
+    @property
+    def target(self) -> RunLog:
+        return RunLog(self.root.at(self.target_name))
+
+
+def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
+    """Fork a checkpoint that `head` retains.
+
+    Raises:
+        InvalidInput: the name is taken.
+        DamagedCheckpoint, FileMissing: its files are damaged or gone; nothing of the fork is left.
+    """
+    target = runs.target
+    origin, lineage = _origin(runs.source, head, ref)
+    newest, existing = read_head_and_lineage(target)
+    made = find_same_fork(target, newest, existing, lineage) or _commit_complete_copy(target, newest, lineage)
+    if made is not None:
+        return made
+    manifest = verify_checkpoint(runs.source.home, ref)
+    base = 0 if newest is None else newest.base  # 0 is the origin entry, which is written later
+    folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
+    if newest is None:
+        target.home.write(UNFINISHED_FORK, lineage.to_json())
+
+    def decide(newest: Head | None) -> Body | None:
+        return origin if newest is None else None
+
+    try:
+        staged = _copy(runs, ref, manifest.model_copy(update={"base": base, "attempt": attempt}), folder=folder)
+        target.append(decide, attempt=attempt)
+        made = find_same_fork(target, *read_head_and_lineage(target), lineage)
+        if made is None:
+            # Several processes may stage on a base without a tip: the first commit wins.
+            entry = commit(target, _body(staged))
+            made = Fork(lineage=lineage, head=entry.head, already_there=False)
+        elif made.head.tip == staged:  # another process committed this copy
+            made = replace(made, already_there=False)
+    except (StaleWriter, FileMissing, DamagedCheckpoint):
+        # Another process may have made the same fork, trained it, and deleted this copy.
+        made = find_same_fork(target, *read_head_and_lineage(target), lineage)
+        if made is None:
+            _withdraw(target, folder)
+            raise
+    except InvalidInput:  # another process has taken the name
+        _withdraw(target, folder)
+        raise
+    discard(target.home, UNFINISHED_FORK)
+    return made
+
+
+def _withdraw(target: RunLog, folder: str) -> None:
+    discard(target.home, folder)
+    discard(target.home, UNFINISHED_FORK)
+
+
+def _finish_without_source(runs: _Runs, at_step: int | None) -> Fork | None:
+    """The fork that was made or begun, of a checkpoint that the source run has retired since."""
+    target = runs.target
+    head, lineage = read_head_and_lineage(target)
+    if lineage is None or (lineage.home, lineage.step) != (runs.source.home.uri, at_step):
+        return None
+    made = complete_fork(head, lineage) or _commit_complete_copy(target, head, lineage)
+    if made is None:
+        raise InvalidInput(
+            message(
+                f"{target.home.uri} holds no whole copy of step {at_step}, which {runs.source.home.uri} has retired",
+                hints=[f"take another name and a retained step, or remove {target.home.uri}; nothing was trained"],
+            )
+        )
+    return made
+
+
+def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage) -> Fork | None:
+    """Commit a complete copy that a process left when it died after writing the origin entry."""
+    if head is None or head.tip is not None:
+        return None
+    damaged = {ref.path for ref in head.quarantined}
+    for folder in sorted(log.home.folders("checkpoints")):
+        if folder in damaged or base_in_folder_name(folder) != head.base:
+            continue
+        where = f"{folder}/manifest.json"
+        try:
+            data = log.home.read(where)
+            manifest = CheckpointManifest.from_json(data, where=f"{log.home.uri}/{where}", error=DamagedCheckpoint)
+        except (FileMissing, DamagedCheckpoint):
+            continue
+        staged = _ref(folder, manifest, data)
+        if (staged.step, staged.state_digest) != (lineage.step, lineage.state_digest) or find_damage(log.home, staged):
+            continue
+        try:
+            entry = commit(log, _body(staged))
+        except StaleWriter:
+            return find_same_fork(log, *read_head_and_lineage(log), lineage)
+        discard(log.home, UNFINISHED_FORK)
+        # The process that copied it may still be running, and reports that it made the fork.
+        return Fork(lineage=lineage, head=entry.head, already_there=True)
+    return None
+
+
+def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, folder: str) -> CheckpointRef:
+    """Copy the files of `ref` into a folder of the target run, then write their new manifest, then verify all."""
+    source, target = f"{runs.source_name}/{ref.path}", f"{runs.target_name}/{folder}"
+    parallel_map(
+        lambda file: runs.root.copy(f"{source}/{file.name}", f"{target}/{file.name}"),
+        manifest.files,
+        workers=runs.root.transfers,
+    )
+    data = manifest.to_json()
+    runs.root.create(f"{target}/manifest.json", data)
+    copy = _ref(folder, manifest, data)
+    verify_checkpoint(runs.root.at(runs.target_name), copy)
+    return copy
+
+
+def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRef:
+    return CheckpointRef(
+        path=folder,
+        step=manifest.step,
+        base=manifest.base,
+        attempt=manifest.attempt,
+        state_digest=manifest.state_digest,
+        manifest_digest=manifest_digest(data),
+        size=sum(file.size for file in manifest.files) + len(data),
+    )
+
+
+def _body(staged: CheckpointRef) -> Commit:
+    return Commit(checkpoint=staged, parent=None, exit_reason="forked")
+
+
+def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lineage]:
+    """The origin entry and the lineage of a fork of `ref`.
+
+    The run may have been at the checkpoint more than once: after a rewind to it, it skips batches from there on. The
+    origin has the newest such state, the lineage the entry that committed the checkpoint.
+    """
+    last_there: Head | None = None
+    for number in range(head.number, -1, -1):
+        entry = source.entry(number)
+        if last_there is None and entry.head.tip == ref:
+            last_there = entry.head
+        if last_there is not None and isinstance(entry.body, Commit) and entry.body.checkpoint == ref:
+            lineage = Lineage(
+                home=source.home.uri, path=ref.path, step=ref.step, state_digest=ref.state_digest, entry=number
+            )
+            origin = Origin(
+                forked_from=lineage,
+                skipped_batches=last_there.skipped_batches,
+                identity=last_there.identity,
+                environment=last_there.environment,
+            )
+            return origin, lineage
+    raise RunLogError(f"{source.home.uri}: no entry of the log committed {ref.path}, although it is retained")
+
+
+def _retained(head: Head, at_step: int | None) -> CheckpointRef | None:
+    if at_step is None:
+        return head.tip
+    return next((ref for ref in reversed(head.retained) if ref.step == at_step), None)
+
+
+def _no_such_step(source: RunLog, head: Head | None, at_step: int | None) -> InvalidInput:
+    steps = ", ".join(str(step) for step in sorted({ref.step for ref in head.retained})) if head else ""
+    if not steps:
+        return InvalidInput(f"{source.home.uri} has no checkpoint to fork; train it first")
+    return InvalidInput(
+        f"--at-step {at_step}: {source.home.uri} retains no checkpoint of that step; it retains steps {steps}"
+    )

@@ -1,0 +1,36 @@
+"""A bounded parallel map for uploads, downloads and other requests."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def parallel_map(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int) -> list[_R]:
+    """Run `work` on each item in up to `workers` threads.
+
+    After the first failure, it skips items not yet started, waits for running ones, and raises the first error in item
+    order. If the caller itself is interrupted, it does not wait.
+
+    Args:
+        work: called once for each item.
+        items: the inputs.
+        workers: the maximum number of threads, at least 1.
+
+    Returns:
+        The results, in the order of the items.
+    """
+    if workers == 1 or len(items) < 2:  # noqa: PLR2004 - no need for threads
+        return [work(item) for item in items]
+    pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="baton-transfer")
+    interrupted = True
+    try:
+        futures = [pool.submit(work, item) for item in items]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        interrupted = False
+    finally:
+        pool.shutdown(wait=not interrupted, cancel_futures=True)
+    failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
+    return [future.result() for future in failed or futures]

@@ -1,0 +1,232 @@
+"""Operations that transfer bytes: simple and multipart uploads, resumable sessions, downloads."""
+
+import gzip
+import json
+import re
+import time
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlencode
+
+import numpy as np
+
+from tests.fakes.gcs.api import Call, Request, Response
+from tests.fakes.gcs.objects import (
+    Content,
+    Hasher,
+    Refusal,
+    StoredObject,
+    as_content,
+    checksums_of,
+    cut,
+    joined,
+    number_of,
+)
+from tests.fakes.gcs.store import Preconditions, Store, check_name
+from tests.fakes.gcs.uploads import (
+    HEAD_LIMIT,
+    QUANTUM,
+    ContentRange,
+    Session,
+    Sessions,
+    claimed_checksums,
+    split_multipart,
+    verify,
+)
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Uploads and downloads of a store.
+
+    md5: whether objects have an md5. Hashing limits throughput.
+    """
+
+    store: Store
+    md5: bool = True
+    sessions: Sessions = field(default_factory=Sessions)
+
+    def insert(self, call: Call, request: Request) -> Response:
+        """A simple or multipart upload."""
+        query = request.query
+        if query["uploadType"] == "multipart":
+            metadata, media_type, data = split_multipart(request.body, request.headers.get("content-type", ""))
+        else:
+            metadata, media_type, data = {}, request.headers.get("content-type", ""), request.body
+        name = query.get("name") or str(metadata.get("name") or "")
+        check_name(name)
+        if request.spoil is not None:
+            data = request.spoil(data)
+        content = (data,) if data.size else ()
+        checksums = checksums_of(content, md5=self.md5 or "md5Hash" in metadata)
+        verify(claimed_checksums(metadata, request.headers), checksums)
+        metadata.setdefault("contentType", query.get("contentType") or media_type)
+        made = self.store.insert(
+            call.bucket, name, content, checksums, fields=metadata, preconditions=Preconditions.of(query)
+        )
+        return _uploaded(made, request)
+
+    def initiate(self, call: Call, request: Request) -> Response:
+        """Start a resumable upload. The Location header of the response is the session URL."""
+        query, metadata = request.query, request.json()
+        name = query.get("name") or str(metadata.get("name") or "")
+        check_name(name)
+        metadata.setdefault("contentType", request.headers.get("x-upload-content-type"))
+        session = Session(
+            bucket=call.bucket,
+            name=name,
+            metadata=metadata,
+            preconditions=Preconditions.of(query),
+            user_project=query.get("userProject"),
+            hasher=Hasher(md5=self.md5 or "md5Hash" in metadata),
+        )
+        self.store.may_insert(session.bucket, name, session.preconditions)
+        self.sessions.add(session)
+        address = urlencode({**query, "name": name, "upload_id": session.id})
+        location = f"{request.base}/upload/storage/v1/b/{call.bucket}/o?{address}"
+        return Response(200, {"Location": location, "X-GUploader-UploadID": session.id})
+
+    def chunk(self, _: Call, request: Request) -> Response:
+        """A chunk of a resumable upload, or a query of its progress."""
+        session = self.sessions.get(request.query["upload_id"])
+        data = request.body
+        where = ContentRange.parse(request.headers.get("content-range"), data.size)
+        with session.lock:
+            if session.cancelled:
+                raise Refusal(404, f"No such upload session: {session.id}")
+            # A client whose response got lost repeats the request, and gets the same object.
+            if session.finished is not None:
+                return _uploaded(session.finished, request)
+            if session.refused is not None:
+                raise session.refused
+            if request.keep_at_most is not None and where.first is not None and where.first <= session.size:
+                self._keep_prefix(session, where.first, data[: int(data.size * request.keep_at_most)])
+                return _incomplete(session)
+            if request.spoil is not None and data.size:
+                data = request.spoil(data)
+            if not session.take(where, data):
+                return _incomplete(session)
+            return _uploaded(self._finish(session, request), request)
+
+    def _finish(self, session: Session, request: Request) -> StoredObject:
+        checksums = session.hasher.result()
+        try:
+            verify(claimed_checksums(session.metadata, request.headers), checksums)
+            made = self.store.insert(
+                session.bucket,
+                session.name,
+                session.content,
+                checksums,
+                fields=session.metadata,
+                preconditions=session.preconditions,
+            )
+        except Refusal as refusal:
+            # Not documented: a session that was refused at its end stays refused here.
+            session.refused = refusal
+            session.pieces.clear()
+            raise
+        # Only the store keeps the bytes now, so that a delete frees them.
+        session.pieces.clear()
+        session.finished = replace(made, content=())
+        return session.finished
+
+    def keep_interrupted(self, request: Request, received: np.ndarray) -> None:
+        """Store the whole quanta of a chunk whose connection broke, as the service may."""
+        session = self.sessions.peek(request.query.get("upload_id", ""))
+        found = re.match(r"bytes (\d+)-", request.headers.get("content-range", ""))
+        if session is not None and found is not None:
+            with session.lock:
+                if session.finished is None and not session.cancelled and int(found.group(1)) <= session.size:
+                    self._keep_prefix(session, int(found.group(1)), received)
+
+    @staticmethod
+    def _keep_prefix(session: Session, first: int, data: np.ndarray) -> None:
+        stop = (first + data.size) // QUANTUM * QUANTUM
+        if stop > session.size:
+            session.keep(first, data[: stop - first])
+
+    def cancel(self, _: Call, request: Request) -> Response:
+        session = self.sessions.get(request.query["upload_id"])
+        with session.lock:
+            session.cancelled = True
+            session.pieces.clear()
+        # As documented, the response to a cancellation is 499.
+        return Response(499)
+
+    def download(self, call: Call, request: Request) -> Response:
+        query = request.query
+        found = self.store.read(call.bucket, call.name, number_of(query, "generation"), Preconditions.of(query))
+        encoding = str(found.fields.get("contentEncoding") or "identity")
+        headers = {
+            "Content-Type": found.content_type,
+            "X-Goog-Hash": _hashes(found),
+            "X-Goog-Generation": str(found.generation),
+            "X-Goog-Metageneration": str(found.metageneration),
+            "X-Goog-Stored-Content-Length": str(found.size),
+            "X-Goog-Stored-Content-Encoding": encoding,
+            "X-Goog-Storage-Class": "STANDARD",
+            "ETag": found.etag,
+            "Last-Modified": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(found.updated)),
+            "Accept-Ranges": "bytes",
+        }
+        if encoding == "gzip" and "gzip" not in request.headers.get("accept-encoding", ""):
+            # As documented, gzip is decompressed for clients that do not accept it, and ranges are ignored.
+            return Response(200, headers, as_content(gzip.decompress(joined(found.content))))
+        if encoding != "identity":
+            headers["Content-Encoding"] = encoding
+        wanted = _range(request.headers.get("range", ""), found.size)
+        if wanted is None:
+            return Response(200, headers, found.content)
+        start, stop = wanted
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{found.size}"
+        return Response(206, headers, cut(found.content, start, stop))
+
+    def name_in_body(self, request: Request, head: np.ndarray) -> str:
+        """The object's name in the first bytes of a multipart upload, for fault plans that match names."""
+        if request.query.get("uploadType") != "multipart":
+            return ""
+        found = re.search(rb'"name"\s*:\s*("(?:[^"\\]|\\.)*")', head[:HEAD_LIMIT].tobytes())
+        return "" if found is None else str(json.loads(found.group(1)))
+
+
+def _uploaded(made: StoredObject, request: Request) -> Response:
+    headers = {"X-Goog-Hash": _hashes(made), "X-Goog-Generation": str(made.generation), "ETag": made.etag}
+    return Response.of_json(made.resource(request.base), headers=headers)
+
+
+def _incomplete(session: Session) -> Response:
+    """308 with the progress; no Range while nothing is stored."""
+    return Response(308, {"Range": f"bytes=0-{session.size - 1}"} if session.size else {})
+
+
+def _hashes(found: StoredObject) -> str:
+    md5 = found.checksums.md5
+    return f"crc32c={found.checksums.crc32c}" + (f",md5={md5}" if md5 else "")
+
+
+def _range(text: str, size: int) -> tuple[int, int] | None:
+    """The bytes [start, stop) of a Range header; None for all bytes."""
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
+    # Multiple ranges and malformed headers count as no range.
+    if found is None or found.group(0) == "bytes=-":
+        return None
+    first, last = found.groups()
+    start = int(first) if first else max(size - int(last), 0)
+    stop = min(int(last) + 1, size) if first and last else size
+    if start >= size or (first and last and int(last) < int(first)):
+        raise Refusal(
+            416, "Request range not satisfiable", "requestedRangeNotSatisfiable", {"Content-Range": f"bytes */{size}"}
+        )
+    return start, stop
+
+
+def flipped(content: Content, fraction: float) -> Content:
+    """The content with one bit flipped, at `fraction` of its length. Only the piece with that bit is copied."""
+    bit = int(sum(piece.size for piece in content) * 8 * fraction)
+    pieces = list(content)
+    for index, piece in enumerate(pieces):
+        if bit < piece.size * 8:
+            pieces[index] = piece.copy()
+            pieces[index][bit // 8] ^= 1 << bit % 8
+            break
+        bit -= piece.size * 8
+    return tuple(pieces)

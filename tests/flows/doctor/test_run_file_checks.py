@@ -1,0 +1,58 @@
+"""The checks that need only the run file."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.doctor.run_file_checks import check_accelerator, check_batch, check_preflight
+from flows.run import storage_of
+from tasks.foundation.accelerator.tpu_types import tpu_type
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import IdentityChanged
+from tests.support.fake_run import FakeRun
+from tests.support.faulty_runs import V5E, load_faulty_run, make_run
+
+
+@pytest.mark.parametrize(
+    ("batch", "verdict", "words"),
+    [
+        (1024, "pass", "128 each; no padding"),
+        (64, "pass", "no padding along the 8 sublanes"),
+        (16, "warn", "75% of that is padding"),
+    ],
+)
+def test_tpu_padding_of_batch_is_reported(batch: int, verdict: str, words: str, tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path, f"train.global_batch_size={batch}")
+    found = check_batch(run, check_accelerator(run, V5E).value)
+    assert found.verdict == verdict
+    assert words in found.text
+
+
+def test_cpu_replicas_come_from_run_file(tmp_path: Path) -> None:
+    run = load_faulty_run(tmp_path, "accelerator.kind=cpu", "accelerator.replicas=4")
+    target = check_accelerator(run, None).value
+    assert (target.replicas, target.is_tpu) == (4, False)
+    assert check_batch(run, target).text == "64 examples over 4 replicas: 16 each"
+    named = check_accelerator(run, V5E)
+    assert (named.verdict, named.value.replicas) == ("warn", 8)
+    assert "kind: cpu" in named.text
+
+
+def test_multi_host_slice_fails_and_batch_is_still_checked(tmp_path: Path) -> None:
+    run = load_run_file(make_run(tmp_path / "run"))
+    found = check_accelerator(run, tpu_type("v5litepod-32"))
+    assert (found.verdict, found.value.replicas) == ("fail", 32)
+    assert "8 hosts" in found.text
+    assert check_batch(run, found.as_passed.value).verdict == "warn"
+
+
+def test_preflight_of_existing_run(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path).train(100)
+    (tmp_path / "model.py").write_text("def build_model(): ...", encoding="utf-8")
+    before = fake.files()
+    run = load_run_file(fake.run_file())
+    assert check_preflight(run, storage_of(run)).text == "baton run would continue from step 100"
+    other = load_run_file(fake.run_file(), ["train.seed=1"])
+    with pytest.raises(IdentityChanged, match=r"train\.seed"):
+        check_preflight(other, storage_of(other))
+    assert fake.files() == before

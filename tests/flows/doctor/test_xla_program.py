@@ -1,0 +1,59 @@
+"""Compiling a train step with XLA, and reading its error messages."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
+
+from flows.doctor.xla_program import compiled_step, explain_failure
+from tasks.foundation.errors import ModelError
+from tests.support.step_models import ApplyLayer, batch_of, step_of
+
+
+@pytest.fixture(autouse=True)
+def _float32_policy() -> None:
+    """Earlier tests may have left another dtype policy."""
+    keras.config.set_dtype_policy("float32")
+
+
+def test_error_names_layer_and_operation() -> None:
+    x = keras.Input((4,))
+    work = ApplyLayer(lambda x: x + tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype), name="bad")
+    model = keras.Model(x, keras.layers.Dense(1)(work(x)))
+    model.compile("sgd", "mse")
+    step, specs, layers = step_of(model, batch_of((16, 4), (16, 1)))
+    words = r"XLA refuses to compile the train step.*: layer bad, operation AsString \(node .*/bad"
+    with pytest.raises(ModelError, match=words):
+        compiled_step(step, specs, reference="model.py:build", layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Input 1 to node `a/bad_1/range` with op Range must be constant.\nMore", "layer bad, operation Range (node a"),
+        ("Something else\nMore", "Something else"),
+        ("", ""),
+    ],
+)
+def test_xla_messages_are_explained(text: str, expected: str) -> None:
+    assert explain_failure(text, ["bad"]).startswith(expected)
+
+
+def test_compiling_keeps_op_determinism_on() -> None:
+    def pooled(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.nn.max_pool2d(x, 2, 2, "VALID"))
+        return tape.gradient(y, x)
+
+    was_on = tf_config.is_op_determinism_enabled()
+    tf_config.enable_op_determinism()
+    try:
+        program = compiled_step(pooled, (tf.TensorSpec((1, 4, 4, 1), tf.float32),), reference="m:build", layers=())
+        assert "ENTRY" in program
+        assert tf_config.is_op_determinism_enabled()
+    finally:
+        if not was_on:
+            tf_config.disable_op_determinism()

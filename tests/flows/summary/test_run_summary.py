@@ -1,0 +1,123 @@
+"""The last lines of `baton run`."""
+
+import io
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from flows.admission.admit import result_if_done
+from flows.commands.main import main
+from flows.goal import Goal
+from flows.result import result_of_interrupted
+from flows.run import Run
+from flows.summary.run_summary import NOTHING_TO_DO, print_summary
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry.console import Console
+from tests.support.fake_run import FakeRun
+
+
+def summary_of(run: FakeRun, *, exit_reason: str, report: str | None = "/home/report/index.html") -> str:
+    stream = io.StringIO()
+    print_summary(
+        Console(stream),
+        Run.open(load_run_file(run.run_file(steps=300))),
+        history_of(run.log.entries()),
+        exit_reason=exit_reason,
+        report_path=report,
+        report_command="baton report run.yaml",
+        continue_command="baton run run.yaml --set train.steps=600",
+    )
+    return stream.getvalue()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return FakeRun(tmp_path)
+
+
+def test_summary_of_a_complete_run(run: FakeRun) -> None:
+    run.train(100, 300).evaluate(0.9875)
+    text = summary_of(run, exit_reason="complete")
+    assert "Done: digits is at step 300 of 300." in text
+    assert re.search(r"segments +step +loss +accuracy", text)
+    assert re.search(r"run +2 +300/300", text)
+    assert re.search(r"training +300 +0.3333 +0.5 *$", text, re.MULTILINE)
+    assert re.search(r"validation +300 +0.9875 *$", text, re.MULTILINE)
+    assert re.search(rf"^checkpoint +{run.address}/{run.tip.path}$", text, re.MULTILINE)
+    assert re.search(r"^report +/home/report/index.html$", text, re.MULTILINE)
+    assert re.search(r"^continue +baton run run.yaml --set train.steps=600$", text, re.MULTILINE)
+    assert "\x1b" not in text
+
+
+def test_summary_of_a_stopped_run(run: FakeRun) -> None:
+    text = summary_of(run.train(100), exit_reason="max_segments", report=None)
+    assert "Stopped (max segments): digits is at step 100 of 300." in text
+    assert re.search(r"^report +not up to date: baton report run.yaml$", text, re.MULTILINE)
+    assert "validation" not in text
+
+
+@pytest.mark.parametrize(("exit_reason", "written"), [("sigint", True), ("time_budget", True), ("preempted", False)])
+def test_summary_has_the_report_or_its_command(exit_reason: str, written: bool, run: FakeRun) -> None:
+    """After a preemption there was no time to write a new report, so the older one is not shown."""
+    text = summary_of(run.train(100), exit_reason=exit_reason)
+    assert ("/home/report/index.html" in text) == written
+    assert ("not up to date: baton report run.yaml" in text) != written
+
+
+@pytest.mark.parametrize(
+    ("reason", "written"), [("sigint", True), ("cancelled", True), ("sigterm", False), ("maintenance", False)]
+)
+def test_a_stop_writes_the_report_if_the_machine_stays(reason: str, written: bool, run: FakeRun) -> None:
+    began = run.head
+    run.train(100)
+    opened = Run.open(load_run_file(run.run_file(steps=300)))
+    result = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began)
+    assert result is not None
+    assert (result.exit_reason, result.step, result.stopped) == (reason, 100, True)
+    assert run.path("report/index.html").is_file() == written == (result.report is not None)
+
+
+def test_an_unwritable_report_does_not_fail_a_stop(run: FakeRun) -> None:
+    began = run.head
+    run.train(100)
+    run.path("report").write_text("in the way of the folder")
+    opened = Run.open(load_run_file(run.run_file(steps=300)))
+    result = result_of_interrupted(opened, Goal.of(opened.spec), "sigint", since=began)
+    assert result is not None
+    assert (result.stopped, result.report) == (True, None)
+
+
+def test_summary_if_nothing_is_left_to_do(run: FakeRun) -> None:
+    text = summary_of(run.train(300), exit_reason=NOTHING_TO_DO)
+    assert "Nothing to do: digits is at step 300 of 300." in text
+    assert "Done" not in text
+
+
+def test_summary_of_an_untrained_run(run: FakeRun) -> None:
+    text = summary_of(run, exit_reason="until_step")
+    assert "Stopped (until step): digits is at step 0 of 300." in text
+    assert f"{run.address}/checkpoints/00000000-" in text
+
+
+@pytest.mark.parametrize(("steps", "where"), [(300, "step 300 of 300"), (100, "step 300, beyond the target of 100")])
+def test_the_printed_command_continues_the_run(
+    steps: int, where: str, run: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It also continues a run that `--set train.steps=300` trained beyond the target in its file."""
+    run.train(100, 300).evaluate(0.5)
+    (run.folder / "model.py").write_text("def build_model(): ...\n")
+    file = str(run.run_file(steps=steps))
+    assert main(["run", file, "--set", f"train.steps={steps}"]) == 0
+    text = capsys.readouterr().out
+    assert f"Nothing to do: digits is at {where}." in text
+    words = shlex.split(text.partition("continue ")[2].splitlines()[0])
+    assert words[1:3] == ["run", file]
+    overrides = [word for flag, word in pairwise(words) if flag == "--set"]
+    again = Run.open(load_run_file(Path(file), overrides))
+    assert result_if_done(again, Goal.of(again.spec), again.log.head()) is None
+    assert main(["status", file]) == 0
+    assert re.search(rf"^step +{where.removeprefix('step ')}$", capsys.readouterr().out, re.MULTILINE)

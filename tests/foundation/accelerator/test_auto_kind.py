@@ -1,0 +1,46 @@
+"""What `kind: auto` chooses, and the line that gives the reason."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tasks.foundation.accelerator import auto_kind, gpu, tpu_environment
+from tasks.foundation.accelerator.auto_kind import choose_kind
+from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.contracts.placement import AcceleratorSpec
+from tasks.foundation.errors import AcceleratorError
+from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
+
+
+def test_auto_chooses_the_cpu_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
+    assert choose_kind() == ("cpu", "accelerator: CPU (no TPU or GPU found)")
+    (tmp_path / "nvidia0").touch()
+    kind, line = choose_kind()
+    assert kind == "cpu"
+    assert "accelerator: CPU (no TPU found; tensorflow-cpu sees no GPU (device files" in line
+    assert "nvidia0; CUDA_VISIBLE_DEVICES=" in line
+
+
+def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ANNOUNCED:
+        monkeypatch.setenv(name, "")
+    gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
+    monkeypatch.setattr(auto_kind, "gpus", lambda: gpus)
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    assert choose_kind() == ("gpu", "accelerator: 1 GPU, GPU:0 (no TPU found)")
+    device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)
+    kind, line = choose_kind()
+    assert (kind, line) == ("tpu", f"accelerator: TPU ({device})")
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    assert choose_kind() == ("gpu", "accelerator: 1 GPU, GPU:0 (PJRT_DEVICE excludes the TPU)")
+
+
+def test_auto_refuses_a_tpu_that_the_packages_cannot_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    with pytest.raises(AcceleratorError, match=r"auto found a TPU \(.*accel0\), but tensorflow-cpu cannot.* kind: cpu"):
+        acquire(AcceleratorSpec(), None)
+    assert acquire(AcceleratorSpec(kind="cpu"), None).replicas == 1

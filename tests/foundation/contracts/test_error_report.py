@@ -1,0 +1,53 @@
+"""Errors as JSON for another process, perhaps of another version."""
+
+import inspect
+
+import pytest
+
+from tasks.foundation import errors
+from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.errors import BatonError, BlowUp, InvalidInput, NonFinite, RunLogError
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BatonError)]
+
+
+def sent(report: ErrorReport) -> ErrorReport:
+    return ErrorReport.from_json(report.to_json(), where="report", error=RunLogError)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_arrives_as_its_own_class(kind: type[BatonError]) -> None:
+    fault = kind("a\nhint: b", **dict.fromkeys(kind.field_names, 12))
+    arrived = sent(ErrorReport.of(fault)).to_error()
+    assert type(arrived) is kind
+    assert (str(arrived), arrived.fields) == ("a\nhint: b", fault.fields)
+
+
+def test_unknown_class_becomes_its_nearest_known_base() -> None:
+    report = ErrorReport(
+        error="LossSpike", bases=("NonFinite", "BlowUp", "BatonError"), message="up", fields={"step": 3}
+    )
+    arrived = sent(report).to_error()
+    assert type(arrived) is NonFinite
+    assert (str(arrived), arrived.step) == ("up", 3)
+
+
+def test_class_whose_fields_are_missing_becomes_its_base() -> None:
+    report = ErrorReport.of(NonFinite("NaN", step=3)).model_copy(update={"fields": {}})
+    arrived = sent(report).to_error()
+    assert type(arrived) is BatonError
+    assert str(arrived) == "NaN"
+
+
+def test_unknown_fields_are_ignored() -> None:
+    report = ErrorReport.of(BlowUp("up", step=3)).model_copy(update={"fields": {"step": 3, "window": 100}})
+    assert sent(report).to_error().fields == {"step": 3}
+
+
+@pytest.mark.parametrize("name", ["Mapping", "ClassVar", "__doc__", "ValueError", "no class"])
+def test_name_that_is_no_baton_error_becomes_the_base(name: str) -> None:
+    assert type(sent(ErrorReport(error=name, message="m")).to_error()) is BatonError
+
+
+def test_report_holds_the_bases_nearest_first() -> None:
+    assert ErrorReport.of(errors.RunFileError("x")).bases == (InvalidInput.__name__, BatonError.__name__)

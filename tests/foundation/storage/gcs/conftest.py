@@ -1,0 +1,14 @@
+"""A store on the fake Cloud Storage, for the tests of this folder."""
+
+import pytest
+
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.storage import CloudStorage
+from tests.fakes.gcs.server import FakeGcs
+
+
+@pytest.fixture
+def storage(cloud: FakeGcs) -> CloudStorage:  # noqa: ARG001 - its address is in the environment
+    return CloudStorage(
+        "bucket", "some/root", RetryPolicy(total_seconds=20, stall_seconds=0.4, first_wait_seconds=0.01)
+    )

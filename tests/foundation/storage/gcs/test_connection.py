@@ -1,0 +1,28 @@
+"""One gcsfs file system per process, for Cloud Storage or for a local server."""
+
+import os
+
+import pytest
+
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.storage import CloudStorage
+from tests.fakes.gcs.server import FakeGcs
+
+
+@pytest.mark.parametrize("address", ["http://", "http:///"])
+def test_local_server_without_host_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+    with pytest.raises(InvalidInput, match="has no host"):
+        CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01)).exists("x")
+
+
+def test_local_server_gets_anonymous_requests(monkeypatch: pytest.MonkeyPatch, cloud: FakeGcs) -> None:
+    from tasks.foundation.storage.gcs.connection import connect
+
+    monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)
+    files = connect()
+    assert files._location == cloud.url
+    assert os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] == "false"
+    assert files.credentials.credentials is None
+    assert connect() is files

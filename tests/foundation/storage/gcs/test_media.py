@@ -1,0 +1,90 @@
+"""Reads of objects are verified, or return the checksum of what arrived; compressed objects are refused."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tasks.foundation.errors import StorageError, StoreRefused
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.storage import CloudStorage
+from tests.fakes.gcs.server import FakeGcs, FaultPlan
+
+DATA = b"0123456789" * 10
+LARGE = bytes(range(256)) * (9 << 12)  # 9 MiB: more than one part
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["status", "reset-before-body", "reset-in-response", "stall", "truncate", "corrupt-download", "expired-token"],
+)
+def test_read_retries_until_verified(cloud: FakeGcs, storage: CloudStorage, fault: str) -> None:
+    storage.write("x", b"content" * 1000)
+    cloud.faults = FaultPlan.on("object.media", fault)
+    assert storage.read("x") == b"content" * 1000
+    assert len(cloud.fault_run.log) == 1
+
+
+def test_silently_truncated_read_is_retried(cloud: FakeGcs, storage: CloudStorage, tmp_path: Path) -> None:
+    storage.write("x", b"content" * 1000)
+    cloud.faults = FaultPlan.on("object.media", "truncate-quietly")
+    assert storage.read("x") == b"content" * 1000
+    cloud.faults = FaultPlan.on("object.media", "truncate-quietly")
+    assert storage.download("x", tmp_path / "here") == checksum_bytes(b"content" * 1000)
+
+
+def test_download_returns_the_checksum_of_what_arrived(cloud: FakeGcs, storage: CloudStorage, tmp_path: Path) -> None:
+    """The store has no checksums of ranges, so the caller verifies the whole file."""
+    storage.write("x", LARGE)
+    cloud.faults = FaultPlan.on("object.media", "corrupt-download")
+    arrived = storage.download("x", tmp_path / "here")
+    assert arrived == checksum_bytes((tmp_path / "here").read_bytes()) != checksum_bytes(LARGE)
+    assert storage.stat("x") == checksum_bytes(LARGE)
+
+
+def test_repeated_read_corruption_is_an_error(cloud: FakeGcs, storage: CloudStorage) -> None:
+    storage.write("x", b"content")
+    cloud.faults = FaultPlan.on("object.media", "corrupt-download", times=None)
+    with pytest.raises(StorageError, match=r"x: .*the checksum of the received bytes differs"):
+        storage.read("x")
+    assert len(cloud.fault_run.log) == 4
+
+
+def test_bytes_without_checksum_are_compared_with_metadata(cloud: FakeGcs) -> None:
+    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.001))
+    cloud.store.put("bucket", "x", DATA)
+    wrong = "0123456780" * 10
+    cloud.faults = FaultPlan.on("object.media", "instead", code=200, body=wrong, headers={"X-Goog-Generation": "1"})
+    assert storage.read("x") == DATA
+    assert cloud.counts["GET", "object.get"] == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+def test_compressed_objects_are_refused(cloud: FakeGcs, tmp_path: Path, encoding: str) -> None:
+    """The checksum is of the compressed bytes, and the store sends them decompressed: they cannot be verified."""
+    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.001))
+    cloud.store.put("bucket", "data/x.csv", gzip.compress(DATA), contentEncoding=encoding)
+    for act in (
+        lambda: storage.stat("data/x.csv"),
+        lambda: storage.read("data/x.csv"),
+        lambda: storage.read_range("data/x.csv", 0, 5),
+        lambda: storage.download("data/x.csv", tmp_path / "x"),
+    ):
+        with pytest.raises(StoreRefused, match=rf"x\.csv: stored with Content-Encoding: {encoding}.*--clear-content"):
+            act()
+    assert storage.exists("data/x.csv")
+    storage.delete("data")
+    cloud.store.put("bucket", "data/x.csv", DATA, contentEncoding="UTF-8")  # not a compression
+    assert storage.read("data/x.csv") == DATA
+    assert storage.stat("data/x.csv") == checksum_bytes(DATA)
+
+
+def test_bytes_compressed_by_a_proxy_are_rejected(cloud: FakeGcs) -> None:
+    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=0.05, stall_seconds=60, first_wait_seconds=0.01))
+    cloud.store.put("bucket", "x", DATA)
+    headers = {"Content-Encoding": "gzip", "X-Goog-Stored-Content-Encoding": "identity", "X-Goog-Generation": "1"}
+    body = gzip.compress(b"").decode("latin-1")
+    cloud.faults = FaultPlan.on("object.media", "instead", times=None, code=200, body=body, headers=headers)
+    with pytest.raises(StorageError, match=r"a proxy compressed the bytes \(gzip\)"):
+        storage.read("x")

@@ -1,0 +1,23 @@
+"""The deadline of the process: wakes sleeping threads, never moves later, and starts when a command is interrupted."""
+
+import threading
+
+import pytest
+
+from tasks.foundation.storage.deadline import Deadline
+
+
+def test_deadline_wakes_sleepers_and_earliest_wins() -> None:
+    deadline = Deadline()
+    woken = threading.Event()
+    thread = threading.Thread(target=lambda: (deadline.sleep(600), woken.set()), daemon=True)
+    thread.start()
+    deadline.start(0.05)
+    assert woken.wait(60)
+    deadline.start(500)
+    assert deadline.remaining() <= 0.05
+    for interrupt, is_set in ((KeyboardInterrupt(), True), (ValueError(), False)):
+        command = deadline.for_command(7)
+        with pytest.raises(type(interrupt)), command:
+            raise interrupt
+        assert deadline.is_set is is_set

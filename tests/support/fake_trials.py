@@ -1,0 +1,103 @@
+"""Trials without processes and without TensorFlow: their logs are written at once."""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from flows.proving.trial import Trial
+from flows.proving.trial_processes import FinishedProcess
+from flows.proving.trial_report import TrialReport
+from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.log_entry import Commit, Environment, Origin
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
+
+ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})
+KEYS = ("model/dense/kernel", "model/dense/bias", "optimizer/0/iteration", "metrics/0/0/loss/total", "step")
+
+
+def small_run_file(folder: Path) -> RunFile:
+    """A run file in `folder` with settings that a trial has to override."""
+    values = {
+        "run": "mine",
+        "storage": "runs",
+        "data": {"source": "digits"},
+        "model": "model.py:build",
+        "train": {"steps": 10, "segment_seconds": 5, "global_batch_size": 4},
+        "checkpoint": {"keep_every_steps": 3},
+        "evaluate": {"every_steps": 2},
+    }
+    (folder / "model.py").write_text("def build():\n    pass\n")
+    (folder / "run.yaml").write_text(yaml.safe_dump(values))
+    return load_run_file(folder / "run.yaml")
+
+
+@dataclass
+class FakeTrials:
+    """`Processes` that write their logs at once; `result` gives the final state of a trial by its name."""
+
+    too_quick: int = 0
+    result: Callable[[str], str] = lambda _: "same"
+    content: Callable[[str], str] = lambda _: "c"
+    stateful_operations: str = ""
+    ended: list[Trial] = field(default_factory=list)
+    killed: list[Trial] = field(default_factory=list)
+
+    def run_to_end(self, trial: Trial) -> FinishedProcess:
+        self.ended.append(trial)
+        self._train(trial, trial.steps)
+        report = TrialReport(stateful_operations=self.stateful_operations)
+        return FinishedProcess(returncode=0, stderr="", report=report)
+
+    def kill_after(self, trial: Trial, step: int) -> FinishedProcess:
+        self.killed.append(trial)
+        if len(self.killed) <= self.too_quick:
+            self._train(trial, trial.steps)
+            # In turn: it ended before the kill; it was killed when all its work was done.
+            return FinishedProcess(returncode=-9 * (len(self.killed) % 2), stderr="", killed=True)
+        self._train(trial, step)
+        return FinishedProcess(returncode=-9, stderr="", killed=True)
+
+    def read(self, _trial: Trial, ref: CheckpointRef) -> dict[str, Any]:
+        values = {key: np.arange(6, dtype="float32").reshape(2, 3) for key in KEYS}
+        if ref.state_digest != "same":
+            values["model/dense/bias"] = values["model/dense/bias"] + np.float32([[0, 0, 0.5], [0, 0, 2]])
+            values["optimizer/0/iteration"] = np.zeros((2, 3), "float32")
+        return values
+
+    def _train(self, trial: Trial, until: int) -> None:
+        log = RunLog(trial.home)
+        result, content = self.result(trial.name), self.content(trial.name)
+        if log.head() is None:
+            origin = Origin(identity={"data.content_digest": content}, environment=ENVIRONMENT)
+            log.append(lambda _: origin, attempt=uuid.uuid4().hex)
+            self._commit(log, 0, result)
+        while (head := log.head()) and head.tip and head.tip.step < until:
+            step = min(trial.steps, (head.tip.step // trial.segment_steps + 1) * trial.segment_steps)
+            self._commit(log, step, result, parent=head.tip)
+
+    def _commit(self, log: RunLog, step: int, result: str, parent: CheckpointRef | None = None) -> None:
+        head, attempt = log.head(), uuid.uuid4().hex
+        assert head is not None
+        path = checkpoint_folder(step=step, base=head.base, attempt=attempt)
+        ref = CheckpointRef(
+            path=path, step=step, base=head.base, attempt=attempt, state_digest=result, manifest_digest="", size=1
+        )
+        rows = range(parent.step + 1, step + 1) if parent else ()
+        loss = {False: 0.5, True: float("nan")}  # NaN equals itself
+        history = tuple(
+            MetricRow(step=row, metrics={"loss": 0.7 if result != "same" and row > 15 else loss[row == 3]})
+            for row in rows
+            if row % 2 == 0 or row == 3
+        )
+        body = Commit(
+            checkpoint=ref, parent=parent.path if parent else None, exit_reason="segment_end", history=history
+        )
+        commit(log, body)

@@ -1,0 +1,53 @@
+"""A train state with every kind of leaf, built once for each module, and a home to stage it in."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.runlog.folding import fold
+from tasks.foundation.storage.local import LocalStorage
+from tests.support.lab import Lab, built, lab_of, spec_of
+
+SPEC = spec_of("build")
+MODEL = """
+def build():
+    x = keras.Input((6,), name="in.put")
+    y = layers.RawVariable()(x)
+    y = layers.GeneratorNoise()(y)
+    y = keras.layers.BatchNormalization(name="norm. 1")(y)
+    y = keras.layers.Dropout(0.5)(keras.layers.Dense(4, name="hidden")(y))
+    model = keras.Model(x, keras.layers.Dense(3, name="out.put")(y))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), loss, metrics=[layers.CountRight()])
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return lab_of(tmp_path_factory.mktemp("lab"), MODEL)
+
+
+@pytest.fixture(scope="module")
+def spec() -> RunSpec:
+    return SPEC
+
+
+@pytest.fixture(scope="module")
+def state(lab: Lab) -> Any:
+    return built(lab, SPEC)
+
+
+@pytest.fixture
+def staging_home(tmp_path: Path) -> LocalStorage:
+    """A home whose log has only the entry that tests stage on top of."""
+    home = LocalStorage(tmp_path / "home")
+    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
+    body = Origin(identity={}, environment=environment)
+    head = fold(None, body).model_copy(update={"number": 7, "base": 7})
+    entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
+    home.create("log/00000007.json", entry.to_json())
+    return home

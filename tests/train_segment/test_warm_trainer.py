@@ -1,0 +1,53 @@
+"""A trainer that is kept between segments continues from memory, but only if its state is the requested one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.errors import DamagedCheckpoint
+from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import Lab, differing, restored, spec_of
+
+
+def test_warm_trainer_continues_from_memory(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("functional")
+    start = lab.begin(spec).tip
+    assert start is not None
+    first = lab.train(spec, start, 5).staged
+    shutil.rmtree(lab.folder(spec, first))
+    warm = lab.train(spec, first, 11)
+    forget_trainer()
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is missing"):
+        lab.train(spec, first, 11)
+    again = lab.train(spec, lab.train(spec, start, 5).staged, 11)
+    assert differing(lab.tensors(spec, warm.staged), lab.tensors(spec, again.staged)) == []
+
+
+def test_warm_trainer_restores_another_checkpoint(tmp_path: Path) -> None:
+    lab, spec = Lab(tmp_path), spec_of("plain")
+    start = lab.begin(spec).tip
+    assert start is not None
+    held = lab.train(spec, start, 5).staged
+    state = restored(lab, spec, held)
+    state.model.trainable_variables[0].assign_add([[1.0] * 5] * 6)
+    other = stage_checkpoint(state, lab.home(spec), base=held.base, attempt="other")
+    assert other.step == held.step
+    warm = lab.train(spec, other, 11)
+    forget_trainer()
+    cold = lab.train(spec, other, 11)
+    assert warm.staged.state_digest == cold.staged.state_digest
+    assert warm.staged.state_digest != lab.train(spec, held, 11).staged.state_digest
+
+
+def test_trainer_of_another_run_is_not_used(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    one, other = spec_of("plain", run="one"), spec_of("plain", run="other", train__seed=1)
+    results = []
+    for spec in (one, other, one):
+        start = lab.begin(spec).tip
+        assert start is not None
+        results.append(lab.tensors(spec, lab.train(spec, start, 5).staged))
+    assert differing(results[0], results[2]) == []
+    assert differing(results[0], results[1]) != []
