@@ -109,7 +109,7 @@ def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
     if head is not None:
-        # Checked before a dataset is prepared in vain; init-or-restore compares the rest.
+        # Checked before a dataset is prepared; init-or-restore compares the rest.
         require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
     if not goal.reached(head, run.spec):
         return None

@@ -1,4 +1,4 @@
-"""Refuses a run that another process is training, before a second process trains for minutes in vain.
+"""Refuses a run that another process is training, before a second process wastes minutes of training.
 
 This is no lock. Two processes that start together find nobody, and the log lets only one of them commit.
 """

@@ -27,7 +27,7 @@ from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")
 
-# A restarted server is back by then; one that is gone must not block the command for ever.
+# A restarted server is back by then; one that is gone must not block the command.
 _RETRY_SECONDS = 600.0
 # In a process that was asked to stop.
 _RETRY_SECONDS_ON_STOP = 5.0
