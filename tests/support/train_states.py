@@ -1,8 +1,11 @@
 """A train state with every kind of leaf, built once for each module, and a home to stage it in."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
@@ -51,3 +54,20 @@ def staging_home(tmp_path: Path) -> LocalStorage:
     entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
     home.create("log/00000007.json", entry.to_json())
     return home
+
+
+@contextmanager
+def changed(variable: Any, value: Any) -> Iterator[None]:
+    before = variable.numpy()
+    variable.assign(value)
+    try:
+        yield
+    finally:
+        variable.assign(before)
+
+
+def nearest_other(value: Any) -> Any:
+    """The same values, except that one of them differs by the smallest amount."""
+    flat = np.array(value).reshape(-1)
+    flat[-1] = np.nextafter(flat[-1], np.float32(9)) if flat.dtype.kind == "f" else flat[-1] + 1
+    return flat.reshape(np.shape(value))

@@ -40,12 +40,8 @@ def take_answer(home: Storage, flow_run: str, kind: type[A]) -> A | None:
         AnotherVersion: a newer Baton wrote it; it is kept.
     """
     path = _path(flow_run)
-    try:
-        data = home.read(path)
-    except FileMissing:
-        return None
-    answer = kind.from_json(data, where=f"{home.uri}/{path}", error=RunLogError)
-    if not (isinstance(answer, SegmentResult) and answer.staged is not None):
+    answer = _read(home, path, kind)
+    if answer is not None and not (isinstance(answer, SegmentResult) and answer.staged is not None):
         discard(home, path)
     return answer
 
@@ -63,13 +59,18 @@ def take_error(home: Storage, flow_run: str) -> ErrorReport | None:
         AnotherVersion: a newer Baton wrote it; it is kept.
     """
     path = _error_path(flow_run)
+    report = _read(home, path, ErrorReport)
+    if report is not None:
+        discard(home, path)
+    return report
+
+
+def _read(home: Storage, path: str, kind: type[A]) -> A | None:
     try:
         data = home.read(path)
     except FileMissing:
         return None
-    report = ErrorReport.from_json(data, where=f"{home.uri}/{path}", error=RunLogError)
-    discard(home, path)
-    return report
+    return kind.from_json(data, where=f"{home.uri}/{path}", error=RunLogError)
 
 
 def find_segment(home: Storage, request: SegmentRequest) -> SegmentResult | None:

@@ -1,8 +1,6 @@
 """Saving and restoring a train state on one replica: what is written, refused and restored."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
+from tests.support.train_states import changed, nearest_other
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -39,23 +38,6 @@ def home(staging_home: LocalStorage) -> LocalStorage:
 def staged(state: Any, home: LocalStorage, attempt: str = "abc") -> CheckpointRef:
     ref: CheckpointRef = stage_checkpoint(state, home, base=7, attempt=attempt)
     return ref
-
-
-@contextmanager
-def changed(variable: Any, value: Any) -> Iterator[None]:
-    before = variable.numpy()
-    variable.assign(value)
-    try:
-        yield
-    finally:
-        variable.assign(before)
-
-
-def nearest_other(value: Any) -> Any:
-    """The same values, except that one of them differs by the smallest amount."""
-    flat = np.array(value).reshape(-1)
-    flat[-1] = np.nextafter(flat[-1], np.float32(9)) if flat.dtype.kind == "f" else flat[-1] + 1
-    return flat.reshape(np.shape(value))
 
 
 def test_a_staged_checkpoint_is_its_files_and_a_manifest(state: Any, home: LocalStorage) -> None:

@@ -1,29 +1,11 @@
 """The digest of a train state depends on every value, name, dtype and shape."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from tasks.foundation.state.digest import digest_of
-
-
-@contextmanager
-def changed(variable: Any, value: Any) -> Iterator[None]:
-    before = variable.numpy()
-    variable.assign(value)
-    try:
-        yield
-    finally:
-        variable.assign(before)
-
-
-def nearest_other(value: Any) -> Any:
-    """The same values, except that one of them differs by the smallest amount."""
-    flat = np.array(value).reshape(-1)
-    flat[-1] = np.nextafter(flat[-1], np.float32(9)) if flat.dtype.kind == "f" else flat[-1] + 1
-    return flat.reshape(np.shape(value))
+from tests.support.train_states import changed, nearest_other
 
 
 def test_any_single_value_changes_the_digest(state: Any) -> None:
