@@ -39,8 +39,11 @@ input, 3 if the run can be resumed as it is, 4 for damage, 1 otherwise. An error
 `ErrorReport`.
 """
 
+import traceback
 from collections.abc import Mapping
 from typing import ClassVar
+
+_TRACEBACK_CHARACTERS = 40_000
 
 
 class BatonError(Exception):
@@ -225,3 +228,18 @@ class BlowUp(BatonError):
 
 class NonFinite(BlowUp):
     """A loss or a weight is NaN or infinite; this state is not committed."""
+
+
+def whole_traceback(error: BaseException) -> str | None:
+    """Return the traceback of an error and of its causes, without its middle if it is very long.
+
+    Returns:
+        The text; None if the error was never raised.
+    """
+    if error.__traceback__ is None:
+        return None
+    text = "".join(traceback.format_exception(error))
+    if len(text) <= _TRACEBACK_CHARACTERS:
+        return text
+    half = _TRACEBACK_CHARACTERS // 2
+    return f"{text[:half]}\n[...]\n{text[-half:]}"

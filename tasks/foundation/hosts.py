@@ -1,10 +1,11 @@
 """The hosts of a run: which of them writes, and how they exchange numbers."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Hosts(Protocol):
@@ -24,7 +25,7 @@ class Hosts(Protocol):
     def broadcast_from_chief(self, number: int) -> int:
         """The chief's number, on every host; waits for the chief."""
 
-    def gather_from_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+    def gather_from_hosts(self, numbers: Sequence[float]) -> "npt.NDArray[np.float64]":
         """The numbers of every host, float64 [hosts, len(numbers)]."""
 
 
@@ -38,6 +39,8 @@ class OneHost:
         """The number itself."""
         return number
 
-    def gather_from_hosts(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+    def gather_from_hosts(self, numbers: Sequence[float]) -> "npt.NDArray[np.float64]":
         """The numbers of the only host, float64 [1, len(numbers)]."""
+        import numpy as np  # commands that only read a log need no arrays
+
         return np.asarray([numbers], np.float64)

@@ -31,6 +31,8 @@ def message(headline: str, *, details: Sequence[str] = (), hints: Sequence[str] 
 def with_place(text: str, place: str) -> str:
     """A message with `(place)` at the end of its headline."""
     headline, line_end, rest = text.partition("\n")
+    if headline.endswith(":"):
+        return f"{headline[:-1]} ({place}):{line_end}{rest}"
     return f"{headline} ({place}){line_end}{rest}"
 
 

@@ -30,20 +30,38 @@ class Attempts:
     unreadable: int
 
 
-def read_attempts(home: Storage) -> Attempts:
-    """Read the records of a run; for a run without any this is one listing.
+class AttemptReader:
+    """Reads the records of a run. It remembers those of attempts that ended, and reads only the others again."""
 
-    Raises:
-        StorageError: the listing fails.
-    """
-    paths = sorted(home.files("attempts"))
-    if not paths:
-        return Attempts((), 0)
-    # Parallel reads hide the latency of remote storage.
-    found = parallel_map(lambda path: _read(home, path), paths, workers=_READERS)
-    records = [record for record in found if record is not None]
-    records.sort(key=lambda record: (utc_time(record.began), record.attempt))
-    return Attempts(tuple(records), len(found) - len(records))
+    def __init__(self, home: Storage) -> None:
+        """Read nothing yet."""
+        self._home = home
+        self._ended: dict[str, AttemptRecord] = {}
+
+    def read(self) -> Attempts:
+        """Read the records; for a run without any this is one listing.
+
+        Raises:
+            StorageError: the listing fails.
+        """
+        paths = sorted(self._home.files("attempts"))
+        if not paths:
+            return Attempts((), 0)
+        # Parallel reads hide the latency of remote storage.
+        found = parallel_map(self._record, paths, workers=_READERS)
+        records = [record for record in found if record is not None]
+        # Seconds of the shut-down may still be added to them; nobody who reads twice needs those.
+        self._ended = {attempt_path(record.attempt): record for record in records if record.ended is not None}
+        records.sort(key=lambda record: (utc_time(record.began), record.attempt))
+        return Attempts(tuple(records), len(found) - len(records))
+
+    def _record(self, path: str) -> AttemptRecord | None:
+        return self._ended.get(path) or _read(self._home, path)
+
+
+def read_attempts(home: Storage) -> Attempts:
+    """Read the records of a run once; see `AttemptReader.read`."""
+    return AttemptReader(home).read()
 
 
 def is_alive(record: AttemptRecord, *, now: datetime, gone: IsGone = is_gone) -> bool:

@@ -3,6 +3,7 @@
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, evaluations
 from tasks.foundation.errors import BlowUp, StaleWriter
 from tasks.foundation.runlog.log import RunLog
 
@@ -138,11 +139,42 @@ def finish(log: RunLog, tip: CheckpointRef, *, base: int, reason: str, attempt: 
 def evaluation_due(head: Head, spec: RunSpec) -> bool:
     """Whether the tip must be evaluated: once at each of its absolute steps, and once at the end."""
     tip = head.tip
-    if tip is None or tip.step == 0 or spec.data.validation_fraction == 0 or tip.path in head.evaluated:
+    if tip is None or tip.step == 0 or not spec.data.has_validation or tip.path in head.evaluated:
         return False
-    every = spec.evaluate.every_steps
-    at_the_end = tip.step == spec.train.steps or head.finished is not None
-    return at_the_end or (every is not None and tip.step % every == 0)
+    period = evaluations(spec)
+    return _at_the_end(head, spec) or (period is not None and period.ends_at(tip.step))
+
+
+def is_test_due(head: Head, spec: RunSpec) -> bool:
+    """Whether the tip must be evaluated on the test set: once, at the end of the run."""
+    tip = head.tip
+    if tip is None or tip.step == 0 or spec.data.test is None or tip.path in head.tested:
+        return False
+    return _at_the_end(head, spec)
+
+
+def _at_the_end(head: Head, spec: RunSpec) -> bool:
+    """Whether the run ends at its tip: at its target, or earlier because of its callbacks."""
+    return head.finished is not None or (head.tip is not None and head.tip.step == spec.train.target)
+
+
+def overdue_evaluation(head: Head, spec: RunSpec) -> CheckpointRef | None:
+    """The checkpoint before the tip whose evaluation beside the training has not been logged; None if there is none.
+
+    Evaluations are logged in the order of steps, so it is the newest one that was due before the tip.
+    """
+    period = evaluations(spec)
+    if head.tip is None or period is None or not evaluates_beside(spec):
+        return None
+    tip = head.tip
+    due = [ref for ref in head.retained if 0 < ref.step < tip.step and period.ends_at(ref.step)]
+    return due[-1] if due and due[-1].path not in head.evaluated else None
+
+
+def evaluates_beside(spec: RunSpec) -> bool:
+    """Whether training goes on while another process evaluates. Callbacks, which need the metrics, wait for them."""
+    needs_none = spec.train.callbacks is None or not callbacks_act_at_evaluations(spec)
+    return spec.data.has_validation and spec.stages.evaluate.deployment is not None and needs_none
 
 
 def _own_earlier_commit(log: RunLog, head: Head | None, staged: CheckpointRef) -> Entry | None:

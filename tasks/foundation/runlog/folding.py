@@ -2,7 +2,7 @@
 
 import math
 
-from tasks.foundation.contracts.identity import CALLBACKS
+from tasks.foundation.contracts.identity_keys import CALLBACKS, VALIDATION
 from tasks.foundation.contracts.log_entry import (
     BORDER_REASONS,
     Best,
@@ -10,6 +10,7 @@ from tasks.foundation.contracts.log_entry import (
     Change,
     Commit,
     Evaluation,
+    EvaluationOnTest,
     Finish,
     Finished,
     Head,
@@ -19,6 +20,7 @@ from tasks.foundation.contracts.log_entry import (
     Retired,
     Rewind,
 )
+from tasks.foundation.contracts.long_list import appended, without
 from tasks.foundation.errors import RunLogError
 
 
@@ -59,6 +61,8 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one re
             return _retire(head, body)
         case Evaluation():
             return _evaluation(head, body)
+        case EvaluationOnTest():
+            return _test(head, body)
         case Finish():
             return head.model_copy(update={"finished": Finished(step=body.checkpoint.step, reason=body.reason)})
         case Change():
@@ -74,8 +78,8 @@ def _commit(head: Head, body: Commit) -> Head:
             "finished": None,
             "commits": head.commits + 1,
             "tip": body.checkpoint,
-            "retained": (*head.retained, body.checkpoint),
-            "borders": (*head.borders, *border),
+            "retained": appended(head.retained, body.checkpoint),
+            "borders": appended(head.borders, *border),
             "rewinds": 0 if past else head.rewinds,
             "blown_up_at": None if past else head.blown_up_at,
         }
@@ -94,8 +98,9 @@ def _rewind(head: Head, body: Rewind) -> Head:
             "tip": body.to,
             "retained": head.retained[:kept],
             "retired": (*head.retired, *(Retired(path=path, at_commit=head.commits) for path in dropped)),
-            "evaluated": tuple(path for path in head.evaluated if path not in dropped),
-            "borders": tuple(path for path in head.borders if path not in dropped),
+            "evaluated": without(head.evaluated, dropped),
+            "borders": without(head.borders, dropped),
+            "tested": without(head.tested, dropped),
             "best": best,
             "skipped_batches": head.skipped_batches + body.skip_batches,
             "rewinds": head.rewinds + 1,
@@ -111,12 +116,14 @@ def _change(head: Head, body: Change) -> Head:
     changes = {"environment": body.environment, "identity": body.identity, "base": head.number}
     # Early stopping may have finished the run; with other callbacks it may continue.
     finished = None if CALLBACKS in body.accepted else head.finished
-    return head.model_copy(update={**changes, "finished": finished})
+    # Values on another validation set cannot be compared with those on this one.
+    best = None if VALIDATION in body.accepted else head.best
+    return head.model_copy(update={**changes, "finished": finished, "best": best})
 
 
 def _quarantine(head: Head, body: Quarantine) -> Head:
     damaged = tuple(kept for kept in head.retained if kept.path == body.path)
-    retained = tuple(kept for kept in head.retained if kept.path != body.path)
+    retained = without(head.retained, (body.path,))
     best = None if head.best is not None and head.best.checkpoint.path == body.path else head.best
     return head.model_copy(
         update={
@@ -125,8 +132,9 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
             "tip": retained[-1] if retained else None,
             "retained": retained,
             "quarantined": (*head.quarantined, *damaged),
-            "evaluated": tuple(path for path in head.evaluated if path != body.path),
-            "borders": tuple(path for path in head.borders if path != body.path),
+            "evaluated": without(head.evaluated, (body.path,)),
+            "borders": without(head.borders, (body.path,)),
+            "tested": without(head.tested, (body.path,)),
             "best": best,
         }
     )
@@ -140,10 +148,11 @@ def _retire(head: Head, body: Retire) -> Head:
     return head.model_copy(
         update={
             "best": best,
-            "retained": tuple(kept for kept in head.retained if kept.path not in body.paths),
+            "retained": without(head.retained, body.paths),
             "retired": (*retired, *new),
-            "evaluated": tuple(path for path in head.evaluated if path not in body.paths),
-            "borders": tuple(path for path in head.borders if path not in body.paths),
+            "evaluated": without(head.evaluated, body.paths),
+            "borders": without(head.borders, body.paths),
+            "tested": without(head.tested, body.paths),
         }
     )
 
@@ -151,8 +160,16 @@ def _retire(head: Head, body: Retire) -> Head:
 def _evaluation(head: Head, body: Evaluation) -> Head:
     best = _better(head, body)
     retained = body.checkpoint in head.retained and body.checkpoint.path not in head.evaluated
-    evaluated = (*head.evaluated, body.checkpoint.path) if retained else head.evaluated
+    evaluated = appended(head.evaluated, body.checkpoint.path) if retained else head.evaluated
     return head.model_copy(update={"evaluated": evaluated, "best": best})
+
+
+def _test(head: Head, body: EvaluationOnTest) -> Head:
+    """Note that the checkpoint was evaluated on the test set. Its metrics decide nothing, the best included."""
+    path = body.checkpoint.path
+    if body.checkpoint not in head.retained or path in head.tested:
+        return head
+    return head.model_copy(update={"tested": (*head.tested, path)})
 
 
 def _better(head: Head, body: Evaluation) -> Best | None:

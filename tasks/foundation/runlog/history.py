@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
-from tasks.foundation.runlog.log import RunLog
+
+E = TypeVar("E", Evaluation, EvaluationOnTest)
+
+
+class EntryReader(Protocol):
+    """A log, as far as reading back in it goes."""
+
+    def entry(self, number: int) -> Entry:
+        """See `RunLog.entry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +25,8 @@ class History:
     Attributes:
         commits: entries of the commits that lead to the tip, oldest first.
         rows: their metric rows.
-        evaluations: their evaluations.
+        evaluations: their evaluations on the validation set.
+        tests: their evaluations on the test set; of each checkpoint, the newest.
         head: the newest state; None for an empty log.
         seconds: their seconds by cause.
     """
@@ -24,6 +34,7 @@ class History:
     commits: tuple[Entry, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    tests: tuple[EvaluationOnTest, ...] = ()
     head: Head | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -40,7 +51,7 @@ def commit_of(entry: Entry) -> Commit:
     return entry.body
 
 
-def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
+def recent_rows(log: EntryReader, head: Head, count: int) -> list[MetricRow]:
     """Return the last `count` metric rows up to the tip, oldest first, reading only the entries that it needs."""
     rows: list[MetricRow] = []
     path = None if head.tip is None else head.tip.path
@@ -54,11 +65,21 @@ def recent_rows(log: RunLog, head: Head, count: int) -> list[MetricRow]:
     return rows[-count:]
 
 
-def evaluation_of(log: RunLog, head: Head, path: str) -> Evaluation | None:
+def evaluation_of(log: EntryReader, head: Head, path: str) -> Evaluation | None:
     """Return the evaluation of a checkpoint in the log up to `head`, or None; reads back to the checkpoint's commit."""
+    return _newest_about(log, head, path, Evaluation)
+
+
+def evaluation_on_test_of(log: EntryReader, head: Head, path: str) -> EvaluationOnTest | None:
+    """Return the newest evaluation of a checkpoint on the test set, or None; reads back as `evaluation_of`."""
+    return _newest_about(log, head, path, EvaluationOnTest)
+
+
+def _newest_about(log: EntryReader, head: Head, path: str, kind: type[E]) -> E | None:
+    """The newest entry of a kind about a checkpoint; None if there is none after the checkpoint's commit."""
     for number in range(head.number, -1, -1):
         body = log.entry(number).body
-        if isinstance(body, Evaluation) and body.checkpoint.path == path:
+        if isinstance(body, kind) and body.checkpoint.path == path:
             return body
         if isinstance(body, Commit) and body.checkpoint.path == path:
             break
@@ -73,6 +94,7 @@ def history_of(entries: Iterable[Entry]) -> History:
     """
     commits: dict[str, Entry] = {}
     evaluations: dict[str, Evaluation] = {}
+    tests: dict[str, EvaluationOnTest] = {}
     head: Head | None = None
     for entry in entries:
         head = entry.head
@@ -80,6 +102,8 @@ def history_of(entries: Iterable[Entry]) -> History:
             commits[entry.body.checkpoint.path] = entry
         elif isinstance(entry.body, Evaluation):
             evaluations[entry.body.checkpoint.path] = entry.body
+        elif isinstance(entry.body, EvaluationOnTest):
+            tests[entry.body.checkpoint.path] = entry.body
     lineage: list[Entry] = []
     path = head.tip.path if head is not None and head.tip is not None else None
     while path is not None:
@@ -94,17 +118,15 @@ def history_of(entries: Iterable[Entry]) -> History:
         path = commit_of(entry).parent
     lineage.reverse()
     seconds: dict[str, float] = {}
+    paths = [commit_of(entry).checkpoint.path for entry in lineage]
     for entry in lineage:
         for cause, amount in commit_of(entry).seconds.items():
             seconds[cause] = seconds.get(cause, 0.0) + amount
     return History(
         commits=tuple(lineage),
         rows=tuple(row for entry in lineage for row in commit_of(entry).history),
-        evaluations=tuple(
-            evaluations[commit_of(entry).checkpoint.path]
-            for entry in lineage
-            if commit_of(entry).checkpoint.path in evaluations
-        ),
+        evaluations=tuple(evaluations[path] for path in paths if path in evaluations),
+        tests=tuple(tests[path] for path in paths if path in tests),
         head=head,
         seconds=seconds,
     )

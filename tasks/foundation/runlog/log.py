@@ -3,41 +3,75 @@
 Modelled on Delta Lake's transaction log: optimistic concurrency with put-if-absent, without leases or clocks.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from tasks.foundation.contracts.base import is_json
-from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.log_entry import Body, Entry, Head, Retire
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
-from tasks.foundation.runlog.entry_paths import entry_number, entry_path
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, Totals
+from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, RunLogError
+from tasks.foundation.runlog.completeness import disappeared_log, missing_entry, require_whole, unreadable_entry
+from tasks.foundation.runlog.entry_codec import Decoded, decode, encode
+from tasks.foundation.runlog.entry_memory import EntryMemory
+from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.kept_pages import PageStore
+from tasks.foundation.runlog.newest_entry import Hint, last_from
+from tasks.foundation.runlog.totals import totals_after, totals_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
 
-_LOGGER = logging.getLogger(__name__)
-# Describes the fork that a home without a log is about to become; see checkpoint/fork.py.
-UNFINISHED_FORK = "fork.json"
-_HINT = "log/HINT"
 _READ_TOGETHER = 64
-_HINT_SECONDS = 2.0
 
 _Read = TypeVar("_Read")
 Decide = Callable[[Head | None], Body | None]
 
 
 class RunLog:
-    """The log of the run in `home`."""
+    """The log of the run in `home`.
+
+    It remembers entries, because they never change, and the newest one that it has seen. So a process that keeps its
+    log asks the store only for what comes next. Safe to use from several threads.
+    """
 
     def __init__(self, home: Storage) -> None:
         self.home = home
+        self._memory = EntryMemory()
+        self._pages = PageStore(home)
+        self._hint = Hint(home)
+        self._totals_unreadable = False
+        # Whether garbage of earlier attempts is gone; see `checkpoint/retention.py`.
+        self.is_swept = False
 
     def head(self) -> Head | None:
-        """Return the folded state of the newest entry; None if there is no run."""
-        entry = self._newest()
-        return None if entry is None else entry.head
+        """Return the folded state of the newest entry; None if there is no run.
+
+        The first call takes a few requests. Later ones take one, and a few more if other writers have appended.
+        """
+        newest = self.newest()
+        return None if newest is None else newest.head
+
+    def newest(self) -> Entry | None:
+        """Return the newest entry; None if there is no run. See `head`."""
+        newest = self._newest()
+        return None if newest is None else newest.entry
+
+    def newest_seen(self) -> Entry | None:
+        """Return the newest entry that this log has seen, which costs no request; the first call asks for it."""
+        seen = self._memory.newest
+        return self.newest() if seen is None else seen.entry
+
+    def head_seen(self) -> Head | None:
+        """Return the newest head that this log has seen, which costs no request; the first call asks for it."""
+        newest = self.newest_seen()
+        return None if newest is None else newest.head
+
+    def totals(self, newest: Entry) -> Totals:
+        """Return what the history up to an entry adds up to; reads all entries only if the entry does not say it.
+
+        Raises:
+            RunLogError: it has to read the entries, and one is missing or cannot be read.
+        """
+        return newest.totals or totals_of(list(self.read_all(self.entry, newest.number + 1)))
 
     def require_head(self) -> Head:
         """Return the head of a log that this process has read before.
@@ -47,20 +81,39 @@ class RunLog:
         """
         head = self.head()
         if head is None:
-            raise RunLogError(f"{self.home.uri}: the log has disappeared; check that its disk is still mounted")
+            raise disappeared_log(self.home)
         return head
 
+    def require_still_there(self) -> None:
+        """Check that the log has not disappeared since this process read it.
+
+        Raises:
+            RunLogError: the newest entry that was seen no longer exists.
+        """
+        seen = self._memory.newest
+        if seen is not None and not self.home.exists(entry_path(seen.entry.number)):
+            self._memory.forget()
+            raise disappeared_log(self.home)
+
     def entry(self, number: int) -> Entry:
-        """Read one entry.
+        """Return one entry; reads it if it is not remembered.
 
         Raises:
             RunLogError: the entry is missing or cannot be read.
             AnotherVersion: a newer version of Baton wrote it.
         """
-        entry = self._entry(number)
-        if entry is None:
-            raise _missing_entry(f"{self.home.uri}/{entry_path(number)}")
-        return entry
+        return self._require(number).entry
+
+    def entry_and_size(self, number: int) -> tuple[Entry, int]:
+        """Return one entry, and the bytes of its file; see `entry`."""
+        found = self._require(number)
+        return found.entry, found.size
+
+    def _require(self, number: int) -> Decoded:
+        found = self._entry(number)
+        if found is None:
+            raise missing_entry(f"{self.home.uri}/{entry_path(number)}")
+        return found
 
     def require_whole(self) -> None:
         """Check that no entry is missing; appending to an incomplete log could start a second history.
@@ -68,24 +121,7 @@ class RunLog:
         Raises:
             RunLogError: an entry is missing, or the whole log of a run that has checkpoints.
         """
-        staged = sorted(self.home.folders("checkpoints"))
-        listed = {number for path in self.home.files("log") if (number := entry_number(path)) is not None}
-        for number in range(max(listed, default=0)):
-            # A listing may lag behind, so check a missing name directly.
-            if number not in listed and not self.home.exists(entry_path(number)):
-                raise _missing_entry(f"{self.home.uri}/{entry_path(number)}")
-        # The origin is written before any checkpoint, so a home with checkpoints but no origin has lost its log.
-        # The order matters: a fork in progress writes its origin first, and only then deletes its note.
-        lost = staged and not listed and not self._is_unfinished_fork(staged) and not self.home.exists(entry_path(0))
-        if lost and any(self.home.folders("checkpoints")):
-            raise RunLogError(
-                f"{self.home.uri} has checkpoints ({staged[0]}) but no log; restore log/ from a backup, or move the "
-                "folder away to start a new run"
-            )
-
-    def _is_unfinished_fork(self, staged: Sequence[str]) -> bool:
-        """Return whether a fork is in progress: all checkpoints are copies (base 0), and there is no origin yet."""
-        return all(base_in_folder_name(folder) == 0 for folder in staged) and self.home.exists(UNFINISHED_FORK)
+        require_whole(self.home)
 
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, oldest first.
@@ -95,7 +131,7 @@ class RunLog:
         """
         self.require_whole()
         newest = self._newest()
-        yield from self.read_all(self.entry, 0 if newest is None else newest.number + 1)
+        yield from self.read_all(self.entry, 0 if newest is None else newest.entry.number + 1)
 
     def read_all(self, read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
         """Yield `read(number)` for 0 to `count` - 1, in order, with parallel reads on remote storage."""
@@ -121,11 +157,23 @@ class RunLog:
             RunLogError: the newest entry cannot be read.
             AnotherVersion: a newer version of Baton wrote it.
         """
-        head = self.head()
+        seen = self._memory.newest
+        # A log that was read before need not look for rivals first: if there are any, the create is refused. But only
+        # the newest state may say that there is nothing to append.
+        is_newest = seen is None
+        head = self.head() if seen is None else seen.entry.head
         while True:
-            body = decide(head)
+            try:
+                body = decide(head)
+            except BatonError:
+                if is_newest:
+                    raise
+                body = None
             if body is None:
-                return None
+                if is_newest:
+                    return None
+                head, is_newest = self.head(), True
+                continue
             if head is None:
                 self.require_whole()
             number = 0 if head is None else head.number + 1
@@ -137,89 +185,114 @@ class RunLog:
                 head=fold(head, body),
             )
             try:
-                self.home.create(entry_path(number), entry.to_json())
+                entry = self._create(entry)
             except FileAlreadyThere:
                 existing = self.entry(number)
                 # The existing entry may be our own: the create succeeded, but its response was lost. Compare the
                 # JSON, because a NaN metric is not equal to itself.
                 if existing.attempt == attempt and existing.body.to_json() == body.to_json():
                     return existing
-                head = existing.head
+                head, is_newest = self.head(), True
                 continue
-            # A Retire follows right after a commit, and Cloud Storage limits writes of one object to one per second.
-            if not isinstance(body, Retire):
-                self._write_hint(number)
+            # Retention follows a commit and writes HINT. Cloud Storage limits writes of one object to one per second.
+            if not isinstance(body, Commit | Retire):
+                self.write_hint()
             return entry
 
-    def _entry(self, number: int) -> Entry | None:
-        """Read one entry; None if it does not exist."""
+    def _create(self, entry: Entry) -> Entry:
+        """Create the file of an entry, after the entry before it; return the entry as it is read from its file.
+
+        Raises:
+            FileAlreadyThere: another writer was first.
+            RunLogError: the log has disappeared; the new file would begin another log in its place.
+        """
+        before = self._require(entry.number - 1) if entry.number else None
+        entry = entry.model_copy(update={"totals": self._totals_up_to(entry, None if before is None else before.entry)})
+        encoded = encode(entry, before, self._pages)
+        written = self._decoded(encoded.data, entry.number)
+        for digest, page in encoded.pages.items():
+            self._pages.write(digest, page)
+        path = entry_path(entry.number)
+        if self.home.transfers == 1:
+            self.require_still_there()
+            self.home.create(path, encoded.data)
+        else:
+            # Side by side, because each request to a remote store takes long. If the log has disappeared, the new
+            # entry stays: deleting one could never be safe, and without those before it, nobody continues it.
+            steps: list[Callable[[], None]] = [lambda: self.home.create(path, encoded.data), self.require_still_there]
+            parallel_map(lambda step: step(), steps, workers=len(steps))
+        return self._memory.see(self._memory.keep(written)).entry
+
+    def _totals_up_to(self, entry: Entry, before: Entry | None) -> Totals | None:
+        """The totals of a new entry; None if they cannot be had, because no commit fails for them."""
+        totals = totals_after(before, entry.body, time=entry.time)
+        if totals is not None or self._totals_unreadable:
+            return totals
+        try:
+            return totals_of([*self.read_all(self.entry, entry.number), entry])
+        except BatonError:
+            self._totals_unreadable = True  # do not read the whole log at each commit; its readers meet the error
+            return None
+
+    def _decoded(self, data: bytes, number: int) -> Decoded:
+        where = f"{self.home.uri}/{entry_path(number)}"
+        return decode(data, where=where, number=number, resolve=self._require, store=self._pages)
+
+    def _entry(self, number: int) -> Decoded | None:
+        """Return one entry, from memory or from the store; None if it does not exist."""
+        known = self._memory.get(number)
+        if known is not None:
+            return known
         path = entry_path(number)
-        where = f"{self.home.uri}/{path}"
         try:
             data = self.home.read(path)
         except FileMissing:
             return None
         try:
-            entry = Entry.from_json(data, where=where, error=RunLogError)
+            return self._memory.keep(self._decoded(data, number))
         except RunLogError as error:
-            remedy = "restore the file from a backup"
-            if is_json(data):  # complete, so another version may be able to read it
-                remedy += ", or use the version of Baton that wrote it"
-            elif not self.home.exists(entry_path(number + 1)):
-                remedy += (
-                    "; without a backup, stop all processes of this run and delete the file: only this entry is lost"
-                )
-            raise RunLogError(f"{error}; {remedy}") from error
-        if entry.number != number:
-            raise RunLogError(f"{where} has the number {entry.number}; restore the file from a backup")
-        return entry
+            if path not in str(error):  # another file, which this entry refers to
+                raise
+            raise unreadable_entry(self.home, number, data, error) from error
 
-    def _newest(self) -> Entry | None:
-        """Read the newest entry: three requests if HINT is correct, five after a retirement, for any length of log."""
-        hint = self._read_hint()
-        number = self._last_from(hint) if hint > 0 else 0
-        entry = self._entry(number) if number > 0 else None
-        if entry is not None:
-            return entry
-        # HINT is missing, or points past the end.
-        return self.entry(self._last_from(0)) if self.home.exists(entry_path(0)) else None
+    def _newest(self) -> Decoded | None:
+        seen = self._memory.newest
+        if seen is not None:
+            try:
+                return self._newest_after(seen)
+            except FileMissing:  # the log that was read is gone: the disk may no longer be mounted
+                self._memory.forget()
+        return self._find_newest()
 
-    def _last_from(self, low: int) -> int:
-        """Return the number of the last entry, probing forward from `low`, which need not exist.
+    def _newest_after(self, seen: Decoded) -> Decoded:
+        """Return the newest entry; one request if it is still the one that was seen.
 
-        Entries have no gaps, so an existing entry proves that all before it exist. The number of probes is logarithmic
-        in the distance.
+        Raises:
+            FileMissing: on a local disk, the entry that was seen no longer exists.
         """
-        stride = 1
-        while self.home.exists(entry_path(low + stride)):
-            low += stride
-            stride *= 2
-        high = low + stride
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.home.exists(entry_path(middle)):
-                low = middle
-            else:
-                high = middle
-        return low
+        number = seen.entry.number
+        if self._entry(number + 1) is None:
+            self.home.local_path(entry_path(number))  # costs no request in a remote store
+            return seen
+        return self._require(last_from(self.home, number + 1))
 
-    def _read_hint(self) -> int:
-        try:
-            text = self.home.with_deadline(_HINT_SECONDS).read(_HINT).decode("ascii", errors="replace")
-        except StorageError:
-            return 0  # without a hint, finding the newest entry only takes longer
-        return int(text) if text.isdecimal() and len(text) <= 12 else 0  # noqa: PLR2004 - longer is not an entry number
+    def _find_newest(self) -> Decoded | None:
+        """Read the newest entry: three requests if HINT is correct, and a few more if it is a few entries behind."""
+        hint = self._hint.read()
+        number = last_from(self.home, hint) if hint > 0 else 0
+        found = self._entry(number) if number > 0 else None
+        if found is None and self.home.exists(entry_path(0)):  # HINT is missing, or points past the end
+            found = self._require(last_from(self.home, 0))
+        return None if found is None else self._memory.see(found)
 
-    def _write_hint(self, number: int) -> None:
-        try:
-            self.home.with_deadline(_HINT_SECONDS).write(_HINT, str(number).encode())
-        except StorageError as error:
-            # The entry is committed; without a hint, finding it only takes longer.
-            _LOGGER.warning("could not write %s: %s", _HINT, error)
+    def write_hint(self, number: int | None = None) -> None:
+        """Write the number of the newest entry to HINT, unless this log has done so before. Best effort.
 
-
-def _missing_entry(where: str) -> RunLogError:
-    return RunLogError(
-        f"{where} is missing: the log has lost an entry; restore it from a backup, or check that its disk is still "
-        "mounted"
-    )
+        Args:
+            number: of an entry that is appended meanwhile; left out: the newest one that this log has seen.
+        """
+        seen = self._memory.newest
+        if number is None and seen is not None:
+            number = seen.entry.number
+        if number is not None:
+            self._hint.write(number)

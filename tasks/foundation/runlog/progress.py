@@ -9,7 +9,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.messages import HINT
 from tasks.foundation.process import is_gone
-from tasks.foundation.runlog.attempts import IsGone, is_alive, read_attempts
+from tasks.foundation.runlog.attempts import Attempts, IsGone, is_alive, read_attempts
 from tasks.foundation.storage.base import Storage
 
 # Ends that the user or the run file asked for: they say nothing about progress.
@@ -42,7 +42,15 @@ _LISTED = 10
 _SOONER = "commit sooner: use shorter segments (train.segment_steps, train.segment_seconds) or checkpoint.every_seconds"
 
 
-def require_progress(home: Storage, head: Head, *, limit: int, now: datetime, gone: IsGone = is_gone) -> None:
+def require_progress(
+    home: Storage,
+    head: Head,
+    *,
+    limit: int,
+    now: datetime,
+    attempts: Attempts | None = None,
+    gone: IsGone = is_gone,
+) -> None:
     """Refuse to continue if the last attempts made no progress. Call it before an accelerator is acquired.
 
     Attempts that are still alive or that ended on request are skipped: they do not count and do not end the row.
@@ -52,12 +60,14 @@ def require_progress(home: Storage, head: Head, *, limit: int, now: datetime, go
         head: newest state of its log.
         limit: refuse after this number of attempts in a row without progress; at least 1.
         now: current time in UTC.
+        attempts: the records of the run, if the caller has just read them.
         gone: whether the named process is known to have ended.
 
     Raises:
         NoProgress: with one line per attempt, the likely reason and the remedy.
     """
-    row = attempts_in_a_row(read_attempts(home).records, head, now=now, gone=gone)
+    records = (attempts or read_attempts(home)).records
+    row = attempts_in_a_row(records, head, now=now, gone=gone)
     if len(row) >= limit:
         raise NoProgress(_diagnosis(home, head, row))
 

@@ -1,8 +1,8 @@
 """Statistics of each host along the lineage of the tip, to find a host that slows down the others."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from tasks.foundation.contracts.segment import WorkerStats
 from tasks.foundation.runlog.history import History, commit_of
@@ -48,29 +48,59 @@ class Worker:
 
 def workers_of(history: History) -> tuple[Worker, ...]:
     """Return the hosts of the newest commit with statistics, in order; empty if no commit has any."""
-    recorded = [stats for entry in history.commits if (stats := commit_of(entry).workers)]
-    if not recorded:
+    return workers_from(summed_stats(history))
+
+
+def workers_from(stats: Sequence[WorkerStats]) -> tuple[Worker, ...]:
+    """Return the hosts of summed statistics, in order, each compared with the others."""
+    if not stats:
         return ()
-    same = list(takewhile(lambda stats: _hosts(stats) == _hosts(recorded[-1]), reversed(recorded)))[::-1]
-    workers = [_total(list(of_host)) for of_host in zip(*same, strict=True)]
+    workers = [_worker(each) for each in stats]
     median = statistics.median(worker.input_wait_share for worker in workers)
     return tuple(_with_verdict(worker, median) for worker in workers)
+
+
+def summed_stats(history: History) -> tuple[WorkerStats, ...]:
+    """Return the sums of each host over all commits since the number of hosts last changed."""
+    total: tuple[WorkerStats, ...] = ()
+    for entry in history.commits:
+        total = added_stats(total, commit_of(entry).workers)
+    return total
+
+
+def added_stats(total: tuple[WorkerStats, ...], stats: tuple[WorkerStats, ...]) -> tuple[WorkerStats, ...]:
+    """Return sums with the statistics of one more commit; those alone if the hosts are others."""
+    if not stats:
+        return total
+    if _hosts(total) != _hosts(stats):
+        return stats
+    return tuple(_sum(before, newest) for before, newest in zip(total, stats, strict=True))
 
 
 def _hosts(stats: tuple[WorkerStats, ...]) -> list[tuple[int, int]]:
     return [(each.host, each.replicas) for each in stats]
 
 
-def _total(stats: list[WorkerStats]) -> Worker:
-    newest = stats[-1]
+def _sum(before: WorkerStats, newest: WorkerStats) -> WorkerStats:
+    return newest.model_copy(
+        update={
+            "steps": before.steps + newest.steps,
+            "examples": before.examples + newest.examples,
+            "train_seconds": before.train_seconds + newest.train_seconds,
+            "input_wait_seconds": before.input_wait_seconds + newest.input_wait_seconds,
+        }
+    )
+
+
+def _worker(stats: WorkerStats) -> Worker:
     return Worker(
-        host=newest.host,
-        replicas=newest.replicas,
-        steps=sum(each.steps for each in stats),
-        examples=sum(each.examples for each in stats),
-        train_seconds=sum(each.train_seconds for each in stats),
-        input_wait_seconds=sum(each.input_wait_seconds for each in stats),
-        losses=newest.losses,
+        host=stats.host,
+        replicas=stats.replicas,
+        steps=stats.steps,
+        examples=stats.examples,
+        train_seconds=stats.train_seconds,
+        input_wait_seconds=stats.input_wait_seconds,
+        losses=stats.losses,
     )
 
 

@@ -1,6 +1,6 @@
 """The interface to a store. It is small on purpose: Baton relies only on operations that every store has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -63,6 +63,23 @@ class Storage(Protocol):
             Size and checksum of the bytes read from `source`.
         """
 
+    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
+        """Write one large file from memory, replacing an existing file. It is durable on return.
+
+        The store is known to hold these bytes on return: a local disk is read again and compared, Cloud Storage reports
+        the checksum of what arrived.
+
+        Args:
+            path: of the file.
+            buffers: its content, contiguous bytes each. They must not change meanwhile.
+
+        Returns:
+            Size and checksum of the bytes.
+
+        Raises:
+            StorageError: the store refused or failed, or holds other bytes.
+        """
+
     def copy(self, path: str, target: str) -> None:
         """Copy a file to `target`, replacing an existing file. It is durable on return.
 
@@ -119,8 +136,13 @@ class Storage(Protocol):
     def folders(self, folder: str) -> Iterator[str]:
         """Paths of the folders directly below `folder`, in any order, including those with unfinished files only."""
 
-    def delete(self, folder: str) -> None:
-        """Delete a file, or a folder with all its files. Does nothing if it does not exist."""
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:
+        """Delete a file, or a folder with all its files. Does nothing if it does not exist.
+
+        Args:
+            folder: the file or folder.
+            files: all files below the folder, if the caller has just listed them; a remote store then lists none.
+        """
 
     def probe(self) -> list[str]:
         """Check early that files can be created, read and deleted. Leaves nothing behind.

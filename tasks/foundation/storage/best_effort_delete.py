@@ -6,6 +6,7 @@ growing intervals.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.foundation.errors import StorageError, StoreUnreachable
@@ -25,12 +26,13 @@ class _Failure:
 _FAILURES: dict[tuple[str, str], _Failure] = {}
 
 
-def discard(storage: Storage, path: str, *, now: int | None = None) -> bool:
+def discard(storage: Storage, path: str, *, files: Sequence[str] | None = None, now: int | None = None) -> bool:
     """Delete a file or folder that is no longer needed.
 
     Args:
         storage: the store.
         path: relative to the storage's root.
+        files: all files below the folder, if the caller has just listed them.
         now: a counter such as the number of commits of the run. After each failure, the interval before the next
             attempt doubles. Left out: every call tries.
 
@@ -40,12 +42,12 @@ def discard(storage: Storage, path: str, *, now: int | None = None) -> bool:
     Raises:
         StoreUnreachable: this process was asked to stop, and the store does not respond.
     """
+    if now is not None and is_postponed(storage, path, now=now):
+        return False
     key = (storage.uri, path)
     previous = _FAILURES.get(key, _Failure(attempts=0, retry_at=0))
-    if now is not None and now < previous.retry_at:
-        return False
     try:
-        storage.with_deadline(_DEADLINE_SECONDS).delete(path)
+        storage.with_deadline(_DEADLINE_SECONDS).delete(path, files=files)
     except StoreUnreachable:
         raise
     except StorageError as error:
@@ -55,3 +57,9 @@ def discard(storage: Storage, path: str, *, now: int | None = None) -> bool:
         return False
     _FAILURES.pop(key, None)
     return True
+
+
+def is_postponed(storage: Storage, path: str, *, now: int) -> bool:
+    """Whether earlier failures postpone the next attempt to delete; see `discard`."""
+    previous = _FAILURES.get((storage.uri, path))
+    return previous is not None and now < previous.retry_at

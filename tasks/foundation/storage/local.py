@@ -3,13 +3,14 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.direct_files import compare_with_buffers, write_buffers_durably
 from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
 from tasks.foundation.storage.durable_files import copy_durably, make_durably, sync_folder, write_durably
 from tasks.foundation.storage.local_probe import NO_HARD_LINKS, NO_SPACE, no_hard_links, require_writable
@@ -98,6 +99,12 @@ class LocalStorage:
             copy_durably(source, unfinished)
         return checksum_file(source)
 
+    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
+        """See `Storage.write_buffers`."""
+        with self._replacing(path, self._checked(path)) as unfinished:
+            write_buffers_durably(unfinished, buffers)
+            return compare_with_buffers(unfinished, buffers)
+
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`. Makes a hard link, since files here never change; copies the bytes where it cannot."""
         source, target_file = self._checked_in_home(path), self._checked_in_home(target)
@@ -155,7 +162,7 @@ class LocalStorage:
             names = [entry.name for entry in target.iterdir() if entry.is_dir()] if target.is_dir() else []
         yield from filter(self._is_listed, (f"{folder}/{name}" if folder else name for name in names))
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:  # noqa: ARG002 - for remote stores
         """See `Storage.delete`. Deletes a link itself, never its target."""
         target = self._checked(folder, follow_last=False)
         with self._errors_of(folder), suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """memory://: a store within this process, through fsspec, for tests and experiments."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,6 +72,12 @@ class MemoryStorage:
         self.write(path, data)
         return checksum_bytes(data)
 
+    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
+        """See `Storage.write_buffers`."""
+        data = b"".join(buffers)
+        self.write(path, data)
+        return checksum_bytes(data)
+
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`."""
         self.write(target, self.read(path))
@@ -118,7 +124,7 @@ class MemoryStorage:
         }
         yield from (f"{parent}{name}" for name in sorted(names))
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:  # noqa: ARG002 - for remote stores
         """See `Storage.delete`."""
         with _LOCK, suppress(FileNotFoundError):
             self._files.rm(self._full(folder), recursive=True)

@@ -1,7 +1,8 @@
-"""A bounded parallel map for uploads, downloads and other requests."""
+"""Requests side by side: a bounded parallel map, and one piece of work beside the caller's."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -34,3 +35,17 @@ def parallel_map(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int)
         pool.shutdown(wait=not interrupted, cancel_futures=True)
     failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
     return [future.result() for future in failed or futures]
+
+
+@contextmanager
+def beside(work: Callable[[], _R]) -> Iterator[Future[_R]]:
+    """Run `work` in another thread while the body runs.
+
+    Yields:
+        Its result, or its error, for after the body. If the body fails, nobody waits for it.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="baton-beside")
+    try:
+        yield pool.submit(work)
+    finally:
+        pool.shutdown(wait=False)

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, Deadline
@@ -20,6 +20,8 @@ _LOCK = threading.Lock()
 # A body is sent in blocks of this size, so that a stalled transfer is noticed within one.
 BLOCK_BYTES = 1 << 20
 _CHECK_SECONDS = 0.5
+
+_Block = TypeVar("_Block", bytes, bytes | memoryview)
 
 
 def connect() -> Any:
@@ -67,7 +69,7 @@ def _connect(local_server: str | None) -> Any:
             stall_seconds: float,
             headers: Mapping[str, str] | None = None,
             json: Any = None,
-            data: bytes | AsyncIterator[bytes] | None = None,
+            data: AsyncIterator[bytes | memoryview] | None = None,
             **parameters: str | int | None,
         ) -> Response:
             """Send one request; returns any response, errors included.
@@ -79,16 +81,15 @@ def _connect(local_server: str | None) -> Any:
                 stall_seconds: cancel the request after this time without a byte in either direction.
                 headers: added to those for credentials.
                 json: a body.
-                data: a body.
+                data: a body; `headers` has its Content-Length.
                 parameters: of the query; None is left out.
 
             Raises:
                 TimeoutError: the request stalled.
             """
             await self._set_session()
-            length = {"Content-Length": str(len(data))} if isinstance(data, bytes) else {}
             # Checksums are of the stored bytes, so nothing may be compressed or decompressed in transit.
-            all_headers = {"Accept-Encoding": "identity", **(headers or {}), **length}
+            all_headers = {"Accept-Encoding": "identity", **(headers or {})}
             async with asyncio.timeout(None) as timeout:
                 with _StallTimer(timeout, stall_seconds, PROCESS_DEADLINE) as timer:
                     async with self.session.request(
@@ -97,7 +98,7 @@ def _connect(local_server: str | None) -> Any:
                         params=self._get_params(parameters),
                         json=json,
                         headers=self._get_headers(all_headers),
-                        data=None if data is None else timer.watch(_blocks(data) if isinstance(data, bytes) else data),
+                        data=None if data is None else timer.watch(data),
                         allow_redirects=False,
                         auto_decompress=False,
                         timeout=no_timeouts,
@@ -132,7 +133,7 @@ class _StallTimer:
         if self._next is not None:
             self._next.cancel()
 
-    async def watch(self, blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def watch(self, blocks: AsyncIterator[_Block]) -> AsyncIterator[_Block]:
         """The same blocks; records the time whenever one passes."""
         async for block in blocks:
             self._last_moved = self._loop.time()
@@ -147,11 +148,6 @@ class _StallTimer:
             self._timeout.reschedule(self._loop.time())
         else:
             self._next = self._loop.call_later(min(remaining, _CHECK_SECONDS), self._check)
-
-
-async def _blocks(data: bytes) -> AsyncIterator[bytes]:
-    for begin in range(0, len(data), BLOCK_BYTES):
-        yield data[begin : begin + BLOCK_BYTES]
 
 
 def _address(local_server: str) -> str:

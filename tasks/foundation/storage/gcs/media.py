@@ -1,12 +1,20 @@
-"""Reads the bytes of objects: a whole object, verified against the store's checksum, or a range of one."""
+"""Reads the bytes of objects: a whole object, verified against the store's checksum, or ranges of one side by side."""
 
+import threading
+from collections.abc import Callable
+
+from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.objects import OBJECT, Bucket
 from tasks.foundation.storage.gcs.refusals import compressed_object
 from tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse, Response
+from tasks.foundation.storage.parallel import parallel_map
 
 _RANGE_NOT_SATISFIABLE = 416
+_PARTS_OF_ONE_OBJECT = 4
+# A module global on purpose: it bounds the memory of the whole process, however many files it downloads side by side.
+_PARTS_IN_MEMORY = threading.BoundedSemaphore(16)
 
 
 def read(bucket: Bucket, key: str) -> bytes:
@@ -53,6 +61,49 @@ def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, 
         return response.body, response_shapes.size_of_ranged_media(response, begin=begin, size=size)
 
     return bucket.retry(key, once)
+
+
+def read_parts(
+    bucket: Bucket, key: str, take: Callable[[int, bytes], None], *, begin: int, size: int | None, part_bytes: int
+) -> None:
+    """Read an object, or `size` bytes from offset `begin`, in parts side by side; less if it ends before.
+
+    The first part comes alone if the size is not known: its answer has the size of the whole.
+
+    Args:
+        bucket: the bucket.
+        key: the object's name.
+        take: called with each part and its offset from `begin`, from several threads and in any order.
+        begin: offset in bytes.
+        size: number of bytes; None for all.
+        part_bytes: of one request.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        StoreRefused: it is stored compressed.
+        StorageError: it was replaced meanwhile by one of another size.
+    """
+
+    def read_part(offset: int, wanted: int) -> int:
+        """Returns the size of the whole object."""
+        with _PARTS_IN_MEMORY:
+            data, whole = read_range(bucket, key, offset, wanted)
+            if data:
+                take(offset - begin, data)
+            return whole
+
+    if size == 0:
+        return
+    end = begin + part_bytes if size is None else begin + size
+    first = min(part_bytes, end - begin)
+    whole = read_part(begin, first)
+    end = whole if size is None else min(end, whole)
+
+    def read_other(offset: int) -> None:
+        if read_part(offset, min(part_bytes, end - offset)) != whole:
+            raise StorageError(f"{bucket.uri(key)}: replaced by an object of another size while it was read; run again")
+
+    parallel_map(read_other, range(begin + first, end, part_bytes), workers=_PARTS_OF_ONE_OBJECT)
 
 
 def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:

@@ -1,25 +1,19 @@
-"""Objects of a bucket over the JSON API: create, write, describe, copy, list and delete.
+"""Objects of a bucket over the JSON API: describe, copy, list and delete; `inserts.py` makes them.
 
-Each method sends one request, or one per page, and retries as its policy allows. Checksums travel with every upload, so
-the store itself refuses damaged bytes before anyone can read them. `response_shapes` checks what comes back.
+Each method sends one request, or one per page, and retries as its policy allows. `response_shapes` checks what comes
+back.
 """
 
-import base64
-import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.connection import connect
 from tasks.foundation.storage.gcs.refusals import bucket_missing, credentials_refused
 from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
-    PRECONDITION_FAILED,
     UNAUTHORIZED,
     ChecksumMismatch,
     ErrorResponse,
@@ -99,65 +93,6 @@ class Bucket:
                 raise bucket_missing(where) from error
             raise
 
-    def create(self, key: str, data: bytes) -> None:
-        """Create an object that must not exist yet, with ifGenerationMatch=0.
-
-        Raises:
-            FileExistsError: it exists, and this call did not create it.
-            StoreRefused: there is no such bucket, or no permission.
-            StorageError: the store failed.
-        """
-        token = uuid.uuid4().hex
-
-        def once() -> None:
-            try:
-                made = self._insert_once(key, data, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
-            except ErrorResponse as error:
-                if error.code != PRECONDITION_FAILED:
-                    raise
-                # The object may be our own: the first response got lost, or the network delivered the request twice.
-                existing = self.describe_once(key)
-                if existing is None:
-                    raise  # refused for another reason, such as a policy
-                if existing.metadata.get("baton-create") != token:
-                    raise FileExistsError(error.message) from error
-                made = existing
-            try:
-                require_same(made.stat, checksum_bytes(data))
-            except ChecksumMismatch:
-                # The store reports that it kept other bytes than were sent. Delete them before anyone reads them.
-                self._delete_once(key, generation=made.generation)
-                raise
-
-        self.retry(key, once, not_found_is_bucket=True)
-
-    def put(self, key: str, data: bytes) -> None:
-        """Create an object, or replace it.
-
-        Raises:
-            StoreRefused: there is no such bucket, or no permission.
-            StorageError: the store failed.
-        """
-        sent = checksum_bytes(data)
-        self.retry(key, lambda: require_same(self._insert_once(key, data, {}).stat, sent), not_found_is_bucket=True)
-
-    def _insert_once(self, key: str, data: bytes, more: Mapping[str, Any], **options: str) -> response_shapes.Resource:
-        """Send one multipart upload; returns the store's description of the new object."""
-        resource = {"name": key, "crc32c": base64_of(checksum_bytes(data).crc32c), **more}
-        boundary = f"baton-{uuid.uuid4().hex}"
-        head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
-        head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
-        response = self.request(
-            self.uri(key),
-            "POST",
-            self.upload_url(),
-            uploadType="multipart",
-            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            data=b"".join((head.encode(), data, f"\r\n--{boundary}--".encode())),
-            **options,
-        )
-        return response_shapes.resource_of(response, key=key)
-
     def describe(self, key: str) -> response_shapes.Resource | None:
         """An object's description; None if it does not exist."""
         return self.retry(key, lambda: self.describe_once(key))
@@ -192,9 +127,15 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         """Delete an object; does nothing if it does not exist."""
-        self.retry(key, lambda: self._delete_once(key))
+        self.retry(key, lambda: self.delete_once(key))
 
-    def _delete_once(self, key: str, **options: str) -> None:
+    def delete_once(self, key: str, **options: str) -> None:
+        """The same without retries. Network errors pass through.
+
+        Args:
+            key: the object's name.
+            options: parameters of the query.
+        """
         try:
             response = self.request(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
         except FileNotFoundError:
@@ -245,6 +186,10 @@ class Bucket:
         """The URL that new objects are sent to."""
         return f"{self._files(self.uri(''))._location}/upload/storage/v1/b/{quote(self.name, safe='')}/o"
 
+    def batch_url(self) -> str:
+        """The URL that takes many requests in one."""
+        return f"{self._files(self.uri(''))._location}/batch/storage/v1"
+
     def _files(self, where: str) -> Any:
         import google.auth.exceptions
 
@@ -254,20 +199,3 @@ class Bucket:
             raise
         except (google.auth.exceptions.GoogleAuthError, OSError) as error:
             raise credentials_refused(error, where) from error
-
-
-def require_same(stored: FileStat, sent: FileStat) -> None:
-    """Compare size and checksum in the store with those of the bytes that were sent.
-
-    Raises:
-        ChecksumMismatch: they differ.
-    """
-    if stored != sent:
-        raise ChecksumMismatch(
-            f"sent {sent.size} bytes with crc32c {sent.crc32c}, the store has {stored.size} with {stored.crc32c}"
-        )
-
-
-def base64_of(crc32c: str) -> str:
-    """A hexadecimal checksum in the base64 of the JSON API."""
-    return base64.b64encode(bytes.fromhex(crc32c)).decode()

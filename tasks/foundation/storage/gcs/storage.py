@@ -1,26 +1,29 @@
 """gs://: objects below a prefix of a bucket on Cloud Storage."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
 from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.download import copy_blocks, local_target
-from tasks.foundation.storage.gcs import media
+from tasks.foundation.storage.download import Parts, local_target
+from tasks.foundation.storage.gcs import inserts, media
+from tasks.foundation.storage.gcs.batch import delete_all
 from tasks.foundation.storage.gcs.bucket_settings import FIELDS, check_settings
 from tasks.foundation.storage.gcs.objects import Bucket
+from tasks.foundation.storage.gcs.payload import BufferPayload, FilePayload
 from tasks.foundation.storage.gcs.refusals import compressed_object
 from tasks.foundation.storage.gcs.response_shapes import Resource
-from tasks.foundation.storage.gcs.resumable_upload import Upload
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
+from tasks.foundation.storage.gcs.upload import Upload
 from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.path_guard import is_inside, require_inside
 
 # The number of parallel transfers and the bytes of each in memory: a checkpoint of any size takes twice the product.
 _TRANSFERS = 8
 _PART_BYTES = 8 << 20
+# A file from memory of at most this size is sent in one request first. Larger than the shards of a checkpoint.
+_ONE_REQUEST_BYTES = 80 << 20
 _PROBE = ".probe"  # not a valid name of a run
 _PROBE_EXPIRY_SECONDS, _MAX_EXPIRED_PROBES = 3600.0, 20
 
@@ -77,26 +80,24 @@ class CloudStorage:
     def create(self, path: str, data: bytes) -> None:
         """See `Storage.create`."""
         try:
-            self._bucket.create(self._key(path), data)
+            inserts.create(self._bucket, self._key(path), data)
         except FileExistsError as error:
             raise FileAlreadyThere(f"{self.uri}/{path} already exists") from error
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
-        self._bucket.put(self._key(path), data)
+        inserts.put(self._bucket, self._key(path), data)
 
     def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`. Memory does not grow with the file."""
-        try:
-            sent = checksum_file(source)
-            small = source.read_bytes() if sent.size <= _PART_BYTES else None
-        except OSError as error:
-            raise StorageError(f"{source}: cannot read ({error.strerror}); check its disk and run again") from error
-        if small is not None:
-            self._bucket.put(self._key(path), small)
-        else:
-            Upload(self._bucket, self._key(path), source, sent).run()
-        return sent
+        payload = FilePayload.of(source)
+        return Upload(self._bucket, self._key(path), payload, in_one_request=payload.stat.size <= _PART_BYTES).run()
+
+    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
+        """See `Storage.write_buffers`. Nothing is copied, and the answer to the upload is the stat."""
+        payload = BufferPayload.of(buffers)
+        in_one_request = payload.stat.size <= _ONE_REQUEST_BYTES
+        return Upload(self._bucket, self._key(path), payload, in_one_request=in_one_request).run()
 
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`. The bytes do not leave the bucket."""
@@ -116,7 +117,7 @@ class CloudStorage:
 
     def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.checksum`."""
-        return copy_blocks(self._parts(path, begin, size), None, size, source=f"{self.uri}/{path}")
+        return self._read(path, Parts(None), begin, size)
 
     def local_path(self, _path: str) -> Path | None:
         """See `Storage.local_path`."""
@@ -125,11 +126,13 @@ class CloudStorage:
     def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.download`."""
         with local_target(target) as file:
-            return copy_blocks(self._parts(path, begin, size), file, size, source=f"{self.uri}/{path}")
+            return self._read(path, Parts(file), begin, size)
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
         """See `Storage.read_range`."""
-        return b"".join(self._parts(path, begin, size))
+        parts: dict[int, bytes] = {}
+        self._read_parts(path, parts.__setitem__, begin, size)
+        return b"".join(parts[offset] for offset in sorted(parts))
 
     def files(self, folder: str) -> Iterator[str]:
         """See `Storage.files`."""
@@ -145,31 +148,34 @@ class CloudStorage:
         for page in self._bucket.pages(self._below(folder), delimiter="/"):
             yield from filter(self._is_listed, (self._path(prefix.rstrip("/")) for prefix in page.prefixes))
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:
         """See `Storage.delete`."""
-        below = [name for page in self._bucket.pages(self._below(folder)) for name in page.names]
+        if files is None:
+            below = [name for page in self._bucket.pages(self._below(folder)) for name in page.names]
+        else:
+            below = [self._key(file) for file in files]
         # An object may have the folder's own name.
-        parallel_map(self._bucket.delete, [*below, *([self._key(folder)] if folder else [])], workers=_TRANSFERS)
+        own = [self._key(folder)] if folder and files is None else []
+        delete_all(self._bucket, [*below, *own], workers=_TRANSFERS)
 
     def probe(self) -> list[str]:
         """See `Storage.probe`. Creates and deletes an object, because nothing else shows all permissions."""
         settings = self._bucket.settings(FIELDS) or {}
         problems = check_settings(settings, bucket=f"gs://{self._bucket.name}", prefix=self._prefix)
-        if problems.errors:
+        if problems.errors:  # first, because an object that is made now might stay
             raise StoreRefused(f"{self.uri}: {'; '.join(problems.errors)}")
         # A unique name, so that commands that start together do not delete each other's object.
-        key = self._key(f"{_PROBE}-{uuid.uuid4().hex}")
-        self._bucket.put(key, b"")
+        made = inserts.put(self._bucket, self._key(f"{_PROBE}-{uuid.uuid4().hex}"), b"")
         try:
-            made = self._bucket.describe(key)
-            if made is None:
-                raise StorageError(
-                    f"{self._bucket.uri(key)} was created but is missing; check the store, and run again"
-                )
-            self._delete_expired_probes(made)
+            steps = [lambda: self._require_readable(made.name), lambda: self._delete_expired_probes(made)]
+            parallel_map(lambda step: step(), steps, workers=len(steps))
         finally:
-            self._delete_probe(key)
+            self._delete_probe(made.name)
         return list(problems.warnings)
+
+    def _require_readable(self, key: str) -> None:
+        if self._bucket.describe(key) is None:
+            raise StorageError(f"{self._bucket.uri(key)} was created but is missing; check the store, and run again")
 
     def _delete_expired_probes(self, made: Resource) -> None:
         """Delete probe objects of killed commands: those that are much older, by the store's clock."""
@@ -185,20 +191,15 @@ class CloudStorage:
         except StoreRefused as error:
             raise StoreRefused(f"{error}; the empty object {self._bucket.uri(key)} is left behind") from error
 
-    def _parts(self, path: str, begin: int, size: int | None) -> Iterator[bytes]:
-        """A file, or `size` bytes of it, in parts; fewer bytes if it ends before."""
-        end = None if size is None else begin + size
-        while end is None or begin < end:
-            part_size = _PART_BYTES if end is None else min(_PART_BYTES, end - begin)
-            try:
-                data, whole = media.read_range(self._bucket, self._key(path), begin, part_size)
-            except FileNotFoundError as error:
-                raise self._missing(path) from error
-            if data:
-                yield data
-            begin += len(data)
-            if begin >= whole:
-                return
+    def _read(self, path: str, parts: Parts, begin: int, size: int | None) -> FileStat:
+        self._read_parts(path, parts.take, begin, size)
+        return parts.stat(size, source=f"{self.uri}/{path}")
+
+    def _read_parts(self, path: str, take: Callable[[int, bytes], None], begin: int, size: int | None) -> None:
+        try:
+            media.read_parts(self._bucket, self._key(path), take, begin=begin, size=size, part_bytes=_PART_BYTES)
+        except FileNotFoundError as error:
+            raise self._missing(path) from error
 
     def _missing(self, path: str) -> FileMissing:
         return FileMissing(f"{self.uri}/{path} does not exist")
