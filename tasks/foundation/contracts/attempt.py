@@ -62,6 +62,14 @@ Time = Annotated[str, AfterValidator(_is_time)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+class CommitPaceRecord(Contract):
+    """How often an attempt commits within a segment, with `checkpoint.every_seconds: auto`, and why."""
+
+    every_seconds: Seconds = Field(description="time between two commits")
+    cost_seconds: Seconds = Field(description="what a commit takes from the training")
+    between_losses_seconds: Seconds = Field(description="mean time between losses of a process")
+
+
 class AttemptRecord(Contract):
     """`attempts/<attempt>.json`, rewritten at every heartbeat. Informational: no commit depends on it."""
 
@@ -84,11 +92,17 @@ class AttemptRecord(Contract):
     )
     ended: str | None = Field(default=None, description="why it ended; None: it is running, or was killed or crashed")
     message: str | None = Field(default=None, description="the error that ended it")
+    traceback: str | None = Field(
+        default=None, description="the whole traceback of that error, with the frames that its message leaves out"
+    )
     within: AttemptId | None = Field(
         default=None, description="for the attempt of a remote stage: the attempt that waits for it"
     )
     staged: CheckpointPath | None = Field(
         default=None, description="path of the checkpoint that this attempt staged for another process to commit"
+    )
+    commit_pace: CommitPaceRecord | None = Field(
+        default=None, description="how often it commits within a segment; None: not known yet, or not `auto`"
     )
     afresh: bool = Field(default=False, description="the user asked to ignore all earlier attempts (--try-again)")
 

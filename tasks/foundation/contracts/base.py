@@ -1,7 +1,7 @@
 """The base class of all contracts: the values that stages, processes and files exchange."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, from_json
@@ -11,7 +11,7 @@ from tasks.foundation.messages import message, shown
 
 # Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
-_READABLE_SCHEMA = 1
+_FIRST_SCHEMA = 1
 _USE_NEWER_VERSION = (
     "use the version of Baton that wrote it, or a newer one, on every machine and in every image of this run"
 )
@@ -21,6 +21,7 @@ class Contract(BaseModel):
     """A frozen value. Types are not coerced, and unknown keys are refused at construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+    readable_schema: ClassVar[int] = _FIRST_SCHEMA
 
     def to_json(self) -> bytes:
         """Return indented UTF-8 JSON, because people read these files too."""
@@ -48,12 +49,12 @@ class Contract(BaseModel):
             return cls.model_validate_json(data, extra=unknown_keys)
         except ValidationError as invalid:
             problems = invalid.errors()
-            newer = next((one for one in problems if _is_newer(one)), None)
+            newer = next((one for one in problems if _is_newer(one, cls)), None)
             if newer is not None:
                 raise another_version(where, cls, _newer_words(newer)) from invalid
             first = problems[0]
             why = shown(first["msg"], _SHOWN_CHARACTERS)
-            raise error(f"{where}: not a readable {cls.__name__}: {_key(first)}: {why}") from invalid
+            raise error(f"{where}: not a readable {_title(cls)}: {_key(first)}: {why}") from invalid
 
     @classmethod
     def unknown_keys(cls, data: bytes) -> tuple[str, ...]:
@@ -84,19 +85,30 @@ def another_version(where: str, kind: type[Contract], why: str) -> AnotherVersio
     """
     return AnotherVersion(
         message(
-            f"{where}: this {kind.__name__} was written by another version of Baton: {why}. This is Baton "
-            f"{_own_version()}, which reads schema_version {_READABLE_SCHEMA}",
+            f"{where}: this {_title(kind)} was written by another version of Baton: {why}. This is Baton "
+            f"{_own_version()}, which reads schema_version {_readable_words(kind)}",
             hints=[_USE_NEWER_VERSION],
         )
     )
 
 
-def _is_newer(problem: ErrorDetails) -> bool:
+def _title(kind: type[Contract]) -> str:
+    return kind.model_config.get("title") or kind.__name__
+
+
+def _readable_words(kind: type[Contract]) -> str:
+    newest = kind.readable_schema
+    return str(newest) if newest == _FIRST_SCHEMA else f"{_FIRST_SCHEMA} to {newest}"
+
+
+def _is_newer(problem: ErrorDetails, kind: type[Contract]) -> bool:
     if problem["type"] in {"extra_forbidden", "union_tag_invalid"}:  # an unknown key, or an unknown kind of entry
         return True
     found = problem["input"]
-    is_schema = bool(problem["loc"]) and problem["loc"][-1] == "schema_version"
-    return is_schema and type(found) is int and found > _READABLE_SCHEMA
+    if not problem["loc"] or problem["loc"][-1] != "schema_version":
+        return False
+    readable = kind.readable_schema if len(problem["loc"]) == 1 else _FIRST_SCHEMA
+    return type(found) is int and found > readable
 
 
 def _newer_words(problem: ErrorDetails) -> str:

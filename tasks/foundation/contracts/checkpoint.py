@@ -62,6 +62,17 @@ class CheckpointRef(Contract):
     manifest_digest: str = Field(description="sha256 of manifest.json as it was written")
     size: int = Field(ge=0, description="bytes of all files")
 
+    @classmethod
+    def in_flight(cls, *, step: int, base: int, attempt: str) -> "CheckpointRef":
+        """A reference to a checkpoint that is being written; its digests and its size are not known yet."""
+        path = checkpoint_folder(step=step, base=base, attempt=attempt)
+        return cls(path=path, step=step, base=base, attempt=attempt, state_digest="", manifest_digest="", size=0)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether this is a reference to a checkpoint that is being written. Such a reference is never logged."""
+        return not self.manifest_digest
+
 
 def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
     """Return the folder of a checkpoint. The base in the name decides whether the folder is garbage."""

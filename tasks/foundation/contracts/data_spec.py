@@ -1,34 +1,25 @@
 """`data` in the run file: where the examples come from and how they are laid out."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.change_class import identity, operational
-from tasks.foundation.contracts.code_reference import check_code_reference
+from tasks.foundation.contracts.code_reference import CodeReference
+from tasks.foundation.contracts.evaluation_sets import SetField, SetName, SetSpec, check_source
 
 _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
 
 
-def _check_source(source: str) -> str:
-    return check_code_reference(source) if ":" in source else source
-
-
-def _check_batched(batched: bool | None) -> bool | None:
-    if batched:
-        raise ValueError(
-            "batches are not read yet; yield their examples one by one, as yield from zip(x, y), and drop the key"
-        )
-    return batched
-
-
 class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
-    source: Annotated[str, AfterValidator(_check_source), identity("other examples", _EXAMPLES)] = Field(
-        description="a built-in source (csv, digits, images, npz, text, tfrecord) or a generator function, data.py:load"
+    source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
+        description="a built-in source (csv, digits, images, npz, text, tfrecord) or a function, data.py:load, that "
+        "returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
     )
     options: Annotated[dict[str, Any], identity("other examples, where the option changes them", _EXAMPLES)] = Field(
         default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"
@@ -37,7 +28,33 @@ class DataSpec(Contract):
         default=0, description="change it when the data that data.py:load reads changed but its code did not"
     )
     validation_fraction: Annotated[float, identity("other examples are held out", _EXAMPLES)] = Field(
-        default=0.1, ge=0, lt=1, description="share of the examples that is held out, at least 0 and below 1"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of the examples that is held out, at least 0 and below 1; with data.validation: 0",
+    )
+    split: Annotated[Literal["random", "last"], identity("other examples are held out", _EXAMPLES)] = Field(
+        default="random",
+        description="which examples validation_fraction holds out: random (by a seeded hash of their index), or last "
+        "(the last ones in the order of the source, as for time series)",
+    )
+    split_by: Annotated[str | None, identity("other examples are held out", _EXAMPLES)] = Field(
+        default=None,
+        min_length=1,
+        description="a feature of the examples, as user_id, that stays one; equal values are held out together, by a "
+        "seeded hash of the value",
+    )
+    validation: Annotated[
+        SetField, identity("early stopping, keep-best and the curves would compare two sets", "data.validation")
+    ] = Field(
+        default=None,
+        description="an own validation set instead of a fraction: a source, as data.py:load_validation, or a mapping "
+        "of source, options, version and batched",
+    )
+    test: Annotated[SetField, operational("it is evaluated after the training, and decides nothing")] = Field(
+        default=None,
+        description="a test set, written like data.validation; evaluated once at the end of the run, and by "
+        "`baton evaluate --on test`",
     )
     classes: Annotated[int | None, operational(_CHECK_ONLY)] = Field(
         default=None, ge=1, description="number of classes; labels y must lie in [0, classes)"
@@ -47,11 +64,34 @@ class DataSpec(Contract):
     )
     batched: Annotated[
         bool | None,
-        AfterValidator(_check_batched),
-        operational("says whether data.py:load yields batches; it changes no example"),
+        identity("other examples, if batches are read as examples or the reverse", _EXAMPLES),
     ] = Field(
         default=None,
-        description="false: data.py:load yields single examples; left out: refused if they look like batches",
+        description="true: data.py:load yields batches; false: it yields single examples; left out: told by their "
+        "shapes, and refused if these are ambiguous",
+    )
+    examples: Annotated[int | None, identity("other examples", _EXAMPLES)] = Field(
+        default=None,
+        ge=1,
+        description="number of examples to take from data.py:load; left out: all; an endless source needs it",
+    )
+    transform: Annotated[CodeReference | None, identity("other examples reach the model", "data.transform")] = Field(
+        default=None,
+        description="a function of TensorFlow operations, augment.py:augment, that changes each training example when "
+        "it is read: augment(example, *, seed); example is x, (x, y) or (x, y, sample_weight), as data.py:load yields "
+        "it, and seed int32 [2], another one in each epoch",
+    )
+    batch_transform: Annotated[
+        CodeReference | None, identity("other batches reach the model", "data.batch_transform")
+    ] = Field(
+        default=None,
+        description="the same for each global batch, after data.transform, as for mixup: mixup(batch, *, seed)",
+    )
+    validation_transform: Annotated[
+        CodeReference | None, identity("other examples are evaluated", "data.validation_transform")
+    ] = Field(
+        default=None,
+        description="the same for each validation example; a seed, if it takes one, is the same in each evaluation",
     )
     shard_examples: Annotated[int | None, identity("other shards, and so another order", _EXAMPLES)] = Field(
         default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
@@ -59,3 +99,96 @@ class DataSpec(Contract):
     window_shards: Annotated[int, identity("another order", "data.window_shards")] = Field(
         default=8, ge=1, description="shards that are read and shuffled together, in memory; at least 1"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_set_instead_of_fraction(cls, values: object) -> object:
+        own = isinstance(values, Mapping) and values.get("validation") is not None
+        if isinstance(values, Mapping) and own and "validation_fraction" not in values:
+            return {**values, "validation_fraction": 0.0}
+        return values
+
+    @model_validator(mode="after")
+    def _one_validation_set(self) -> Self:
+        if self.validation is not None and self.validation_fraction > 0:
+            raise ValueError(
+                f"validation and validation_fraction = {self.validation_fraction} are two validation sets; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_split(self) -> Self:
+        given = [
+            words
+            for words, is_given in (
+                (f"split = {self.split}", self.split != "random"),
+                (f"split_by = {self.split_by}", self.split_by is not None),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are two ways to split; remove one")
+        if given and self.validation_fraction == 0:
+            why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
+            raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
+        if given and self.source == "tfrecord" and self.options.get("copy") is not True:
+            raise ValueError(
+                f"{given[0]} needs records that Baton copies, but those of source tfrecord stay in their files; set "
+                "options.copy to true, or put the held-out records into files of their own, named under validation"
+            )
+        return self
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation set: a held-out fraction, or an own set."""
+        return self.validation_fraction > 0 or self.validation is not None
+
+    @property
+    def is_evaluated_on(self) -> tuple[SetName, ...]:
+        """The sets that the model is evaluated on."""
+        sets: tuple[tuple[SetName, bool], ...] = (("validation", self.has_validation), ("test", self.test is not None))
+        return tuple(name for name, is_there in sets if is_there)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All sources: of the training examples, and of the own sets."""
+        return (self.source, *(own.source for own in self.own_sets.values()))
+
+    @property
+    def own_sets(self) -> Mapping[SetName, SetSpec]:
+        """The own validation and test sets, in this order."""
+        sets: tuple[tuple[SetName, SetSpec | None], ...] = (("validation", self.validation), ("test", self.test))
+        return {name: given for name, given in sets if given is not None}
+
+    def of_set(self, name: SetName) -> "DataSpec":
+        """Return the `data` of an own set: its source, with the checks and shard size of this one; nothing is held out.
+
+        Raises:
+            KeyError: there is no such set.
+        """
+        own = self.own_sets[name]
+        return DataSpec(
+            source=own.source,
+            options=own.options,
+            version=own.version,
+            batched=own.batched,
+            examples=own.examples,
+            validation_fraction=0.0,
+            classes=self.classes,
+            allow_nan=self.allow_nan,
+            shard_examples=self.shard_examples,
+        )
+
+    @property
+    def transforms(self) -> tuple[str, ...]:
+        """The functions that change examples when they are read, as the run file names them."""
+        return tuple(reference for reference in self.transform_of_key.values() if reference is not None)
+
+    @property
+    def transform_of_key(self) -> dict[str, str | None]:
+        """Each key that names a transform, with its value."""
+        return {
+            "data.transform": self.transform,
+            "data.batch_transform": self.batch_transform,
+            "data.validation_transform": self.validation_transform,
+        }

@@ -5,24 +5,29 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
 from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
+
+# examples: as the source yields them; rows: taken from whole arrays or from batches, so they are single examples.
+Reading = Literal["examples", "rows"]
 
 
 class Feature(Contract):
     """One array of an example.
 
-    `name` is its role: `x`, `y`, `sample_weight`, or `x/<key>` and `y/<key>` if the model's inputs or outputs are a
-    dict of arrays.
+    `name` is its role: `x`, `y`, `sample_weight`; `x/<key>` if the model's inputs are a dict of arrays, and `x[0]` if
+    they are a list of arrays. So it is with outputs and weights.
     """
 
     name: str
-    dtype: str = Field(description="a NumPy dtype of fixed width, such as float32")
+    dtype: str = Field(description="a NumPy dtype of fixed width, such as float32, or string")
     shape: tuple[int, ...] = Field(description="shape of one example, without the batch dimension")
     # Baton's shards store every array as raw bytes under its name; external records may use other keys and encodings.
     key: str | None = Field(default=None, description="its key within a record; None: `name`")
-    encoding: Literal["raw", "int64", "float", "image"] = Field(
+    encoding: Literal["raw", "int64", "float", "image", "text"] = Field(
         default="raw",
-        description="raw: a bytes value of little-endian numbers; int64, float: a list of values; image: JPEG or PNG",
+        description="raw: a bytes value of little-endian numbers; int64, float: a list of values; image: JPEG or PNG; "
+        "text: a list of strings",
     )
 
     @property
@@ -76,6 +81,7 @@ class DatasetManifest(Contract):
     features: tuple[Feature, ...]
     train: tuple[ShardRecord, ...]
     validation: tuple[ShardRecord, ...]
+    reading: Reading = "examples"
     held_out: HeldOut | None = Field(
         default=None, description="set if shards contain records of both parts; None: each shard has one part"
     )
@@ -106,3 +112,16 @@ class DatasetRef(Contract):
     train_examples: int = Field(ge=1)
     validation_examples: int = Field(ge=0)
     already_prepared: bool = Field(description="true if the dataset existed already")
+    validation: SetRef | None = Field(default=None, description="the own validation set; None: examples held out")
+    test: SetRef | None = Field(default=None, description="the test set")
+
+    def own_set(self, name: SetName) -> SetRef | None:
+        """Return the reference to an own set, or None."""
+        return self.validation if name == "validation" else self.test
+
+    def examples_of(self, name: SetName) -> int:
+        """Return the number of examples that the model is evaluated on."""
+        own = self.own_set(name)
+        if own is not None:
+            return own.examples
+        return self.validation_examples if name == "validation" else 0

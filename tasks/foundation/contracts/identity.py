@@ -9,67 +9,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, TRANSFORMS, VALIDATION
+from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
 from tasks.foundation.contracts.readable_values import readable
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
 from tasks.foundation.messages import message
 
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A key of the identity.
-
-    Attributes:
-        why: completes "a change would make it another run, with ...".
-        accepted: effect of an accepted change; None if no change can be accepted, as no checkpoint could be restored.
-    """
-
-    why: str
-    accepted: str | None
-
-
-CALLBACKS = "train.callbacks"
-
-_SAME_VARIABLES = "applies from that step on, if all variables stay the same"
-_OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
-
-IDENTITY: Mapping[str, Recorded] = {
-    "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
-    "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
-    "train.seed": Recorded(
-        "other initial weights, order and dropout",
-        "another order from that step on; weights and random streams are the checkpoint's",
-    ),
-    "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
-    "train.accumulate": Recorded("gradients summed in another order", "applies from that step on"),
-    "train.precision": Recorded("another arithmetic", _SAME_VARIABLES),
-    "train.class_weight": Recorded("another loss", "applies from that step on"),
-    CALLBACKS: Recorded(
-        "other callbacks, or other steps at which they act",
-        "applies from that step on; the callbacks start with fresh state, and a run that they had stopped continues",
-    ),
-    "init.weights": Recorded("other initial weights", "has no effect: the weights come from the checkpoint"),
-    "init.freeze": Recorded("other trainable variables", _SAME_VARIABLES),
-    "model.config": Recorded("another architecture", _SAME_VARIABLES),
-    "model.code": Recorded("other code in the user's layers or train_step", _SAME_VARIABLES),
-    "model.signature": Recorded("other variables", None),
-    "model.options": Recorded("other arguments of the function that builds the model", _SAME_VARIABLES),
-    "compile.optimizer": Recorded(
-        "another optimizer or learning rate", f"{_SAME_VARIABLES}; a changed learning rate replaces the checkpoint's"
-    ),
-    "compile.loss": Recorded("another loss", "applies from that step on"),
-    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _SAME_VARIABLES),
-    "compile.other": Recorded("another way to compute gradients or metrics", _SAME_VARIABLES),
-}
+_IN_RUN_FILE = (
+    "data.window_shards",
+    "train.seed",
+    "train.global_batch_size",
+    "train.drop_remainder",
+    "train.accumulate",
+    "train.precision",
+    "train.class_weight",
+    "init.weights",
+    "init.freeze",
+)
 
 # The values of keys that earlier versions did not record.
 _BEFORE: Mapping[str, Any] = {
+    VALIDATION: None,
+    "train.drop_remainder": False,
     "train.accumulate": 1,
     "train.precision": None,
     "train.class_weight": None,
     "train.callbacks": None,
     "init.weights": [],
     "init.freeze": [],
+    **dict.fromkeys(TRANSFORMS),
 }
 
 # Shapes that layers were built with. Their first dimension is the batch, which depends on the number of replicas. The
@@ -126,14 +95,34 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
         "data.window_shards": spec.data.window_shards,
         "train.seed": spec.train.seed,
         "train.global_batch_size": spec.train.global_batch_size,
+        "train.drop_remainder": spec.train.drop_remainder,
         "train.accumulate": spec.train.accumulate,
         "train.precision": spec.train.precision,
         "train.class_weight": _class_weights(spec),
         "init.weights": [source.model_dump(mode="json") for source in spec.init.weights],
         "init.freeze": list(spec.init.freeze),
     }
-    # The identity of callbacks is their code, which is read when the model is built.
+    identity |= {key: None for key, reference in spec.data.transform_of_key.items() if reference is None}
+    # The identity of callbacks and transforms is their code, which is read when the model is built.
     return identity if spec.train.callbacks else identity | {CALLBACKS: None}
+
+
+def part_in_run_file(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a recorded identity what follows from the run file that it is from.
+
+    A transform that is not set leaves no trace, so that logs from before there were transforms have the same digest.
+    """
+    part = {key: identity[key] for key in _IN_RUN_FILE if key in identity}
+    part |= {key: True for key in TRANSFORMS if identity.get(key) is not None}
+    return part if identity.get(CALLBACKS, "") is not None else part | {CALLBACKS: None}
+
+
+def is_as_in_run_file(recorded: Mapping[str, Any], spec: RunSpec) -> bool:
+    """Whether the recorded identity is known to be that of a run file, by its digest alone; False: compare them."""
+    if not isinstance(recorded, LazyIdentity):
+        return False
+    identity = {**identity_in_run_file(spec), **spec.data.transform_of_key}
+    return recorded.in_run_file == digest_of(part_in_run_file(identity))
 
 
 def _class_weights(spec: RunSpec) -> dict[str, float] | None:

@@ -1,11 +1,16 @@
 """Entries of the run log. Each has the folded state, so reading the newest entry is enough."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.epoch_length import EpochLength
+from tasks.foundation.contracts.evaluation_sets import SetName
+from tasks.foundation.contracts.lazy_identity import AS_IDENTITY
+from tasks.foundation.contracts.long_list import AS_LONG_LIST
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 from tasks.foundation.contracts.segment import (
@@ -18,6 +23,8 @@ from tasks.foundation.contracts.segment import (
 )
 from tasks.foundation.contracts.weights_report import WeightsReport
 
+# Of an entry that was read, it is read from its file when it is needed.
+Identity = Annotated[Mapping[str, Any], *AS_IDENTITY]
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
 
@@ -49,7 +56,7 @@ class Origin(Contract):
     kind: Literal["origin"] = "origin"
     forked_from: Lineage | None = None
     skipped_batches: int = Field(default=0, ge=0, description="batches that the other run had skipped before the fork")
-    identity: dict[str, Any] = Field(description="identity keys of the run, see contracts/identity.py")
+    identity: Identity = Field(description="identity keys of the run, see contracts/identity.py")
     environment: Environment
 
 
@@ -110,7 +117,7 @@ class Retire(Contract):
 
 
 class Evaluation(Contract):
-    """Validation metrics of a committed checkpoint."""
+    """Metrics of a committed checkpoint. An entry of this kind has those on the validation set."""
 
     kind: Literal["evaluation"] = "evaluation"
     checkpoint: CheckpointRef
@@ -118,6 +125,25 @@ class Evaluation(Contract):
     examples: int
     seconds: float
     keep_best: KeepBest | None = Field(description="checkpoint.keep_best at the time of the evaluation")
+    on: SetName = Field(
+        default="validation",
+        description="the set; test only in the answer of the stage, the log has EvaluationOnTest",
+    )
+
+
+class EvaluationOnTest(Contract):
+    """Metrics of a committed checkpoint on the test set. They decide nothing.
+
+    It is another kind of entry, so that nothing that reads evaluations, older versions of Baton included, takes it for
+    one on the validation set.
+    """
+
+    kind: Literal["test"] = "test"
+    checkpoint: CheckpointRef
+    metrics: dict[str, float]
+    examples: int
+    seconds: float
+    content_digest: str = Field(description="of the test set")
 
 
 class Rewind(Contract):
@@ -146,12 +172,13 @@ class Change(Contract):
 
     kind: Literal["change"] = "change"
     environment: Environment
-    identity: dict[str, Any] | None = Field(default=None, description="the new identity; None: unchanged")
+    identity: Identity | None = Field(default=None, description="the new identity; None: unchanged")
     accepted: tuple[str, ...] = Field(default=(), description="the identity keys whose change was accepted")
 
 
 Body = Annotated[
-    Origin | Commit | Quarantine | Rewind | Retire | Evaluation | Finish | Change, Field(discriminator="kind")
+    Origin | Commit | Quarantine | Rewind | Retire | Evaluation | EvaluationOnTest | Finish | Change,
+    Field(discriminator="kind"),
 ]
 
 
@@ -185,22 +212,70 @@ class Head(Contract):
     base: int = Field(ge=0, description="number of the entry that last moved the tip or changed the run's identity")
     commits: int = Field(ge=0, description="checkpoints committed so far")
     tip: CheckpointRef | None
-    retained: tuple[CheckpointRef, ...] = Field(description="can be restored; in order of commit, the last is the tip")
+    retained: Annotated[Sequence[CheckpointRef], *AS_LONG_LIST] = Field(
+        description="can be restored; in order of commit, the last is the tip"
+    )
     retired: tuple[Retired, ...]
     quarantined: tuple[CheckpointRef, ...]
     best: Best | None
-    evaluated: tuple[CheckpointPath, ...] = Field(
-        description="paths of the retained checkpoints that have been evaluated"
+    evaluated: Annotated[Sequence[CheckpointPath], *AS_LONG_LIST] = Field(
+        description="paths of the retained checkpoints that have been evaluated, in any order"
     )
-    borders: tuple[CheckpointPath, ...] = Field(
+    borders: Annotated[Sequence[CheckpointPath], *AS_LONG_LIST] = Field(
         default=(), description="paths of the retained checkpoints at segment borders"
+    )
+    tested: tuple[CheckpointPath, ...] = Field(
+        default=(), description="paths of the retained checkpoints that have been evaluated on the test set"
     )
     skipped_batches: int = Field(ge=0)
     rewinds: int = Field(default=0, ge=0, description="rewinds in a row without getting past `blown_up_at`")
     blown_up_at: int | None = None
     finished: Finished | None = Field(default=None, description="set if the run ended before its target")
-    identity: dict[str, Any]
+    identity: Identity
     environment: Environment
+
+
+class WeightsOrigin(Contract):
+    """Where some of the initial weights are from."""
+
+    source: str
+    place: str
+    variables: int = Field(ge=0)
+
+
+class LastEvaluation(Contract):
+    """The evaluation of the newest evaluated checkpoint in the tip's lineage."""
+
+    step: int = Field(ge=0)
+    path: CheckpointPath
+    metrics: dict[str, float]
+    examples: int
+
+    @classmethod
+    def of(cls, evaluation: Evaluation | EvaluationOnTest) -> "LastEvaluation":
+        """Return what is carried of an evaluation."""
+        ref = evaluation.checkpoint
+        return cls(step=ref.step, path=ref.path, metrics=evaluation.metrics, examples=evaluation.examples)
+
+
+class Totals(Contract):
+    """What the whole history up to an entry adds up to, along the lineage of the tip.
+
+    Nothing is decided by it. It saves readers of the newest entry from reading all others.
+    """
+
+    began: str = Field(description="time of the first entry")
+    forked_from: Lineage | None = None
+    initialized_from: tuple[WeightsOrigin, ...] = ()
+    segments: int = Field(default=0, ge=0, description="committed segments, with parts of segments that were stopped")
+    row: MetricRow | None = Field(default=None, description="the newest metric row")
+    evaluation: LastEvaluation | None = None
+    test: LastEvaluation | None = Field(default=None, description="the same on the test set")
+    undone_seconds: float = Field(default=0.0, description="of training that was committed, and is not in the lineage")
+    epoch: EpochLength | None = Field(default=None, description="None in logs of earlier versions")
+    workers: tuple[WorkerStats, ...] = Field(
+        default=(), description="sums over the commits since the hosts last changed; losses of the newest commit"
+    )
 
 
 class Entry(Contract):
@@ -212,3 +287,4 @@ class Entry(Contract):
     attempt: AttemptId = Field(description="the writer's attempt id: a uuid4 made in the writing process")
     body: Body
     head: Head
+    totals: Totals | None = Field(default=None, description="None: the history has to be read")

@@ -14,6 +14,9 @@ from tasks.foundation.errors import RunFileError
 
 _LARGEST_FILE_BYTES = 1 << 20
 
+# Keys that may be one text instead of a mapping, and the key in the mapping that the text is for.
+_SHORT_FORMS: dict[KeyPath, str] = {("model",): "build", ("data", "validation"): "source", ("data", "test"): "source"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
@@ -51,6 +54,8 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
         spec = RunSpec.model_validate(data)
     except ValidationError as faults:
         raise RunFileError(explain(faults, data, file=str(path), places=places)) from None
+    if spec.train.epoch_examples is not None:
+        raise RunFileError(f"{path}: train.epoch_examples is not for run files: it follows from the data; remove it")
     return RunFile(path=path.resolve(), spec=spec)
 
 
@@ -90,9 +95,10 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place])
         if below is None:
             below = {}
             places[path[:depth]] = Place(where, None)
-        elif path[:depth] == ("model",) and isinstance(below, str):
-            below = {"build": below}  # the short form of the key
-            places["model", "build"] = places["model",]
+        elif path[:depth] in _SHORT_FORMS and isinstance(below, str):
+            whole = _SHORT_FORMS[path[:depth]]
+            below = {whole: below}
+            places[*path[:depth], whole] = places[path[:depth]]
         elif not isinstance(below, dict):
             given = dotted(path[:depth])
             raise RunFileError(f"{where}: {given} is {shown(below)}, which has no keys in it; set {given} itself")

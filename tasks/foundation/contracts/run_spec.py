@@ -21,6 +21,8 @@ _MODEL = ("model.config", "model.code", "model.signature", *_COMPILED)
 _RETENTION = operational("says which checkpoints are kept, not what is computed")
 _STOPPING = operational("says when the run stops or commits, not what is computed")
 
+_PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
 
 def check_run_name(name: str) -> str:
     """Check that a name can be a run's.
@@ -39,7 +41,8 @@ class ModelSpec(Contract):
     """The function that returns the compiled model."""
 
     build: Annotated[CodeReference, identity("another model; the name of the function may change", *_MODEL)] = Field(
-        description="a function that returns a compiled keras.Model, as model.py:build_model"
+        description="a function that returns a compiled keras.Model, as model.py:build_model; parameters of it named "
+        "steps_per_epoch and train_steps get the steps of an epoch, rounded up, and the step to train to"
     )
     options: Annotated[dict[str, Any], identity("another model", "model.options", *_MODEL)] = Field(
         default_factory=dict, description="keyword arguments of the function"
@@ -71,11 +74,17 @@ class CheckpointSpec(Contract):
     keep_best: Annotated[KeepBest | None, _RETENTION] = Field(
         default=None, description="a metric and a mode, {metric: accuracy, mode: max}"
     )
-    every_seconds: Annotated[float | None, _STOPPING] = Field(
-        default=None,
+    every_seconds: Annotated[Literal["auto"] | _PositiveSeconds | None, _STOPPING] = Field(
+        default="auto",
+        description="commit within a segment too, at least this many seconds apart; auto: as often as it pays; null: "
+        "only at its end",
+    )
+    max_overhead: Annotated[float, _STOPPING] = Field(
+        default=0.02,
         gt=0,
-        allow_inf_nan=False,
-        description="commit within a segment too, at least this many seconds apart; left out: only at its end",
+        le=1,
+        description="with every_seconds: auto, the largest share of the time that commits within a segment may cost; "
+        "more than 0, at most 1",
     )
 
 
@@ -88,6 +97,20 @@ class EvaluateSpec(Contract):
     ] = Field(
         default=None, ge=1, description="evaluate at each multiple of this number of steps; left out: only at the end"
     )
+    every: Annotated[
+        Literal["epoch"] | None,
+        operational("says when the model is evaluated, not what is trained; train.callbacks, if given, act then"),
+    ] = Field(
+        default=None,
+        description="epoch: evaluate at the end of each epoch, the first step that has trained on its last example; "
+        "for a number of steps use every_steps",
+    )
+
+    @model_validator(mode="after")
+    def _one_cadence(self) -> Self:
+        if self.every is not None and self.every_steps is not None:
+            raise ValueError("every and every_steps exclude each other; keep one of them")
+        return self
 
 
 class StopSpec(Contract):
@@ -123,11 +146,11 @@ class RunSpec(Contract):
     model: Annotated[ModelSpec, BeforeValidator(_model_from_string)] = Field(
         description="a function that returns a compiled keras.Model, as model.py:build_model"
     )
-    train: TrainSpec = Field(description="steps, segment_steps, global_batch_size, log_every_steps, seed")
+    train: TrainSpec = Field(description="steps or epochs, segment_steps, global_batch_size, log_every_steps, seed")
     init: InitSpec = Field(default_factory=InitSpec, description="weights, freeze")
     accelerator: AcceleratorSpec = Field(default_factory=AcceleratorSpec, description="{kind: auto}")
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec, description="keep_last, keep_best")
-    evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps")
+    evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps, every")
     stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
     stages: StagesSpec = Field(default_factory=StagesSpec, description="which stages run as Prefect deployments")
 
@@ -142,7 +165,7 @@ class RunSpec(Contract):
 
     @model_validator(mode="after")
     def _best_needs_evaluation(self) -> Self:
-        if self.checkpoint.keep_best is not None and self.data.validation_fraction == 0:
+        if self.checkpoint.keep_best is not None and not self.data.has_validation:
             raise ValueError(
                 "checkpoint.keep_best needs validation examples; set data.validation_fraction above 0 or drop it"
             )

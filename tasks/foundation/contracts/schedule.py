@@ -1,5 +1,6 @@
 """The absolute steps of segment borders, evaluations and callbacks, computed only from the run file."""
 
+from tasks.foundation.contracts.epoch_length import Period
 from tasks.foundation.contracts.run_spec import RunSpec
 
 DEFAULT_SEGMENT_STEPS = 1000
@@ -10,10 +11,9 @@ def next_border(spec: RunSpec, step: int, until_step: int) -> int:
 
     Steps that are evaluated or kept permanently are borders too, because they need a checkpoint.
     """
-    grids = [spec.evaluate.every_steps, spec.checkpoint.keep_every_steps]
-    if spec.train.segment_seconds is None:
-        grids.append(spec.train.segment_steps or DEFAULT_SEGMENT_STEPS)
-    return min(until_step, *(next_multiple(grid, step) for grid in grids if grid is not None), until_step)
+    keep_every = spec.checkpoint.keep_every_steps
+    periods = [evaluations(spec), None if keep_every is None else Period(keep_every), _segments(spec)]
+    return min(until_step, *(each.next_end(step) for each in periods if each is not None), until_step)
 
 
 def next_multiple(grid: int, step: int) -> int:
@@ -21,19 +21,39 @@ def next_multiple(grid: int, step: int) -> int:
     return (step // grid + 1) * grid
 
 
+def evaluations(spec: RunSpec) -> Period | None:
+    """Return after which steps the model is evaluated; None: only at the end."""
+    if spec.evaluate.every == "epoch":
+        return spec.train.epoch.period()
+    every = spec.evaluate.every_steps
+    return None if every is None else Period(every)
+
+
+def _segments(spec: RunSpec) -> Period | None:
+    """The length of segments; None if it is given in seconds."""
+    train = spec.train
+    if train.segment_seconds is not None:
+        return None
+    if train.segment_epochs is not None:
+        return train.epoch.period(train.segment_epochs)
+    return Period(train.segment_steps or DEFAULT_SEGMENT_STEPS)
+
+
 def callbacks_act_at_evaluations(spec: RunSpec) -> bool:
     """Return whether callbacks act at each periodic evaluation; otherwise they act at each logged row."""
-    return spec.evaluate.every_steps is not None and spec.data.validation_fraction > 0
+    periodic = spec.evaluate.every_steps is not None or spec.evaluate.every is not None
+    return periodic and spec.data.has_validation
 
 
 def callbacks_act_at_end(spec: RunSpec, step: int) -> bool:
-    """Return whether an epoch of the callbacks ends with the evaluation at `step`, the last step of the run."""
-    if spec.train.callbacks is None or not callbacks_act_at_evaluations(spec):
-        return False
-    return step == spec.train.steps and step % steps_per_epoch(spec) == 0
+    """Return whether callbacks get the evaluation at `step`, the last step of the run. It ends their last epoch.
+
+    That epoch may be shorter than the others, as in Keras the last batch may be smaller.
+    """
+    return spec.train.callbacks is not None and callbacks_act_at_evaluations(spec) and step == spec.train.target
 
 
-def steps_per_epoch(spec: RunSpec) -> int:
-    """Return the steps of an epoch as callbacks see it; callbacks act at each multiple."""
-    every = spec.evaluate.every_steps
-    return every if every is not None and callbacks_act_at_evaluations(spec) else spec.train.log_every_steps
+def epochs_of_callbacks(spec: RunSpec) -> Period:
+    """Return an epoch as callbacks see it; they act at the end of each."""
+    period = evaluations(spec) if callbacks_act_at_evaluations(spec) else None
+    return Period(spec.train.log_every_steps) if period is None else period

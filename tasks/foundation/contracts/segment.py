@@ -46,6 +46,11 @@ class TracedStep(Contract):
 
     fingerprint: str = Field(description="digest of the traced graph")
     circumstances: str = Field(description="digest of devices, replicas, versions and the run's identity")
+    draws_exactly: bool | None = Field(
+        default=None,
+        description="whether random operations of the step were made functions of seed, step and replica; None: traced "
+        "by an earlier version, which left them as they are",
+    )
 
 
 class SegmentRequest(Contract):
@@ -63,9 +68,9 @@ class SegmentRequest(Contract):
 
 
 class SegmentResult(Contract):
-    """A staged checkpoint, and what happened since its `parent`.
+    """A staged checkpoint, or one that is being written, and what happened since its `parent`.
 
-    Nothing is staged after a stop or a rewind, if callbacks end the run, or if the segment was superseded. Everything
+    There is neither after a stop or a rewind, if callbacks end the run, or if the segment was superseded. Everything
     is committed already then.
     """
 
@@ -78,6 +83,13 @@ class SegmentResult(Contract):
     seconds: dict[str, float] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
     traced: TracedStep | None = None
+    in_flight: CheckpointRef | None = Field(
+        default=None, description="the checkpoint that the process is still writing; only within this process"
+    )
+
+    def landed(self, staged: CheckpointRef) -> "SegmentResult":
+        """The result once the checkpoint in flight is staged."""
+        return self.model_copy(update={"staged": staged, "in_flight": None})
 
     @classmethod
     def superseded(cls, request: SegmentRequest) -> "SegmentResult":

@@ -12,6 +12,7 @@ from tasks.foundation.contracts.attempt import Time
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.safe_names import AnswerPath, AttemptId
@@ -93,6 +94,7 @@ class EvaluateCall(StageCall):
     dataset: DatasetRef
     checkpoint: CheckpointRef
     recorded: Environment = Field(description="the run's environment, from its log")
+    on: SetName = Field(default="validation", description="the set")
 
 
 class RemoteContext(Contract):

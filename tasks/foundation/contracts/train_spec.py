@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.change_class import environment, identity, operational
 from tasks.foundation.contracts.code_reference import CodeReference
+from tasks.foundation.contracts.epoch_length import EpochLength
 
 ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
@@ -30,11 +31,32 @@ def _classes(weights: object) -> object:
 class TrainSpec(Contract):
     """How far to train, in which segments, and with which arithmetic."""
 
-    steps: Annotated[int, _TARGET] = Field(
-        ge=1, lt=2**53, description="the step to train to, counted from initialization; at least 1"
+    steps: Annotated[int | None, _TARGET] = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="the step to train to, counted from initialization; at least 1. Either steps or epochs is required",
+    )
+    epochs: Annotated[int | None, _TARGET] = Field(
+        default=None,
+        ge=1,
+        lt=2**31,
+        description="instead of steps: the passes over the training examples, counted from initialization. The data "
+        "order has no gaps, so an epoch may end in the middle of a batch: the target is step epochs * examples / "
+        "global_batch_size, rounded up",
+    )
+    drop_remainder: Annotated[bool, identity("the last examples of an epoch are left out", "train.drop_remainder")] = (
+        Field(
+            default=False,
+            description="true: an epoch is a whole number of batches, and the examples left over are skipped, "
+            "others each time; false: a batch may have examples of two epochs, and none is skipped",
+        )
     )
     segment_steps: Annotated[int | None, _TARGET] = Field(
         default=None, ge=1, description="a segment ends at each multiple of this number of steps; at least 1"
+    )
+    segment_epochs: Annotated[int | None, _TARGET] = Field(
+        default=None, ge=1, description="a segment ends after each of this number of epochs; at least 1"
     )
     segment_seconds: Annotated[float | None, _TARGET] = Field(
         default=None, gt=0, allow_inf_nan=False, description="a segment ends after this many seconds; more than 0"
@@ -101,11 +123,51 @@ class TrainSpec(Contract):
     ] = Field(
         default=None,
         description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks; for them an "
-        "epoch ends with each evaluation of evaluate.every_steps, or else with each logged row",
+        "epoch ends with each evaluation of evaluate.every_steps or evaluate.every, or else with each logged row. "
+        "Those of Keras that save, log or show are replaced by what Baton does itself; batch hooks act at logged rows",
     )
+    epoch_examples: Annotated[int | None, operational("follows from the data")] = Field(
+        default=None,
+        ge=1,
+        description="not for run files: Baton sets it to the number of training examples of the prepared dataset",
+    )
+
+    @property
+    def epoch(self) -> EpochLength:
+        """The length of an epoch, once `epochs.with_examples` has set the number of training examples."""
+        if self.epoch_examples is None:
+            raise AssertionError("the number of training examples is not known yet; see contracts/epochs.py")
+        return EpochLength(
+            train_examples=self.epoch_examples,
+            global_batch_size=self.global_batch_size,
+            drop_remainder=self.drop_remainder,
+        )
+
+    @property
+    def target(self) -> int:
+        """The absolute step to train to; with `epochs`, once the number of training examples is known."""
+        return self.epoch.end_of(self.epochs) if self.epochs is not None else self.steps or 0
+
+    @property
+    def known_target(self) -> int | None:
+        """The absolute step to train to; None as long as it follows from an unknown number of training examples."""
+        return None if self.epochs is not None and self.epoch_examples is None else self.target
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("train.steps is missing; add it, the step to train to, or add train.epochs instead")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                "steps and epochs exclude each other; keep one of them. On the command line, set the other to null, as "
+                "with --set train.epochs=null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_segment_length(self) -> Self:
-        if self.segment_steps is not None and self.segment_seconds is not None:
-            raise ValueError("segment_steps and segment_seconds exclude each other; keep one of them")
+        lengths = ("segment_steps", "segment_epochs", "segment_seconds")
+        given = [name for name in lengths if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; keep one of them")
         return self

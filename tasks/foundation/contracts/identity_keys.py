@@ -1,0 +1,65 @@
+"""The keys of a run's identity: what another value would mean, and what an accepted change does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A key of the identity.
+
+    Attributes:
+        why: completes "a change would make it another run, with ...".
+        accepted: effect of an accepted change; None if no change can be accepted, as no checkpoint could be restored.
+    """
+
+    why: str
+    accepted: str | None
+
+
+CALLBACKS = "train.callbacks"
+VALIDATION = "data.validation"
+TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
+
+_SAME_VARIABLES = "applies from that step on, if all variables stay the same"
+_OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
+
+IDENTITY: Mapping[str, Recorded] = {
+    "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
+    VALIDATION: Recorded(
+        "another validation set, so that early stopping, keep-best and the curves would compare two sets",
+        "applies from that step on; the best checkpoint is chosen anew, on the new set",
+    ),
+    "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
+    "data.transform": Recorded("another transform of the training examples", "applies from that step on"),
+    "data.batch_transform": Recorded("another transform of the training batches", "applies from that step on"),
+    "data.validation_transform": Recorded(
+        "another transform of the validation examples", "applies to evaluations from that step on"
+    ),
+    "train.seed": Recorded(
+        "other initial weights, order and dropout",
+        "another order, and other draws without a generator, from that step on; weights and generators are the "
+        "checkpoint's",
+    ),
+    "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
+    "train.drop_remainder": Recorded("other batches from the second epoch on", _OTHER_BATCHES),
+    "train.accumulate": Recorded("gradients summed in another order", "applies from that step on"),
+    "train.precision": Recorded("another arithmetic", _SAME_VARIABLES),
+    "train.class_weight": Recorded("another loss", "applies from that step on"),
+    CALLBACKS: Recorded(
+        "other callbacks, or other steps at which they act",
+        "applies from that step on; the callbacks start with fresh state, and a run that they had stopped continues",
+    ),
+    "init.weights": Recorded("other initial weights", "has no effect: the weights come from the checkpoint"),
+    "init.freeze": Recorded("other trainable variables", _SAME_VARIABLES),
+    "model.config": Recorded("another architecture", _SAME_VARIABLES),
+    "model.code": Recorded("other code in the user's layers or train_step", _SAME_VARIABLES),
+    "model.signature": Recorded("other variables", None),
+    "model.options": Recorded("other arguments of the function that builds the model", _SAME_VARIABLES),
+    "compile.optimizer": Recorded(
+        "another optimizer or learning rate", f"{_SAME_VARIABLES}; a changed learning rate replaces the checkpoint's"
+    ),
+    "compile.loss": Recorded("another loss", "applies from that step on"),
+    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _SAME_VARIABLES),
+    "compile.other": Recorded("another way to compute gradients or metrics", _SAME_VARIABLES),
+}

@@ -1,0 +1,134 @@
+"""An entry as it is in its file, from schema_version 2 on: nothing is repeated that another file of the log has."""
+
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Body, Environment, Finished, Retired, Totals
+from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
+
+_IN_FULL = ("path", "state_digest", "manifest_digest", "size")
+_DIGEST = r"^[0-9a-f]{32}$"
+
+
+class LeanRef(Contract):
+    """A checkpoint. What its path says already is left out."""
+
+    path: CheckpointPath
+    step: int | None = Field(default=None, ge=0)
+    base: int | None = Field(default=None, ge=0)
+    attempt: AttemptId | None = None
+    state_digest: str
+    manifest_digest: str
+    size: int = Field(ge=0, description="bytes of all files")
+
+    def ref(self) -> CheckpointRef:
+        """Return the whole reference.
+
+        Raises:
+            ValueError: the path does not say what is left out.
+        """
+        given = {key: getattr(self, key) for key in ("step", "base", "attempt") if getattr(self, key) is not None}
+        return CheckpointRef.model_validate(
+            {**_in_path(self.path), **given, **{key: getattr(self, key) for key in _IN_FULL}}
+        )
+
+
+class KeptRef(LeanRef):
+    """A retained checkpoint."""
+
+    evaluated: bool = False
+    border: bool = Field(default=False, description="it lies on a segment border")
+
+
+class KeptPage(Contract):
+    """`log/retained/<digest>.json`: retained checkpoints that no longer stand in each entry. Its name is its digest."""
+
+    schema_version: Literal[1] = 1
+    checkpoints: tuple[KeptRef, ...]
+
+
+class PageRef(Contract):
+    """A page, and which of its checkpoints are no longer retained."""
+
+    digest: str = Field(pattern=_DIGEST, description="sha256 of the page's file, the first 32 digits")
+    count: int = Field(ge=1, description="number of its checkpoints")
+    gone: tuple[int, ...] = Field(default=(), description="positions of those that are no longer retained")
+
+
+class LeanRetained(Contract):
+    """The retained checkpoints: older ones in pages, then the newest."""
+
+    pages: tuple[PageRef, ...] = Field(default=(), description="oldest first")
+    evaluated: int = Field(default=0, ge=0, description="how many of those in pages were evaluated")
+    borders: int = Field(default=0, ge=0, description="how many of those in pages lie on segment borders")
+    newest_base: int = Field(default=-1, description="the highest base in the pages")
+    recent: tuple[KeptRef, ...] = ()
+
+
+class SetIn(Contract):
+    """The identity, which another entry has, or this one."""
+
+    entry: int = Field(ge=0, description="number of the entry that set it")
+    digest: str = Field(pattern=_DIGEST, description="sha256 of its JSON with sorted keys, the first 32 digits")
+    in_run_file: str = Field(pattern=_DIGEST, description="the same of the keys that stand in the run file")
+
+
+class LeanBest(Contract):
+    """The best evaluation so far."""
+
+    checkpoint: LeanRef | CheckpointPath = Field(description="path: one of the newest retained checkpoints")
+    metric: str
+    mode: Literal["max", "min"]
+    value: float
+
+
+class LeanHead(Contract):
+    """The folded state."""
+
+    base: int = Field(ge=0)
+    commits: int = Field(ge=0)
+    tip: LeanRef | Literal["newest"] | None = Field(default="newest", description="newest: the last retained one")
+    retained: LeanRetained = LeanRetained()
+    retired: tuple[Retired, ...] = ()
+    quarantined: tuple[LeanRef, ...] = ()
+    best: LeanBest | None = None
+    skipped_batches: int = Field(default=0, ge=0)
+    rewinds: int = Field(default=0, ge=0)
+    blown_up_at: int | None = None
+    finished: Finished | None = None
+    tested: tuple[CheckpointPath, ...] = ()
+    identity: SetIn
+    environment: Environment
+
+
+class LeanEntry(Contract):
+    """One file of the log."""
+
+    model_config = ConfigDict(title="Entry")
+    readable_schema: ClassVar[int] = 2
+
+    schema_version: Literal[2] = 2
+    number: int = Field(ge=0)
+    time: str
+    attempt: AttemptId
+    body: Body
+    head: LeanHead
+    totals: Totals | None = Field(default=None, description="without what the body has too")
+
+
+def left_out(ref: CheckpointRef) -> dict[str, object]:
+    """Return the fields of a `LeanRef` for a checkpoint: those that its path says are left out."""
+    said = _in_path(ref.path)
+    fields = {key: getattr(ref, key) for key in ("step", "base", "attempt") if said.get(key) != getattr(ref, key)}
+    return {**fields, **{key: getattr(ref, key) for key in _IN_FULL}}
+
+
+def _in_path(path: str) -> dict[str, object]:
+    """What the path of a checkpoint says; empty if Baton did not name it."""
+    parts = path.rsplit("/", 1)[-1].split("-", 2)
+    if len(parts) != 3 or not (parts[0].isdecimal() and parts[1].isdecimal()):  # noqa: PLR2004
+        return {}
+    return {"step": int(parts[0]), "base": int(parts[1]), "attempt": parts[2]}
