@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tasks.foundation.numpy_entropy import numpy_entropy_from
+
 _SEEDS = 2**31
 
 # States of the process's generators right after the import of a user module, by module, folder and seed. A module is
@@ -35,7 +37,8 @@ def seeded_import(module: str, folder: Path, seed: int) -> Iterator[None]:
     number = _derive_seed(module, seed)
     _seed(number)
     try:
-        with keras_seeds_from(random.Random(number)):  # noqa: S311 - must be reproducible
+        fresh = numpy_entropy_from(random.Random(number))  # noqa: S311 - must be reproducible
+        with keras_seeds_from(random.Random(number)), fresh:  # noqa: S311
             yield
         _states_after_import[module, folder, seed] = _states()
     finally:
@@ -83,6 +86,11 @@ def keras_seeds_from(source: random.Random) -> Iterator[None]:
         yield
     finally:
         random.seed = seed
+
+
+def random_source(module: str, seed: int) -> random.Random:
+    """Return a generator for seeds that a user module draws: a function of the module's name and `train.seed`."""
+    return random.Random(_derive_seed(module, seed))  # noqa: S311 - must be reproducible
 
 
 def _derive_seed(module: str, seed: int) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.runlog.log import RunLog
@@ -29,8 +30,9 @@ class Place:
         code_folder: the run file's folder; relative paths start from it.
         telemetry: receives every event of the stage.
         clock: monotonic time in seconds.
-        check_features: called by `prepare_data` with the features of the first example, before any example is written;
-            not called if the dataset exists. Its error ends the stage.
+        check_features: called by `prepare_data` with the features of the first example and how it was read, before any
+            example is written; not called if the dataset exists. Its error ends the stage.
+        committer: saves beside the training; None: saves are made in line.
     """
 
     root: Storage
@@ -39,7 +41,8 @@ class Place:
     code_folder: Path
     telemetry: Sink
     clock: Callable[[], float] = time.monotonic
-    check_features: Callable[[tuple[Feature, ...]], None] | None = None
+    check_features: Callable[[tuple[Feature, ...], Reading], None] | None = None
+    committer: Committer | None = None
 
     @classmethod
     def of(
@@ -50,10 +53,14 @@ class Place:
         code_folder: Path,
         telemetry: Sink,
         clock: Callable[[], float] = time.monotonic,
+        committer: Committer | None = None,
     ) -> "Place":
         """The place of a run, by its name below a storage root."""
         home = root.at(run)
-        return cls(root=root, home=home, log=RunLog(home), code_folder=code_folder, telemetry=telemetry, clock=clock)
+        return cls(
+            root=root, home=home, log=RunLog(home), code_folder=code_folder, telemetry=telemetry, clock=clock,
+            committer=committer,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,56 +8,55 @@ import ast
 import hashlib
 import importlib
 import importlib.util
-import re
 import sys
-import traceback
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.seeding import seeded_import
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
+from tasks.foundation.user_folder import in_user_folder
+from tasks.foundation.user_frames import remember_run_folder
 
-USER_PACKAGE_PREFIX = "_baton_user_"
 _NAMES_SHOWN = 10
-# TensorFlow's messages about non-deterministic operations, and about random operations without a seed.
-_DETERMINISM = re.compile(r"determinism is (enabled|not)|deterministic (\w+ )?implementation", re.IGNORECASE)
-_DETERMINISM_REMEDY = (
-    "; pass a seed to random operations (a keras.random.SeedGenerator, tf.random.Generator.from_seed), use another "
-    "operation, or set train.deterministic: false"
-)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def load_function(reference: str, folder: Path, *, seed: int = 0) -> Callable[..., object]:
+def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "") -> Callable[..., object]:
     """Load the function that a run file names.
 
     Args:
         reference: `file.py:name`, relative to `folder`, or `package.module:name`.
         folder: the run file's folder.
         seed: `train.seed`, which seeds the random generators during the import.
+        key: the run file's key that names it, for messages, where it is not obvious.
 
     Raises:
         ModelError: the file or the function is missing, or the import raises.
     """
     module_name, _, name = reference.partition(":")
+    prefix = f"{key}: " if key else ""
     try:
-        module = (
-            _load_file(folder, module_name, seed)
-            if module_name.endswith(".py")
-            else _load(module_name, folder, seed, module=module_name)
-        )
-    except ModelError:
-        raise
+        folder = folder.absolute()  # before the working folder changes
+        with in_user_folder(folder):
+            module = (
+                _load_file(folder, module_name, seed)
+                if module_name.endswith(".py")
+                else _load(module_name, folder, seed, module=module_name)
+            )
+    except ModelError as error:
+        raise ModelError(f"{prefix}{error}") from error
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{reference}: importing it raised {describe(error)}") from error
+        raise ModelError(user_error(f"{prefix}{reference}: importing it raised", error, folder=folder)) from error
     function: object = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")][
             :_NAMES_SHOWN
         ]
-        raise ModelError(f"{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}")
+        raise ModelError(
+            f"{prefix}{reference}: {module_name} has no function {name}; it has: {', '.join(known) or 'none'}"
+        )
     return function
 
 
@@ -78,7 +77,7 @@ def require_function(reference: str, folder: Path) -> None:
     try:
         body = ast.parse(file.read_bytes(), filename=str(file)).body
     except (SyntaxError, ValueError) as error:
-        raise ModelError(f"{reference}: {describe(error)}") from error
+        raise ModelError(user_error(f"{reference}:", error, folder=folder)) from error
     known = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     # The name is certainly missing only if nothing else in the file can bind it.
     bound = {node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)}
@@ -92,34 +91,6 @@ def _binds(node: ast.Import | ast.ImportFrom, name: str) -> bool:
     return any((alias.asname or alias.name) in {name, "*"} for alias in node.names)
 
 
-def describe(error: BaseException) -> str:
-    """Return an exception of user code as one line: type, message, and the last line of user code that it passed."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    # If a library raised, the useful line is the user's line that called it.
-    own = [(frame, line) for frame, line in frames if _is_own(frame)] or frames
-    if isinstance(error, SyntaxError):
-        place = f"{Path(error.filename or '?').name}, line {error.lineno}"
-    elif own:
-        frame, line = own[-1]
-        place = f"{Path(frame.f_code.co_filename).name}, line {line}"
-    else:
-        place = "unknown line"
-    # Keras's messages have several lines and colours, which str() of a KeyError would escape.
-    is_multiline = isinstance(error, KeyError) and any("\n" in str(each) for each in error.args)
-    raw = error.args[0] if is_multiline else error
-    text = " ".join(_COLOURS.sub("", str(raw)).split())
-    return f"{type(error).__name__}: {text} ({place}){determinism_remedy(text)}"
-
-
-def determinism_remedy(text: str) -> str:
-    """Return the remedy if TensorFlow refuses a non-deterministic operation; "" for any other message."""
-    return _DETERMINISM_REMEDY if _DETERMINISM.search(text) else ""
-
-
-def _is_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(USER_PACKAGE_PREFIX)
-
-
 def _missing_file(file: Path) -> str:
     files = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
     return f"{file} does not exist; its folder contains {', '.join(files) or 'no Python files'}"
@@ -130,13 +101,18 @@ def _load(name: str, folder: Path, seed: int, *, module: str) -> ModuleType:
     if name in sys.modules:
         return importlib.import_module(name)
     with seeded_import(module, folder, seed):
-        return importlib.import_module(name)
+        loaded = importlib.import_module(name)
+    if not module.endswith(".py"):
+        for place in getattr(sys.modules[name.partition(".")[0]], "__path__", ()):
+            remember_run_folder(Path(place), folder)
+    return loaded
 
 
 def _load_file(folder: Path, module: str, seed: int) -> ModuleType:
     file = (folder / module).resolve()
     if not file.is_file():
         raise ModelError(_missing_file(file))
+    remember_run_folder(file.parent, folder)
     package = f"{USER_PACKAGE_PREFIX}{hashlib.sha256(str(file.parent).encode()).hexdigest()[:12]}"
     if package not in sys.modules:
         spec = ModuleSpec(package, loader=None, is_package=True)

@@ -20,6 +20,7 @@ from tasks.foundation.accelerator.environment import installed_versions, thread_
 from tasks.foundation.accelerator.gpu import gpu_strategy, grow_memory
 from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
 from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
+from tasks.foundation.accelerator.xla_cache import use_xla_cache
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
@@ -122,8 +123,10 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
         AcceleratorError: the devices are missing, or the process already has other settings.
         AcceleratorLost: the process had the devices and lost them.
     """
-    kind, auto_choice = choose_kind() if spec.kind == "auto" else (spec.kind, "")
     intra, inter = thread_counts(spec, recorded)
+    if not _acquired and spec.kind != "tpu":  # before TensorFlow lists its devices, as `choose_kind` does
+        use_xla_cache(os.environ, intra=intra, inter=inter, deterministic=deterministic)
+    kind, auto_choice = choose_kind() if spec.kind == "auto" else (spec.kind, "")
     settings = (_name(kind, spec), spec.replicas, intra, inter)
     if not _acquired:
         _set_up(kind, spec.replicas, intra, inter)

@@ -30,9 +30,13 @@ def apply_class_weight(batch: Sequence[Any], weights: Mapping[int, float] | None
         raise RunFileError(f"{_KEY}: the examples already have a sample_weight; remove one of the two")
     y = batch[1] if len(batch) > 1 else None
     if not hasattr(y, "shape"):
-        found = "have no y" if y is None else f"have a y of several parts ({', '.join(map(str, y))})"
+        found = "have no y" if y is None else f"have a y of several parts ({_names(y)})"
         raise RunFileError(f"{_KEY} needs a model with a single output; the examples {found}. Remove {_KEY}")
     return (batch[0], y, _weights_of(tf.convert_to_tensor(y), weights))
+
+
+def _names(y: Any) -> str:
+    return ", ".join(map(str, y)) if isinstance(y, dict) else f"{len(y)}"
 
 
 def map_class_weight(dataset: Any, weights: Mapping[int, float] | None) -> Any:

@@ -30,4 +30,4 @@ def describe_shapes(shapes: Shapes) -> str:
 
 
 def _is_of(name: str, part: str) -> bool:
-    return name == part or name.startswith(f"{part}/")
+    return name == part or name.startswith((f"{part}/", f"{part}["))

@@ -1,44 +1,54 @@
 """Converts an example between three forms.
 
-As the user yields it:        x | (x, y) | (x, y, sample_weight)      x, y: an array, or a flat dict name -> array
-As named arrays:              {"x": …, "x/<key>": …, "y": …, "y/<key>": …, "sample_weight": …}
+As the user yields it:        x | (x, y) | (x, y, sample_weight)      x, y: an array, a flat dict name -> array, or a
+                                                                      list or tuple of arrays (`structure.py`)
+As named arrays:              {"x": …, "x/<key>": …, "x[0]": …, "y": …, "y/<key>": …, "sample_weight": …}
 As Keras's `train_step` sees: (x,) | (x, y) | (x, y, sample_weight)   (x,) is passed as x: `keras_steps.called_like_fit`
+
+Lists become tuples, as in Keras's `fit`.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tasks.foundation.dataset.structure import items_of_example
+from tasks.foundation.dataset.text_values import STRING, as_text, dtype_name, is_text
+
 Array = npt.NDArray[Any]
 
-_PARTS = ("x", "y", "sample_weight")
+PARTS = ("x", "y", "sample_weight")
 # Dtypes whose width is the same on every machine; longdouble's is not.
 _DTYPES = {
     np.dtype(code).newbyteorder("<")
     for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 }
+_ITEM = re.compile(r"(x|y|sample_weight)\[\d+\]")
 
 
 def flatten(example: object) -> dict[str, Array]:
     """Convert an example to named arrays: x first, then y, then sample_weight; dict keys in sorted order.
 
-    Arrays keep their dtype, in little-endian byte order. Python numbers become int64, float32 or bool.
+    Arrays keep their dtype, in little-endian byte order. Python numbers become int64, float32 or bool. Text becomes an
+    object array of UTF-8 bytes.
 
     Args:
-        example: as the user yields it. A tuple is (x, y) or (x, y, sample_weight); a list is an array.
+        example: as the user yields it. A tuple is (x, y) or (x, y, sample_weight); a list is an array, or several if
+            its items are arrays of different shapes.
 
     Raises:
-        ValueError: the example has another form, an array is ragged, or its dtype has no fixed width (object, str).
+        ValueError: the example has another form, an array is ragged, or its dtype has no fixed width (object).
     """
     parts = example if isinstance(example, tuple) else (example,)
-    if not 1 <= len(parts) <= len(_PARTS):
+    if not 1 <= len(parts) <= len(PARTS):
         raise ValueError(f"a tuple of {len(parts)}; yield x, (x, y) or (x, y, sample_weight)")
     return {
-        name: _fixed_width(name, value)
-        for part, content in zip(_PARTS, parts, strict=False)
-        for name, value in _named(part, content)
+        name: as_array(name, value)
+        for part, content in zip(PARTS, parts, strict=False)
+        for name, value in named_parts(part, content, items_of_example(content))
     }
 
 
@@ -51,42 +61,103 @@ def unflatten(features: Mapping[str, Any]) -> tuple[Any, ...]:
     example: dict[str, Any] = {}
     for name, value in features.items():
         part, slash, key = name.partition("/")
+        item = None if slash else _ITEM.fullmatch(name)
         if slash:
             example.setdefault(part, {})[key] = value
+        elif item is not None:
+            example[item[1]] = (*example.get(item[1], ()), value)
         else:
             example[part] = value
-    return tuple(example[part] for part in _PARTS if part in example)
+    return tuple(example[part] for part in PARTS if part in example)
 
 
-def _named(part: str, content: object) -> Iterator[tuple[str, object]]:
+def named_parts(part: str, content: object, items: Any | None) -> Iterator[tuple[str, object]]:
+    """Yield the name and the value of each array of x, y or sample_weight.
+
+    Args:
+        part: `x`, `y` or `sample_weight`.
+        content: an array, a flat dict of arrays, or a list or tuple.
+        items: the arrays of a list or tuple that is not one array itself; None otherwise.
+
+    Raises:
+        ValueError: a dict or list is empty or nested, or a key is not a name.
+    """
+    if items is not None:
+        if nested := [index for index, value in enumerate(items) if isinstance(value, Mapping | tuple)]:
+            kind = type(items[nested[0]]).__name__
+            raise ValueError(f"{part}[{nested[0]}] is a nested {kind}; yield one flat list, or a flat dict of arrays")
+        yield from ((f"{part}[{index}]", value) for index, value in enumerate(items))
+        return
     if not isinstance(content, Mapping):
         yield part, content
         return
-    if part == "sample_weight" or not content:
-        raise ValueError(f"{part} is {'a dict' if content else 'an empty dict'}; yield an array")
+    if not content:
+        raise ValueError(f"{part} is an empty dict; yield an array")
     for key in content:
         if not isinstance(key, str) or not key:
             raise ValueError(f"{part} has the key {key!r}; use non-empty strings as names of inputs and outputs")
-    if nested := [key for key, value in content.items() if isinstance(value, Mapping)]:
-        raise ValueError(f"{part}/{nested[0]} is a nested dict; yield one flat dict name -> array")
+    if nested_keys := [key for key, value in content.items() if isinstance(value, Mapping)]:
+        raise ValueError(f"{part}/{nested_keys[0]} is a nested dict; yield one flat dict name -> array")
     yield from ((f"{part}/{key}", content[key]) for key in sorted(content))
 
 
-def _fixed_width(name: str, value: object) -> Array:
+def zeros(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return zeros, or empty strings, of a feature's dtype."""
+    return np.full(shape, b"", object) if dtype == STRING else np.zeros(shape, dtype)
+
+
+def as_array(name: str, value: object) -> Array:
+    """Return one array of an example, or of many examples, with a dtype of fixed width or as text.
+
+    Args:
+        name: of the feature, for messages.
+        value: an array, a tensor, a list of numbers or text, or a number or text.
+
+    Raises:
+        ValueError: it is None, ragged or sparse, or has an unsupported dtype; has the remedy.
+    """
     if value is None:
         raise ValueError(f"{name} is None; yield an array, or remove it")
+    value = _dense(name, value)
+    if is_text(value):
+        return as_text(name, value)
     try:
         array = np.asarray(value)
     except ValueError as fault:
-        raise ValueError(f"{name} is ragged ({fault}); yield arrays with a single shape") from fault
+        raise ValueError(f"{name} is ragged ({fault}); yield arrays with a single shape, or pad it: {PAD}") from fault
     if array.dtype == np.float64 and _is_plain_python(value):
         array = array.astype(np.float32)
     if array.dtype in _DTYPES:
         return array
+    if array.dtype.kind in "OSU":
+        return as_text(name, array)
     dtype = array.dtype.newbyteorder("<")
     if dtype not in _DTYPES:
-        raise ValueError(f"{name} has dtype {array.dtype}; yield numbers with a fixed width, such as float32 or int64")
+        raise ValueError(
+            f"{name} has dtype {dtype_name(array)}; yield numbers with a fixed width, such as float32 or int64"
+        )
     return array.astype(dtype)
+
+
+# The remedy for sequences of different lengths.
+PAD = 'n = max(map(len, x)); x = keras.utils.pad_sequences(x, maxlen=n, dtype="float32", padding="post")'
+
+
+def _dense(name: str, value: object) -> object:
+    """Return a sparse matrix or tensor as a dense one; refuse a ragged tensor."""
+    module, kind = type(value).__module__, type(value).__name__
+    if kind.startswith("RaggedTensor"):
+        raise ValueError(
+            f"{name} is a RaggedTensor {list(getattr(value, 'shape', []))}; pad it: {name}.to_tensor(shape=[None, n]), "
+            "with the same n for all examples"
+        )
+    if kind == "SparseTensor" and module.startswith("tensorflow"):
+        import tensorflow as tf
+
+        return tf.sparse.to_dense(tf.sparse.reorder(value)).numpy()
+    if module.startswith("scipy.sparse"):
+        return value.toarray()  # type: ignore[attr-defined]
+    return value
 
 
 def _is_plain_python(value: object) -> bool:

@@ -4,11 +4,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-import numpy as np
-
 from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
-from tasks.foundation.dataset.features import Array, unflatten
+from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
@@ -53,8 +51,34 @@ def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
     return record
 
 
+# A run has one dataset, and perhaps a validation and a test set of its own.
+_KNOWN_AT_MOST = 3
+
+
+class KnownManifest:
+    """The manifests that this process read last."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[tuple[str, str], DatasetManifest] = {}
+
+    def get(self, storage: Storage, ref: DatasetRef) -> DatasetManifest | None:
+        """Return the manifest of a dataset; None if it is not known."""
+        known = self._manifests.get((storage.uri, ref.folder))
+        return known if known is not None and known.content_digest == ref.content_digest else None
+
+    def remember(self, storage: Storage, folder: str, manifest: DatasetManifest) -> None:
+        """Remember a manifest that was read and checked."""
+        self._manifests.pop((storage.uri, folder), None)
+        self._manifests[storage.uri, folder] = manifest
+        while len(self._manifests) > _KNOWN_AT_MOST:
+            self._manifests.pop(next(iter(self._manifests)))
+
+
+_KNOWN = KnownManifest()
+
+
 def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
-    """Read the manifest that `ref` refers to.
+    """Return the manifest that `ref` refers to. A process reads it once: the digest says what is in it.
 
     Args:
         storage: the storage root; `ref.folder` is relative to it.
@@ -63,6 +87,9 @@ def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
     Raises:
         DamagedDataset: the manifest is missing, unreadable or inconsistent, or belongs to another dataset.
     """
+    known = _KNOWN.get(storage, ref)
+    if known is not None:
+        return known
     manifest = read_manifest(storage, ref.folder)
     if manifest.content_digest != ref.content_digest:
         raise DamagedDataset(
@@ -73,7 +100,7 @@ def load_manifest(storage: Storage, ref: DatasetRef) -> DatasetManifest:
 
 
 def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
-    """Read the manifest in a dataset's folder and check its content digest.
+    """Read the manifest in a dataset's folder, whatever was read before, and check its content digest.
 
     Raises:
         DamagedDataset: the manifest is missing, unreadable or inconsistent.
@@ -92,6 +119,7 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
             why = f"it has unknown keys ({listed(unknown)}), and its content_digest does not match without them"
             raise another_version(where, DatasetManifest, why)
         raise DamagedDataset(f"{where}: its content_digest does not match the shards it lists; {REMEDY}")
+    _KNOWN.remember(storage, folder, manifest)
     return manifest
 
 
@@ -103,11 +131,11 @@ def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, 
         size: examples in the batch.
 
     Returns:
-        (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts of them.
+        (x,), (x, y) or (x, y, sample_weight) of NumPy arrays [size, *feature.shape], or flat dicts or tuples of them.
     """
     return zero_examples(manifest.features, size)
 
 
 def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
     """As `zero_batch`, for the given features."""
-    return unflatten({feature.name: np.zeros((size, *feature.shape), feature.dtype) for feature in features})
+    return unflatten({feature.name: zeros((size, *feature.shape), feature.dtype) for feature in features})

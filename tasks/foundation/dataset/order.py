@@ -3,7 +3,8 @@
 An epoch permutes the shards. `window_shards` shards at a time form a window, which is read whole and permuted in
 memory. The windows of all epochs, in order, form the stream of examples. Global batch b holds the examples
 [b * B, (b + 1) * B) of the stream; it may cross the border of a window or an epoch. So the position of any batch
-follows from the counts.
+follows from the counts. Where the remainder is dropped, an epoch ends with its last whole batch, and the examples that
+would follow are left out.
 """
 
 import hashlib
@@ -24,9 +25,12 @@ class Window:
     examples: int
     seed: Seed  # for the permutation of its examples
     skip: int  # permuted examples that belong to earlier batches
+    end: int  # permuted examples up to the end of the epoch; the others are left out
 
 
-def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_example: int) -> Iterator[Window]:
+def windows(
+    counts: Sequence[int], *, seed: int, window_shards: int, first_example: int, epoch_examples: int | None = None
+) -> Iterator[Window]:
     """Yield the windows from `first_example` of the stream on, without end.
 
     Args:
@@ -34,6 +38,7 @@ def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_examp
         seed: the run's seed.
         window_shards: shards in a window, at least 1; the last window of an epoch may have fewer.
         first_example: position in the stream, from 0; it lies at `skip` in the first window.
+        epoch_examples: examples after which an epoch ends, at most all. None: all.
 
     Raises:
         ValueError: there are no shards, a shard is empty, or a number is out of range.
@@ -42,14 +47,21 @@ def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_examp
         raise ValueError(f"counts={list(counts)}: an epoch needs shards, each with at least 1 example")
     if window_shards < 1 or first_example < 0:
         raise ValueError(f"window_shards={window_shards} must be at least 1, first_example={first_example} at least 0")
-    epoch, skip = divmod(first_example, sum(counts))
+    total = sum(counts)
+    length = total if epoch_examples is None else epoch_examples
+    if not 0 < length <= total:
+        raise ValueError(f"epoch_examples={epoch_examples} must be at least 1, and at most {total}")
+    epoch, skip = divmod(first_example, length)
     while True:
+        left = length
         shards = permutation(len(counts), seed_of(seed, epoch))
         for number, begin in enumerate(range(0, len(shards), window_shards)):
             chosen = tuple(shards[begin : begin + window_shards])
             examples = sum(counts[shard] for shard in chosen)
-            if skip >= examples:
-                skip -= examples
+            end = min(examples, left)
+            left -= end
+            if skip >= end:
+                skip -= end
                 continue
             yield Window(
                 epoch=epoch,
@@ -58,6 +70,7 @@ def windows(counts: Sequence[int], *, seed: int, window_shards: int, first_examp
                 examples=examples,
                 seed=seed_of(seed, epoch, number),
                 skip=skip,
+                end=end,
             )
             skip = 0
         epoch += 1

@@ -1,36 +1,34 @@
-"""Reads prepared datasets with `tf.data`: training data without end, validation data exactly once.
+"""Reads prepared datasets with `tf.data`: training data without end. `validation_reader.py` reads what is held out.
 
 Python only makes the plan, one element per window: which shards, in which order, and how many examples to skip.
 TensorFlow reads, permutes, batches and parses. Iterate inside `reading_errors.original_read_errors` to get Baton's
 errors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.dataset import order
 from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.held_out import Part, positions_of_part
-from tasks.foundation.dataset.manifest import load_manifest, zero_batch
+from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.dataset.record_batches import Plan, finished, has_images, parsed, part_of, records_in, windows_of
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.dataset.shards import parse
+from tasks.foundation.dataset.transformed_batches import (
+    Decoding,
+    Layout,
+    TrainingFunctions,
+    transformed_training,
+)
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.base import Storage
 
-__all__ = ["load_manifest", "training_dataset", "validation_dataset", "validation_remainder", "zero_batch"]
-
-_READ_BYTES = 8 << 20
 _PARSE_EXAMPLES = 4096
 _PARSE_BYTES = 8 << 20
-
-# One plan: local paths of its shards; the number of records in them; positions of the part's records among them (empty
-# if all records belong to the part); the seed of the permutation; permuted records to skip.
-_Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, int]
 
 
 def training_dataset(
@@ -44,6 +42,8 @@ def training_dataset(
     host: int = 0,
     hosts: int = 1,
     local_replicas: int = 1,
+    drop_remainder: bool = False,
+    functions: TrainingFunctions | None = None,
 ) -> Any:
     """Return per-replica batches from global batch `first_batch` on, without end.
 
@@ -60,10 +60,13 @@ def training_dataset(
         host: index of this host, from 0.
         hosts: number of hosts that feed accelerators.
         local_replicas: replicas on each host.
+        drop_remainder: whether an epoch ends with its last whole batch.
+        functions: transforms of the examples and batches; None: examples as they were prepared.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
-        [global_batch_size / (hosts * local_replicas), *feature.shape] with a static shape.
+        [global_batch_size / (hosts * local_replicas), *shape] with a static shape: that of the feature, or of what
+        `functions` return.
 
     Raises:
         AcceleratorError: the batch is not divisible by the number of replicas, or there is no such host.
@@ -72,22 +75,32 @@ def training_dataset(
     _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
     at = storage.at(ref.folder)
+    epoch = EpochLength(
+        train_examples=manifest.train_examples, global_batch_size=global_batch_size, drop_remainder=drop_remainder
+    )
 
-    def plans() -> Iterator[_Plan]:
+    def plans() -> Iterator[Plan]:
         counts = [shard.examples for shard in manifest.train]
         first_example = first_batch * global_batch_size
-        windows = order.windows(counts, seed=seed, window_shards=window_shards, first_example=first_example)
+        windows = order.windows(
+            counts,
+            seed=seed,
+            window_shards=window_shards,
+            first_example=first_example,
+            epoch_examples=epoch.examples,
+        )
         planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
         with VerifiedShards(at) as shards:
             for paths, chosen, window in shards.read_ahead(planned):
-                yield paths, *_part_of(manifest, chosen, "train"), window.seed, window.skip
+                yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
 
-    def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, skip: Any) -> Any:
+    def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
         if manifest.held_out is None:
-            chosen = order.shuffled_indices(count, window_seed)[skip:]
+            chosen = order.shuffled_indices(count, window_seed)[taken[0] : taken[1]]
         else:
-            chosen = tf.gather(part_positions, order.shuffled_indices(tf.size(part_positions), window_seed)[skip:])
-        return _records(paths).batch(count).map(lambda records: tf.gather(records, chosen))
+            shuffled = order.shuffled_indices(tf.size(part_positions), window_seed)
+            chosen = tf.gather(part_positions, shuffled[taken[0] : taken[1]])
+        return records_in(paths).batch(count).map(lambda records: tf.gather(records, chosen))
 
     per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.
@@ -99,47 +112,22 @@ def training_dataset(
             [batches * per_host],
         )
 
-    dataset = _planned(plans).flat_map(read).prefetch(1).rebatch(batches * global_batch_size, drop_remainder=True)
-    dataset = _parsed(dataset.map(slices_of_host), manifest, batches * per_host)
-    return _finished(dataset.rebatch(per_host // local_replicas, drop_remainder=True))
-
-
-def validation_dataset(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any:
-    """Return full batches of the validation examples, in the order of the manifest, each example once.
-
-    The last `validation_examples % batch_size` examples are left for `validation_remainder`.
-
-    Args:
-        storage: the storage root; `ref.folder` is relative to it.
-        ref: the prepared dataset.
-        batch_size: examples per batch.
-
-    Returns:
-        A finite tf.data.Dataset of tuples as in `training_dataset`, with static shapes.
-
-    Raises:
-        ValueError: batch_size is below 1.
-        DamagedDataset: as in `training_dataset`.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    manifest = load_manifest(storage, ref)
-    return _validation(storage.at(ref.folder), manifest, skip=0, batch_size=batch_size)
-
-
-def validation_remainder(storage: Storage, ref: DatasetRef, *, batch_size: int) -> Any | None:
-    """Return one batch of the last `validation_examples % batch_size` examples; None if there are none.
-
-    Args and errors: as in `validation_dataset`.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    manifest = load_manifest(storage, ref)
-    examples = manifest.validation_examples
-    remainder = examples % batch_size
-    if not remainder:
-        return None
-    return _validation(storage.at(ref.folder), manifest, skip=examples - remainder, batch_size=remainder)
+    dataset = windows_of(plans).flat_map(read).prefetch(1).rebatch(batches * global_batch_size, drop_remainder=True)
+    if functions is not None:
+        layout = Layout(
+            first_example=first_batch * global_batch_size,
+            chunk_batches=batches,
+            global_batch_size=global_batch_size,
+            host=host,
+            hosts=hosts,
+            local_replicas=local_replicas,
+        )
+        decoding = Decoding(
+            batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
+        )
+        return finished(transformed_training(dataset, functions, decoding, layout, seed=seed))
+    dataset = parsed(dataset.map(slices_of_host), manifest, batches * per_host)
+    return finished(dataset.rebatch(per_host // local_replicas, drop_remainder=True))
 
 
 def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -> None:
@@ -157,88 +145,10 @@ def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -
         )
 
 
-def _validation(storage: Storage, manifest: DatasetManifest, *, skip: int, batch_size: int) -> Any:
-    def plans() -> Iterator[_Plan]:
-        begin = 0
-        planned = []
-        for shard in manifest.validation:
-            skip_here = max(skip - begin, 0)
-            begin += shard.examples
-            if skip_here < shard.examples:
-                planned.append(([shard], skip_here))
-        with VerifiedShards(storage, plans_ahead=storage.transfers) as shards:
-            for paths, chosen, skip_here in shards.read_ahead(planned):
-                yield paths, *_part_of(manifest, chosen, "validation"), (0, 0), skip_here
-
-    def read(paths: Any, count: Any, part_positions: Any, _seed: Any, skip_here: Any) -> Any:
-        if manifest.held_out is None:
-            return _records(paths).skip(skip_here).batch(count)
-        return _records(paths).batch(count).map(lambda records: tf.gather(records, part_positions[skip_here:]))
-
-    dataset = _planned(plans).flat_map(read).rebatch(batch_size, drop_remainder=True)
-    return _finished(_parsed(dataset, manifest, batch_size))
-
-
-def _part_of(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return the number of records in shards, and the positions of the part's records; empty if all belong to it."""
-    records = sum(shard.records_held for shard in shards)
-    if manifest.held_out is None:
-        return records, np.empty(0, np.int64)
-    return records, positions_of_part(part, manifest.held_out, shards)
-
-
-def _planned(plans: Callable[[], Iterator[_Plan]]) -> Any:
-    signature = (
-        tf.TensorSpec([None], tf.string),
-        tf.TensorSpec([], tf.int64),
-        tf.TensorSpec([None], tf.int64),
-        tf.TensorSpec([2], tf.int64),
-        tf.TensorSpec([], tf.int64),
-    )
-    return tf.data.Dataset.from_generator(plans, output_signature=signature)
-
-
-def _records(paths: Any) -> Any:
-    return tf.data.TFRecordDataset(paths, buffer_size=_READ_BYTES)
-
-
-def _parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
-    """Convert vectors of records to batches of examples, both of length `batch_size`."""
-    together = 1 if _has_images(manifest) else batch_size
-
-    def batch(records: Any) -> tuple[Any, ...]:
-        return unflatten(parse(tf.ensure_shape(records, [together]), manifest.features))
-
-    def squeezed(record: Any) -> tuple[Any, ...]:
-        return tuple(tf.nest.map_structure(lambda values: values[0], batch(record[tf.newaxis])))
-
-    # The functions are plain Python; AutoGraph cannot convert them correctly.
-    if together == batch_size:
-        work = tf.autograph.experimental.do_not_convert(batch)
-        return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    # Decoding an image is slow, so each example is decoded in its own parallel call; the order stays.
-    work = tf.autograph.experimental.do_not_convert(squeezed)
-    decoded = dataset.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return decoded.batch(batch_size, drop_remainder=True)
-
-
 def _examples_to_parse(manifest: DatasetManifest, window_shards: int) -> int:
     """Examples to parse at once: at most a window, so that the first batch waits for one or two windows only."""
-    if _has_images(manifest):
+    if has_images(manifest):
         return 1  # decoded images are much larger than their records
     first = manifest.train[0]
     in_window = min(first.examples * window_shards, manifest.train_examples)
     return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.records_held // first.size, in_window)
-
-
-def _has_images(manifest: DatasetManifest) -> bool:
-    return any(feature.encoding == "image" for feature in manifest.features)
-
-
-def _finished(dataset: Any) -> Any:
-    dataset = dataset.prefetch(tf.data.AUTOTUNE)
-    options = tf.data.Options()
-    options.deterministic = True
-    # The dataset is already sliced by host; a strategy must not slice it again.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.with_options(options)

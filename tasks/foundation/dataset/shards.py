@@ -1,4 +1,4 @@
-"""The shard format: TFRecord files of `tf.train.Example`, one bytes value per feature.
+"""The shard format: TFRecord files of `tf.train.Example`, one bytes value per feature; text has one per string.
 
 The value holds the array's raw little-endian bytes. So every fixed-width dtype is preserved, and three operations per
 feature parse a whole vector of records. Records that other tools wrote may hold lists of values, or images.
@@ -24,12 +24,16 @@ def encode(features: Mapping[str, Array]) -> bytes:
         features: named arrays as `features.flatten` returns them.
     """
     values = {
-        name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[array.tobytes()]))
-        for name, array in features.items()
+        name: tf.train.Feature(bytes_list=tf.train.BytesList(value=_stored(array))) for name, array in features.items()
     }
     example = tf.train.Example(features=tf.train.Features(feature=values))
     # Without this the library chooses the order of map keys.
     return bytes(example.SerializeToString(deterministic=True))
+
+
+def _stored(array: Array) -> list[bytes]:
+    """Return raw numbers as one value, and texts as a value each."""
+    return array.ravel().tolist() if array.dtype == object else [array.tobytes()]
 
 
 def parse(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
@@ -54,8 +58,8 @@ def extract(records: Any, features: Sequence[Feature]) -> dict[str, Any]:
         features: the features of the records.
 
     Returns:
-        Name -> string tensor [n] for the encodings raw and image; int64 or float32 tensor [n, *feature.shape] for all
-        others.
+        Name -> string tensor [n] for the encodings raw and image; string, int64 or float32 tensor [n, *feature.shape]
+        for all others.
 
     Raises:
         tf.errors.InvalidArgumentError: a record lacks a feature, or has values of another type or number.
@@ -68,6 +72,8 @@ def decode(found: Any, feature: Feature) -> Any:
     """Decode a tensor that `extract` returned to [n, *feature.shape] of the feature's dtype."""
     if feature.encoding == "raw":
         return _numbers(found, feature)
+    if feature.encoding == "text":
+        return found
     if feature.encoding != "image":
         return tf.cast(found, tf.as_dtype(feature.dtype))
     if found.shape[0] == 1:
@@ -84,7 +90,7 @@ def _wanted(feature: Feature) -> Any:
         return tf.io.FixedLenFeature(feature.shape, tf.int64)
     if feature.encoding == "float":
         return tf.io.FixedLenFeature(feature.shape, tf.float32)
-    return tf.io.FixedLenFeature([], tf.string)
+    return tf.io.FixedLenFeature(feature.shape if feature.encoding == "text" else [], tf.string)
 
 
 def _numbers(raw: Any, feature: Feature) -> Any:

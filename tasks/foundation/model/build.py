@@ -16,12 +16,24 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.batch_shapes import record_fixed_batch_size
+from tasks.foundation.model.build_arguments import build_arguments
+from tasks.foundation.model.compile_settings import jit_compile_kept
+from tasks.foundation.model.first_use import (
+    FirstUse,
+    all_layers_are_built,
+    metrics_are_built,
+    optimizers_are_built,
+)
 from tasks.foundation.model.freezing import freeze
 from tasks.foundation.model.keras_steps import called_like_fit, overrides
 from tasks.foundation.model.precision import dtype_policy_for_build, require_precision
-from tasks.foundation.model.variables import layers_of
+from tasks.foundation.model.random_operations import require_exact_draws
+from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.seeding import keras_seeds_from
-from tasks.foundation.user_code import describe, load_function
+from tasks.foundation.user_code import load_function
+from tasks.foundation.user_errors import user_error
+from tasks.foundation.user_folder import in_user_folder
 
 _BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
 
@@ -52,13 +64,14 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     keras.config.set_dtype_policy(dtype_policy_for_build(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     source = random.Random(spec.train.seed)  # noqa: S311 - must be reproducible
-    with accelerator.strategy.scope(), keras_seeds_from(source):
+    with accelerator.strategy.scope(), keras_seeds_from(source), jit_compile_kept():
         try:
-            model = function(**spec.model.options)
+            with in_user_folder(code_folder):
+                model = function(**build_arguments(spec, function))
         except DEVICE_LOST_ERRORS:
             raise
         except (Exception, SystemExit) as fault:
-            raise ModelError(f"{reference} raised {describe(fault)}") from fault
+            raise ModelError(user_error(f"{reference} raised", fault)) from fault
     if not isinstance(model, keras.Model):
         raise ModelError(f"{reference} returned {type(model).__name__}; return a compiled keras.Model")
     if not model.compiled or model.optimizer is None:
@@ -69,19 +82,6 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     return model
 
 
-def ignored_compile_settings(model: keras.Model) -> str:
-    """Return the compile settings that Baton's training loop ignores, joined by commas; empty if there are none."""
-    unused = []
-    if model.run_eagerly:
-        unused.append("run_eagerly=True")
-    if model.steps_per_execution != 1:
-        unused.append(f"steps_per_execution={model.steps_per_execution}")
-    # With other devices than the CPU, Keras sets jit_compile itself.
-    if model.jit_compile and not any(device.device_type != "CPU" for device in tf.config.list_physical_devices()):
-        unused.append("jit_compile=True")
-    return ", ".join(unused)
-
-
 def create_variables(
     model: keras.Model,
     batch: Sequence[Any],
@@ -89,6 +89,7 @@ def create_variables(
     reference: str,
     accelerator: Accelerator,
     freeze_patterns: Sequence[str] = (),
+    train_step_first: bool = False,
 ) -> frozenset[int]:
     """Create all variables of a model, with public calls, before the training loop is traced.
 
@@ -100,6 +101,8 @@ def create_variables(
         reference: the function's name in the run file, for messages.
         accelerator: its strategy's scope holds the variables.
         freeze_patterns: patterns of `init.freeze`; the optimizer must be built after freezing.
+        train_step_first: layers create their variables where the model's own train_step calls them first, and not
+            where `call` does. Variables then have other paths, so this is for models that cannot be built otherwise.
 
     Returns:
         Ids of the frozen variables, see `freeze`.
@@ -109,41 +112,73 @@ def create_variables(
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(batch))
     own_step = overrides(model, "train_step")
+    first_use = FirstUse(model, batch, accelerator)
     shapes = ", ".join(f"{name} {_shapes(value)}" for name, value in (("x", x), ("y", y)) if value is not None)
     with accelerator.strategy.scope():
         predictions = None
         # Models without `call`, such as a pair of adversarial networks, are used by their own train_step only.
-        if not (own_step and not overrides(model, "call")):
-            built = own_step and all(layer.built for layer in layers_of(model) if layer is not model)
+        has_call = not own_step or overrides(model, "call")
+        if own_step and (train_step_first or not has_call) and not all_layers_are_built(model):
+            first_use.take()
+        if has_call:
+            built = own_step and all_layers_are_built(model)
             try:
                 with _as_model_error(f"{reference}: the model does not take a batch of {shapes}"):
                     predictions = model(x, training=False)
             except ModelError as fault:
                 # `call` may take something other than a batch; then only train_step knows how to use it.
-                if not built:
-                    raise ModelError(message(str(fault), hints=[_BUILD_HINT] if own_step else [])) from fault
+                if not (built or (own_step and first_use.take())):
+                    raise ModelError(message(str(fault), hints=_first_use_hints(first_use))) from fault
+        if own_step and not (all_layers_are_built(model) and optimizers_are_built(model)):
+            first_use.take()
         frozen = freeze(model, freeze_patterns, reference=reference)
         with _as_model_error(f"{reference}: its optimizer cannot be built"):
-            model.optimizer.build(model.trainable_variables)
-        what = f"{reference}: its compiled loss and metrics cannot be computed from model(x) and y, with {shapes}"
-        if own_step:
-            what += "; with a custom train_step, keep the metrics as attributes of the model instead"
-        # How a custom train_step uses y is unknown; try the usual call, as Keras does before `fit`.
-        if predictions is not None and (y is not None or not own_step):
+            model.optimizer.build(_optimized(model, first_use))
+        _use_loss_and_metrics(model, (x, y, sample_weight), predictions, first_use, reference=reference, shapes=shapes)
+        model.reset_metrics()
+    first_use.require_created(reference, has_call=has_call)
+    return frozen
+
+
+def _use_loss_and_metrics(
+    model: keras.Model, parts: Sequence[Any], predictions: Any, first_use: FirstUse, *, reference: str, shapes: str
+) -> None:
+    """Compute the compiled loss and metrics once, which creates their variables.
+
+    Raises:
+        ModelError: they cannot be computed, and the model's own train_step does not compute them either.
+    """
+    x, y, sample_weight = parts
+    own_step = overrides(model, "train_step")
+    what = f"{reference}: its compiled loss and metrics cannot be computed from model(x) and y, with {shapes}"
+    if own_step:
+        what += "; with a custom train_step, keep the metrics as attributes of the model instead"
+    # How a custom train_step uses y is unknown; try the usual call, as Keras does before `fit`.
+    if predictions is not None and (y is not None or not own_step):
+        try:
             with _as_model_error(what):
                 model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
                 if model.loss is not None or not own_step:
                     _compute_loss(model, x, y, predictions, sample_weight)
-        elif not all(getattr(metric, "built", True) for metric in model.metrics):
-            raise ModelError(
-                f"{reference}: compile(metrics=…) needs metrics of model(x) and y, but the custom train_step uses its "
-                "batch in another way; keep metrics as attributes of the model, and update them in train_step"
-            )
-        model.reset_metrics()
-    return frozen
+        except ModelError:
+            # Only train_step knows how it uses y.
+            if not (own_step and first_use.take() and metrics_are_built(model)):
+                raise
+    elif not metrics_are_built(model) and not (first_use.take() and metrics_are_built(model)):
+        raise ModelError(
+            f"{reference}: compile(metrics=…) needs metrics of model(x) and y, but the custom train_step uses its "
+            "batch in another way; keep metrics as attributes of the model, and update them in train_step"
+        )
 
 
-def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: str, accelerator: Accelerator) -> None:
+def require_test_step(
+    model: keras.Model,
+    batch: Sequence[Any],
+    *,
+    reference: str,
+    accelerator: Accelerator,
+    draws: StepDraws | None = None,
+) -> None:
     """Check that a model with custom steps can be evaluated, before training starts.
 
     Args:
@@ -151,9 +186,10 @@ def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: st
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
         accelerator: the step is traced for its replicas.
+        draws: seeds of the step's random operations.
 
     Raises:
-        ModelError: `test_step` cannot be traced.
+        ModelError: `test_step` cannot be traced, or a random operation cannot be made a function of the step.
     """
     steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
     if not any(overrides(model, name) for name in steps):
@@ -163,15 +199,22 @@ def require_test_step(model: keras.Model, batch: Sequence[Any], *, reference: st
         "model a test_step, or set data.validation_fraction to 0"
     )
     with _as_model_error(what):
-        trace_test_step(model, batch, accelerator)
+        function = trace_test_step(model, batch, accelerator, draws)
+    require_exact_draws(function, draws, f"{reference}: test_step")
 
 
-def trace_test_step(model: keras.Model, batch: Sequence[Any], accelerator: Accelerator) -> None:
-    """Trace `test_step` with a batch. It does not run: the graph is thrown away, and no metric changes."""
+def trace_test_step(
+    model: keras.Model, batch: Sequence[Any], accelerator: Accelerator, draws: StepDraws | None = None
+) -> Any:
+    """Trace `test_step` with a batch. It does not run, so no metric changes. Returns the concrete function."""
     test_step = called_like_fit(model.test_step)
-    tf.function(
-        lambda *parts: accelerator.strategy.run(test_step, args=(parts,)), jit_compile=False
-    ).get_concrete_function(*tree.map_structure(tf.convert_to_tensor, tuple(batch)))
+
+    def on_replicas(*parts: Any) -> None:
+        with exact_draws(draws):
+            accelerator.strategy.run(test_step, args=(parts,))
+
+    arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
+    return tf.function(on_replicas, jit_compile=False).get_concrete_function(*arguments)
 
 
 def _load_build_function(reference: str, code_folder: Path, seed: int) -> tuple[Callable[..., object], Any]:
@@ -182,6 +225,17 @@ def _load_build_function(reference: str, code_folder: Path, seed: int) -> tuple[
         keras.utils.clear_session(free_memory=False)
     function = load_function(reference, code_folder, seed=seed)
     return function, _policies.setdefault(module, keras.config.dtype_policy())
+
+
+def _first_use_hints(first_use: FirstUse) -> list[str]:
+    return [_BUILD_HINT, f"train_step cannot create the variables either: {first_use.fault}"] if first_use.fault else []
+
+
+def _optimized(model: keras.Model, first_use: FirstUse) -> list[Any]:
+    """The variables to build the compiled optimizer with: the trainable ones, and others that it is applied to."""
+    known = {id(variable) for variable in model.trainable_variables}
+    others = {id(each): each for each in first_use.applied if id(each) not in known}
+    return [*model.trainable_variables, *others.values()]
 
 
 def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:
@@ -197,12 +251,14 @@ def _as_model_error(what: str) -> Iterator[None]:
     except DEVICE_LOST_ERRORS:
         raise
     except (Exception, SystemExit) as fault:
-        raise ModelError(f"{what}: {describe(fault)}") from fault
+        raise ModelError(user_error(f"{what}:", fault)) from fault
 
 
 def _shapes(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _shapes(below) for key, below in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_shapes, value))
     return f"{value.dtype}{list(value.shape)}"
 
 

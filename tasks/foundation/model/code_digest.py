@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_spec import ModelSpec
 from tasks.foundation.model.batch_shapes import has_fixed_batch_size, without_batch_sizes
 from tasks.foundation.model.code_digest import digests_of_user_code, module_digest
 from tasks.foundation.model.variables import other_optimizers
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
 # The private package's name depends on the checkout's path, which must not change the identity.
 _PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
@@ -40,7 +40,12 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
     identity["compile.other"] = compiled | {"optimizers": others} if others else compiled
     identity["model.code"] = digests_of_user_code(model, spec.build)
     identity["model.options"] = spec.options
-    plain: dict[str, Any] = json.loads(json.dumps(identity, default=str))
+    return plain_values(identity)
+
+
+def plain_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values as they are in JSON; text where JSON has no such value, such as dates of YAML."""
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
 
 

@@ -3,11 +3,70 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state  # no public call restores it
 from keras.src.random import seed_generator
 from tensorflow.python.eager import context  # no public call reads TensorFlow's global seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomStates:
+    """The states of all random generators of the process, and the dtype policy of the thread, at one moment.
+
+    Code that is traced later than it was built, or in another thread, gets them back: what it draws while it is traced
+    becomes part of the graph.
+    """
+
+    python: Any
+    numpy: Any
+    keras_source: Any
+    keras_drawn: Any
+    tensorflow_seed: int | None
+    tensorflow_drawn: Any
+    dtype_policy: Any
+
+    @classmethod
+    def now(cls) -> "RandomStates":
+        """The current states."""
+        eager = context.context()
+        drawn = getattr(eager, "_rng", None)
+        source = seed_generator.python_random
+        return cls(
+            python=random.getstate(),
+            numpy=np.random.get_state(),  # noqa: NPY002 - user code draws from the global generator
+            keras_source=source,
+            keras_drawn=source.getstate(),
+            tensorflow_seed=eager._seed,
+            tensorflow_drawn=None if drawn is None else drawn.getstate(),
+            # Not `keras.config.dtype_policy()`, which fixes a policy where none is set.
+            dtype_policy=global_state.get_global_attribute("dtype_policy"),
+        )
+
+    def restore(self) -> None:
+        """Set all generators, and this thread's dtype policy, to these states."""
+        eager = context.context()
+        seed_generator.python_random = self.keras_source
+        self.keras_source.setstate(self.keras_drawn)
+        random.setstate(self.python)  # after Keras's source, which may be the same generator
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        eager._seed = self.tensorflow_seed
+        if self.tensorflow_drawn is not None:
+            eager._rng = random.Random()  # noqa: S311 - must be reproducible
+            eager._rng.setstate(self.tensorflow_drawn)
+        global_state.set_global_attribute("dtype_policy", self.dtype_policy)
+
+
+@contextmanager
+def preserved_random_states() -> Iterator[None]:
+    """Restore the random generators and the dtype policy after the block."""
+    states = RandomStates.now()
+    try:
+        yield
+    finally:
+        states.restore()
 
 
 @contextmanager
@@ -16,19 +75,9 @@ def preserved_global_state() -> Iterator[None]:
 
     A user's `load` function that is being read must yield the same examples, although a model is built meanwhile.
     """
-    of_python, of_numpy, of_layers = random.getstate(), np.random.get_state(), seed_generator.python_random  # noqa: NPY002
     of_keras = global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER
-    eager = context.context()
-    seed, source = eager._seed, getattr(eager, "_rng", None)
-    drawn = None if source is None else source.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        seed_generator.python_random = of_layers
-        global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER = of_keras
-        eager._seed = seed
-        if source is not None:
-            source.setstate(drawn)
-            eager._rng = source
+    with preserved_random_states():
+        try:
+            yield
+        finally:
+            global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER = of_keras

@@ -1,10 +1,13 @@
 """Calls train and test steps as Keras does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 import tensorflow as tf
+
+from tasks.foundation.errors import ModelError
+from tasks.foundation.user_errors import function_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,13 +34,32 @@ def called_like_fit(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], di
         step: the model's step.
 
     Returns:
-        A function of (x,), (x, y) or (x, y, sample_weight); it passes (x,) on as x.
+        A function of (x,), (x, y) or (x, y, sample_weight); it passes (x,) on as x. It raises a `ModelError` if the
+        step returns no dict.
     """
 
     def work(batch: Sequence[Any]) -> dict[str, Any]:
-        return step(batch[0] if len(batch) == 1 else tuple(batch))
+        return _as_logs(step(batch[0] if len(batch) == 1 else tuple(batch)), step)
 
     return work
+
+
+@not_converted
+def _as_logs(returned: Any, step: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """What a step returned.
+
+    Raises:
+        ModelError: it is no dict.
+    """
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    name = getattr(step, "__name__", "the step")
+    kind = "None" if returned is None else f"a {type(returned).__name__}"
+    fault = ModelError(
+        function_error(step, f"{name} returned {kind}; return a dict of what to log, such as {{'loss': loss}}")
+    )
+    fault.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph would put its own message around it
+    raise fault
 
 
 def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException) -> list[str]:

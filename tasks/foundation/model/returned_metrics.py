@@ -14,10 +14,11 @@ from keras import tree
 
 from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import BatonError, ModelError
-from tasks.foundation.messages import message
 from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints
-from tasks.foundation.model.variables import components
-from tasks.foundation.user_code import describe
+from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.traced_draws import exact_draws
+from tasks.foundation.model.variables import handle_ids
+from tasks.foundation.user_errors import user_error
 
 _LOSS = "loss"
 
@@ -58,7 +59,7 @@ class ReturnedMetrics:
         self._step = step
         held = {id(outside): id(inside) for outside, inside in function.graph.captures}
         owners = {
-            name: {held[handle] for handle in _handles(metric) if handle in held}
+            name: {held[handle] for each in metric.variables for handle in handle_ids(each.value) if handle in held}
             for metric in model.metrics
             for name in metric_names(metric)
         }
@@ -103,7 +104,13 @@ class ReturnedMetrics:
 
 
 def trace_returned_metrics(
-    model: keras.Model, name: str, batch: Sequence[Any], *, reference: str, accelerator: Accelerator
+    model: keras.Model,
+    name: str,
+    batch: Sequence[Any],
+    *,
+    reference: str,
+    accelerator: Accelerator,
+    draws: StepDraws | None = None,
 ) -> ReturnedMetrics | None:
     """Trace a custom `train_step` or `test_step` to find what it returns; None if the step is Keras's own.
 
@@ -113,6 +120,7 @@ def trace_returned_metrics(
         batch: see `create_variables`.
         reference: the function's name in the run file, for messages.
         accelerator: the step is traced for its replicas.
+        draws: seeds of the step's random operations.
 
     Raises:
         ModelError: the step cannot be traced.
@@ -126,7 +134,8 @@ def trace_returned_metrics(
         seen.append(step(parts))
 
     def on_replicas(*parts: Any) -> None:
-        accelerator.strategy.run(record, args=(parts,))
+        with exact_draws(draws):
+            accelerator.strategy.run(record, args=(parts,))
 
     tensors = tree.map_structure(tf.convert_to_tensor, tuple(batch))
     try:
@@ -134,8 +143,8 @@ def trace_returned_metrics(
     except (BatonError, *DEVICE_LOST_ERRORS):
         raise
     except (Exception, SystemExit) as fault:
-        headline = f"{reference}: {name} cannot be traced: {describe(fault)}"
-        raise ModelError(message(headline, hints=tracing_hints(model, batch, fault))) from fault
+        what = f"{reference}: {name} cannot be traced:"
+        raise ModelError(user_error(what, fault, hints=tracing_hints(model, batch, fault))) from fault
     with accelerator.strategy.scope():
         return ReturnedMetrics(model, step, function, seen[0])
 
@@ -153,14 +162,6 @@ def metric_names(metric: keras.metrics.Metric) -> list[str]:
     """Return the names under which a metric's results are logged."""
     result = metric.result()
     return [name for name, _ in flatten_metrics("", result)] if isinstance(result, dict) else [metric.name]
-
-
-def _handles(metric: keras.metrics.Metric) -> set[int]:
-    """Ids of the handles of a metric's variables; TPUStrategy adds a packed one for all replicas."""
-    values = [variable.value for variable in metric.variables]
-    handles = [part.handle for value in values for part in components(value)]
-    packed = [getattr(value, "_packed_var", None) for value in values]
-    return {id(handle) for handle in [*handles, *(each.packed_handle for each in packed if each is not None)]}
 
 
 def _sources(tensor: Any) -> set[int]:

@@ -13,25 +13,19 @@ from keras import tree
 from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
 from tasks.foundation.messages import listed, message
+from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.gradient_accumulation import accumulating_step, require_accumulation
 from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
+from tasks.foundation.model.random_operations import require_exact_draws
 from tasks.foundation.model.returned_metrics import ReturnedMetrics
+from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
+from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.variables import Leaf, untracked_variables
-from tasks.foundation.user_code import describe, determinism_remedy
+from tasks.foundation.user_errors import describe, user_error
 
 _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
 # TensorFlow's message for a label out of range, where deterministic operations compute the loss.
 _INDEX = re.compile(r"indices\[.*\] = -?\d+ is not in \[0, ")
-_MAX_TEXT = 300
-# Lines of TensorFlow's message that locate the error in a graph, and do not describe it.
-_LOCATION_PREFIXES = (
-    "Graph execution error",
-    "Detected at node",
-    "File ",
-    "<stack traces",
-    "[[",
-    "Original stack trace",
-)
 
 
 def build_train_step(
@@ -42,6 +36,7 @@ def build_train_step(
     reference: str,
     accelerator: Accelerator,
     returned: ReturnedMetrics | None = None,
+    draws: StepDraws | None = None,
 ) -> Callable[[Any], dict[str, Any]]:
     """Return what one replica does with its batch: `model.train_step`, or the same in micro-batches.
 
@@ -52,29 +47,36 @@ def build_train_step(
         reference: the function's name in the run file, for messages.
         accelerator: its replicas take the step.
         returned: metrics of the values that a custom train_step returns.
+        draws: seeds of the step's random operations.
 
     Raises:
         ModelError: the model's step cannot be split into micro-batches.
     """
     if accumulate == 1:
-        return called_like_fit(model.train_step) if returned is None else returned.step
-    require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
-    return accumulating_step(model, accumulate)
+        step = called_like_fit(model.train_step) if returned is None else returned.step
+    else:
+        require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
+        step = accumulating_step(model, accumulate)
+    return step if draws is None else draws.counted(step)
 
 
-def run_train_step(step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any) -> tuple[Any, Any]:
+def run_train_step(
+    step: Callable[[Any], dict[str, Any]], strategy: Any, batch: Any, draws: StepDraws | None = None
+) -> tuple[Any, Any]:
     """Run one train step on every replica; call it inside a traced function.
 
     Args:
         step: see `build_train_step`.
         strategy: its replicas take the step.
         batch: the distributed batch.
+        draws: seeds of the step's random operations.
 
     Returns:
         The sum of the replicas' losses, and the losses of this host's replicas, float32 [local_replicas]; (None, None)
         if the step returns no loss.
     """
-    logs = strategy.run(step, args=(batch,))
+    with exact_draws(draws):
+        logs = strategy.run(step, args=(batch,))
     if "loss" not in logs:
         return None, None
     # A custom step may return a loss per example.
@@ -111,8 +113,7 @@ def trace_train_step(
     except BatonError:
         raise
     except (Exception, SystemExit) as fault:
-        headline = f"{reference}: train_step cannot be traced: {describe(fault)}"
-        raise ModelError(message(headline, hints=hints(fault))) from fault
+        raise ModelError(user_error(f"{reference}: train_step cannot be traced:", fault, hints=hints(fault))) from fault
     missed = untracked_variables(concrete, leaves)
     if missed:
         raise ModelError(
@@ -133,6 +134,7 @@ def require_train_step(
     leaves: Iterable[Leaf],
     reference: str,
     accelerator: Accelerator,
+    draws: StepDraws | None = None,
 ) -> None:
     """Check that a model can be trained, before a run starts: a corrected model could not continue the run.
 
@@ -143,15 +145,19 @@ def require_train_step(
         leaves: the variables that are saved.
         reference: the function's name in the run file, for messages.
         accelerator: the step is traced for its replicas.
+        draws: seeds of the step's random operations.
 
     Raises:
-        ModelError: see `trace_train_step`.
+        ModelError: see `trace_train_step`, `require_exact_draws` and `require_xla_step`.
     """
     strategy = accelerator.strategy
-    own = build_train_step(model, batch, accumulate, reference=reference, accelerator=accelerator)
-    step = tf.function(lambda *parts: run_train_step(own, strategy, parts)[0], jit_compile=False)
+    own = build_train_step(model, batch, accumulate, reference=reference, accelerator=accelerator, draws=draws)
+    step = tf.function(lambda *parts: run_train_step(own, strategy, parts, draws)[0], jit_compile=False)
     arguments = tree.map_structure(tf.convert_to_tensor, tuple(batch))
-    trace_train_step(step, arguments, leaves=leaves, reference=reference, hints=partial(tracing_hints, model, batch))
+    hints = partial(tracing_hints, model, batch)
+    concrete = trace_train_step(step, arguments, leaves=saved_or_drawn(leaves, draws), reference=reference, hints=hints)
+    require_exact_draws(concrete, draws, f"{reference}: train_step")
+    require_xla_step(model, own, batch, reference=reference, accelerator=accelerator, draws=draws)
 
 
 @contextmanager
@@ -182,17 +188,6 @@ def op_errors_as_model_error(what: str) -> Iterator[None]:
     except DEVICE_LOST_ERRORS:
         raise  # a problem of the machine, not of the model
     except tf.errors.OpError as fault:
-        text = _describe_op_error(fault)
+        text = describe(fault)
         is_label = "label" in text.lower() or _INDEX.search(text) is not None
-        remedy = _LABEL_REMEDY if is_label else determinism_remedy(text)
-        raise ModelError(f"{what}: {type(fault).__name__}: {text}{remedy}") from fault
-
-
-def _describe_op_error(fault: tf.errors.OpError) -> str:
-    """Return the first line of TensorFlow's message that describes the error, shortened."""
-    lines = [" ".join(line.split()) for line in str(fault.message).splitlines()]
-    descriptions = [
-        line for line in lines if line and not line.startswith(_LOCATION_PREFIXES) and "root error(s) found" not in line
-    ]
-    text = next(iter(descriptions), "no message")
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+        raise ModelError(user_error(f"{what}:", fault, end=_LABEL_REMEDY if is_label else "")) from fault

@@ -47,6 +47,16 @@ def components(variable: Any) -> tuple[Any, ...]:
     return tuple(variable.values) if hasattr(variable, "values") else (variable,)
 
 
+def handle_ids(variable: Any) -> set[int]:
+    """Return the ids of all handles by which a traced function may use a `tf.Variable`.
+
+    TPUStrategy adds a packed handle for the components of all replicas.
+    """
+    packed = getattr(variable, "_packed_var", None)
+    handles = [part.handle for part in components(variable)]
+    return {id(handle) for handle in (handles if packed is None else [*handles, packed.packed_handle])}
+
+
 def leaves_of(model: keras.Model, frozen: frozenset[int] = frozenset()) -> tuple[Leaf, ...]:
     """Return all variables of a built and compiled model.
 
@@ -161,7 +171,8 @@ class _Found:
             attribute = ".".join(["model", *attribute_path.split("/")[2:]])
             raise ModelError(
                 f"optimizer {optimizer.name} of the model is not built ({attribute}), so its state cannot be saved; "
-                "call optimizer.build(variables) in the function that builds the model"
+                "call optimizer.build(variables) in the function that builds the model, or remove it if train_step "
+                "does not use it"
             )
         # With the index, because the paths of Nadam's and Adafactor's variables repeat.
         for index, variable in enumerate(optimizer.variables):

@@ -1,0 +1,159 @@
+"""Applies transforms to examples and batches within the reader's pipeline; see reader.py for what comes before.
+
+Transforms run in parallel, in the order of the data. Each gets a seed that follows from the position of its example or
+batch, so the result does not depend on threads, cuts, hosts or replicas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.foundation.dataset.example_seeds import example_seeds
+
+Parts = tuple[Any, ...]
+# Takes (x,), (x, y) or (x, y, sample_weight) and a seed, int32 [2]; returns one of these forms, with static shapes.
+SeededFunction = Callable[[Parts, Any], Parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFunctions:
+    """What the input pipeline applies to training data.
+
+    Attributes:
+        example: applied to each example; None: nothing.
+        batch: applied to each global batch, which keeps its size; None: nothing.
+    """
+
+    example: SeededFunction | None = None
+    batch: SeededFunction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How records become examples.
+
+    Attributes:
+        batch: vector of records [n] -> (x,), (x, y) or (x, y, sample_weight), each [n, ...].
+        one_by_one: decoding is slow, so each example is decoded in its own parallel call.
+    """
+
+    batch: Callable[[Any], Parts]
+    one_by_one: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which examples the vectors of records hold, and which of them this host keeps.
+
+    Attributes:
+        first_example: position in the stream of the first record, a multiple of `global_batch_size`.
+        chunk_batches: global batches in each vector of records.
+        global_batch_size: examples per step, over all replicas.
+        host: index of this host, from 0.
+        hosts: number of hosts.
+        local_replicas: replicas on each host.
+    """
+
+    first_example: int
+    chunk_batches: int
+    global_batch_size: int
+    host: int
+    hosts: int
+    local_replicas: int
+
+    @property
+    def per_host(self) -> int:
+        """Examples of this host in each global batch."""
+        return self.global_batch_size // self.hosts
+
+    def of_host(self, values: Any) -> Any:
+        """Return the rows of this host from a tensor [chunk_batches * global_batch_size, ...], in order."""
+        below = values.shape[1:]
+        rows = tf.reshape(values, [self.chunk_batches, self.hosts, self.per_host, *below])[:, self.host]
+        return tf.reshape(rows, [self.chunk_batches * self.per_host, *below])
+
+
+def transformed_training(
+    records: Any, functions: TrainingFunctions, decoding: Decoding, layout: Layout, *, seed: int
+) -> Any:
+    """Return per-replica batches of transformed examples.
+
+    A batch transform needs the whole global batch. Then each host transforms all examples of the batch, and keeps its
+    rows afterwards.
+
+    Args:
+        records: dataset of string vectors [chunk_batches * global_batch_size], without end.
+        functions: what to apply.
+        decoding: how records become examples.
+        layout: which examples the vectors hold.
+        seed: the run's seed.
+
+    Returns:
+        A dataset of (x,), (x, y) or (x, y, sample_weight), each [global_batch_size / replicas, ...].
+    """
+    chunk = layout.chunk_batches * layout.global_batch_size
+
+    def seeded(begin: Any, found: Any) -> tuple[Any, Any]:
+        found = tf.ensure_shape(found, [chunk])
+        seeds = example_seeds("transform", seed, begin, chunk)
+        return (seeds, found) if functions.batch is not None else (layout.of_host(seeds), layout.of_host(found))
+
+    begins = tf.data.Dataset.counter(layout.first_example, chunk)
+    examples = _examples(tf.data.Dataset.zip(begins, records).map(_unconverted(seeded)), functions.example, decoding)
+    per_replica = layout.per_host // layout.local_replicas
+    if functions.batch is None:
+        return examples.batch(per_replica, drop_remainder=True)
+    transform = functions.batch
+    first_row = layout.host * layout.per_host
+
+    def transformed(index: Any, parts: Parts) -> Parts:
+        changed = transform(parts, example_seeds("batch_transform", seed, index, 1)[0])
+        return tuple(tf.nest.map_structure(lambda rows: rows[first_row : first_row + layout.per_host], changed))
+
+    batches = examples.batch(layout.global_batch_size, drop_remainder=True)
+    indices = tf.data.Dataset.counter(layout.first_example // layout.global_batch_size)
+    return _mapped(tf.data.Dataset.zip(indices, batches), transformed).rebatch(per_replica, drop_remainder=True)
+
+
+def transformed_validation(batches: Any, function: SeededFunction, *, seed: int, skip: int, batch_size: int) -> Any:
+    """Return batches of transformed validation examples; an example's seed follows from its index alone.
+
+    Args:
+        batches: dataset of (x,), (x, y) or (x, y, sample_weight), each [batch_size, ...].
+        function: applied to each example.
+        seed: the run's seed.
+        skip: index of the first example among all validation examples.
+        batch_size: examples per batch.
+    """
+
+    def seeded(begin: Any, parts: Parts) -> tuple[Any, Parts]:
+        return example_seeds("validation_transform", seed, begin, batch_size), parts
+
+    numbered = tf.data.Dataset.zip(tf.data.Dataset.counter(skip, batch_size), batches).map(_unconverted(seeded))
+    examples = _mapped(numbered.unbatch(), lambda own_seed, parts: function(parts, own_seed))
+    return examples.batch(batch_size, drop_remainder=True)
+
+
+def _examples(pairs: Any, function: SeededFunction | None, decoding: Decoding) -> Any:
+    """Return the single examples of pairs of vectors (seeds [n, 2], records [n])."""
+    apply = function or (lambda parts, _seed: parts)
+    if decoding.one_by_one:
+
+        def decoded(own_seed: Any, record: Any) -> Parts:
+            batch = decoding.batch(record[tf.newaxis])
+            return apply(tuple(tf.nest.map_structure(lambda values: values[0], batch)), own_seed)
+
+        return _mapped(pairs.unbatch(), decoded)
+    parsed = _mapped(pairs, lambda seeds, records: (seeds, decoding.batch(records)))
+    return _mapped(parsed.unbatch(), lambda own_seed, parts: apply(parts, own_seed))
+
+
+def _mapped(dataset: Any, function: Callable[..., Any]) -> Any:
+    return dataset.map(_unconverted(function), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _unconverted(function: Callable[..., Any]) -> Any:
+    """The function is plain Python; AutoGraph cannot convert it correctly."""
+    return tf.autograph.experimental.do_not_convert(function)
