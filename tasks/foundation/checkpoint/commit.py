@@ -5,7 +5,7 @@ The stage checkpoint-to-GCS calls this at segment ends, `save.py` everywhere els
 
 from contextlib import suppress
 
-from tasks.foundation.checkpoint.retention import apply_retention, retention_policies
+from tasks.foundation.checkpoint.retention import apply_retention, files_to_delete, retention_policies
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
@@ -13,18 +13,19 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.parallel import beside
 from tasks.foundation.telemetry.events import Committed, Sink
 
 
-def commit_staged(home: Storage, body: Commit, *, spec: RunSpec, telemetry: Sink) -> Entry:
+def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, verified: bool = False) -> Entry:
     """Verify a staged checkpoint against its manifest, commit it, and apply the retention policies.
 
     Args:
-        home: the run's home.
+        log: the run's.
         body: the log entry to write; it names the checkpoint.
         spec: the run file.
         telemetry: receives `Committed`.
+        verified: whether this process has just written the files, and compared what the store holds with what it sent.
 
     Returns:
         The entry as it is in the log; the earlier one if this commit was made before.
@@ -34,23 +35,25 @@ def commit_staged(home: Storage, body: Commit, *, spec: RunSpec, telemetry: Sink
         DamagedCheckpoint: the store holds other bytes than the manifest says; nothing is committed.
     """
     staged = body.checkpoint
-    log = RunLog(home)
-    _verify(log, staged)
-    try:
-        entry = commit(log, body)
-    except StaleWriter:
-        with suppress(StorageError):  # the next commit deletes what is left
-            home.delete(staged.path)
-        raise
-    telemetry.emit(
-        Committed(
-            step=staged.step,
-            path=staged.path,
-            size=staged.size,
-            metrics=body.history[-1].metrics if body.history else {},
+    if not verified:
+        _verify(log, staged)
+    before = log.head_seen()
+    with beside(lambda: files_to_delete(log.home, before)) as listed:
+        try:
+            entry = commit(log, body)
+        except StaleWriter:
+            with suppress(StorageError):  # the next commit deletes what is left
+                log.home.delete(staged.path)
+            raise
+        telemetry.emit(
+            Committed(
+                step=staged.step,
+                path=staged.path,
+                size=staged.size,
+                metrics=body.history[-1].metrics if body.history else {},
+            )
         )
-    )
-    apply_retention(log, retention_policies(spec), attempt=staged.attempt)
+        apply_retention(log, retention_policies(spec), attempt=staged.attempt, listed=listed.result())
     return entry
 
 

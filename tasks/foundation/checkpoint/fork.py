@@ -18,7 +18,8 @@ from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Or
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing, InvalidInput, RunLogError, StaleWriter
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.log import UNFINISHED_FORK, RunLog
+from tasks.foundation.runlog.completeness import UNFINISHED_FORK
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.parallel import parallel_map
@@ -224,7 +225,7 @@ def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lin
             origin = Origin(
                 forked_from=lineage,
                 skipped_batches=last_there.skipped_batches,
-                identity=last_there.identity,
+                identity=dict(last_there.identity),
                 environment=last_there.environment,
             )
             return origin, lineage

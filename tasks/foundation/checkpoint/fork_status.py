@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tasks.foundation.contracts.log_entry import Head, Lineage, Origin
 from tasks.foundation.errors import FileMissing, InvalidInput, RunLogError
-from tasks.foundation.runlog.log import UNFINISHED_FORK, RunLog
+from tasks.foundation.runlog.completeness import UNFINISHED_FORK
+from tasks.foundation.runlog.log import RunLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Find the newest whole checkpoint of a run, and quarantine the damaged ones after it."""
 
+from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NothingToRestore
@@ -12,6 +13,8 @@ from tasks.foundation.telemetry.events import Note, Sink
 def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verify_bytes: bool = False) -> Head | None:
     """Quarantine the tip while it is damaged, and return the head.
 
+    A checkpoint that this process reads ahead is not asked about: `restore` compares all its bytes with the manifest.
+
     If every retained checkpoint is damaged, none is quarantined. So the run can continue once the files are restored
     from a backup.
 
@@ -22,7 +25,7 @@ def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verif
         verify_bytes: whether to read all bytes, instead of asking the store for sizes and checksums.
 
     Returns:
-        The head, whose tip is whole; None if there is no run.
+        The head, whose tip is whole or about to be restored and verified; None if there is no run.
 
     Raises:
         NothingToRestore: every retained checkpoint is damaged, and training had gone beyond step 0.
@@ -30,6 +33,8 @@ def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verif
     while True:
         head = log.head()
         if head is None or head.tip is None:
+            return head
+        if not verify_bytes and PREFETCHED_CHECKPOINT.looks_whole(log.home, head.tip):
             return head
         reason = find_damage(log.home, head.tip, read_bytes=verify_bytes)
         if reason is None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tasks.foundation.checkpoint.bundle import PREFIX
+from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
-from tasks.foundation.checkpoint.write import PREFIX
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.model.variables import Leaf
@@ -45,10 +46,11 @@ def restore_checkpoint(state: TrainState, home: Storage, ref: CheckpointRef) -> 
 
 def _restore(state: TrainState, home: Storage, ref: CheckpointRef) -> None:
     where = f"{home.uri}/{ref.path}"
-    manifest = read_manifest(home, ref)
+    manifest = PREFETCHED_CHECKPOINT.manifest(home, ref) or read_manifest(home, ref)
     require_same_signature(manifest.signature, state.signature, where=where)
     with temporary_folder_errors(where), temporary_folder("baton-restoring-") as local:
-        fetch(home, ref, manifest, local)
+        fetch(home, ref, manifest, local, fetched=PREFETCHED_CHECKPOINT.take(home, ref))
+        PREFETCHED_CHECKPOINT.drop()
         prefix = str(local / PREFIX)
         try:
             _read_model(state, prefix, manifest)

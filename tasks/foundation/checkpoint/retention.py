@@ -4,17 +4,24 @@ Policies are values, like `max_to_keep` and `keep_checkpoint_every_n_hours` of `
 in steps, because clocks differ between machines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
+from tasks.foundation.contracts.callback_record import recorded_callbacks
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Head, Retire
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import StorageError
+from tasks.foundation.runlog.commits import evaluates_beside, overdue_evaluation
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.best_effort_delete import discard, is_postponed
+from tasks.foundation.storage.parallel import parallel_map
 
-_COMMITS_BETWEEN_RETIRING_AND_DELETING = 2
+_COMMITS_BEFORE_DELETING = 2
+_LISTING_SECONDS = 10.0
 
 
 class RetentionPolicy(Protocol):
@@ -56,12 +63,35 @@ class KeepBestEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBestOfCallbacks:
+    """Keeps the best of the evaluated checkpoints if the run's callbacks ask for it, as ModelCheckpoint does."""
+
+    def keeps(self, head: Head) -> set[str]:
+        """Path of the best checkpoint, if any was evaluated."""
+        if head.best is None or recorded_callbacks(head.identity).keep_best is None:
+            return set()
+        return {head.best.checkpoint.path}
+
+
+@dataclass(frozen=True, slots=True)
 class KeepBorders:
     """Keeps the two newest on segment borders. A rewind needs them, even if many commits lie between them."""
 
     def keeps(self, head: Head) -> set[str]:
         """Paths of the newest checkpoints on segment borders."""
         return set(head.borders[-2:])
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOverdue:
+    """Keeps the checkpoint that another process still evaluates, or has to evaluate after a kill."""
+
+    spec: RunSpec
+
+    def keeps(self, head: Head) -> set[str]:
+        """Path of that checkpoint, if there is one."""
+        overdue = overdue_evaluation(head, self.spec)
+        return set() if overdue is None else {overdue.path}
 
 
 def retention_policies(spec: RunSpec) -> tuple[RetentionPolicy, ...]:
@@ -71,28 +101,76 @@ def retention_policies(spec: RunSpec) -> tuple[RetentionPolicy, ...]:
         policies.append(KeepEvery(spec.checkpoint.keep_every_steps))
     if spec.checkpoint.keep_best is not None:
         policies.append(KeepBestEvaluated())
+    elif spec.train.callbacks is not None:
+        policies.append(KeepBestOfCallbacks())
     if spec.train.on_blowup == "rewind":
         policies.append(KeepBorders())
+    if evaluates_beside(spec):
+        policies.append(KeepOverdue(spec))
     return tuple(policies)
 
 
-def apply_retention(log: RunLog, policies: Sequence[RetentionPolicy], *, attempt: str) -> None:
-    """Delete what was retired two commits ago, retire what no policy keeps, and delete garbage.
+def files_to_delete(home: Storage, head: Head | None) -> dict[str, tuple[str, ...]]:
+    """List the files that `apply_retention` deletes once one more commit is there. Best effort.
+
+    Call it beside that commit: in a remote store, deletion then needs no listing of its own.
+
+    Args:
+        home: the run's.
+        head: before the commit.
+
+    Returns:
+        For each retired checkpoint, all files that it still has. A local store deletes without a list, so it gets none.
+    """
+    if head is None or home.transfers == 1:
+        return {}
+    now = head.commits + 1
+    ripe = [old.path for old in head.retired if now - old.at_commit >= _COMMITS_BEFORE_DELETING]
+    paths = [path for path in ripe if not is_postponed(home, path, now=now)]
+    quick = home.with_deadline(_LISTING_SECONDS)
+
+    def files_of(path: str) -> tuple[str, ...] | None:
+        try:
+            return tuple(quick.files(path))
+        except StorageError:
+            return None  # deletion lists them, or reports why it cannot
+
+    found = zip(paths, parallel_map(files_of, paths, workers=home.transfers), strict=True)
+    return {path: files for path, files in found if files is not None}
+
+
+def apply_retention(
+    log: RunLog,
+    policies: Sequence[RetentionPolicy],
+    *,
+    attempt: str,
+    listed: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Retire what no policy keeps, and delete what was retired two commits ago, and garbage.
 
     Retiring is logged before anything is deleted, and deleting waits for two commits, so that readers notice in time.
-    The next call finishes what a crash left. A checkpoint that cannot be deleted stays in the list of retired ones, and
-    later calls try again.
+    Deletions run beside the entry that retires, so the entry after the next commit says that they are done: by then,
+    nothing is left, or is deleted first. So the next call finishes what a crash left. A checkpoint that cannot be
+    deleted stays in the list of retired ones, and later calls try again.
 
     Args:
         log: the run's.
         policies: a checkpoint is retained if one of them keeps it.
         attempt: the writer, a uuid4.
+        listed: see `files_to_delete`; what is missing is listed when it is deleted.
     """
-    head = log.head()
+    head = log.head_seen()
     if head is None:
         return
-    due = [old.path for old in head.retired if head.commits - old.at_commit >= _COMMITS_BETWEEN_RETIRING_AND_DELETING]
-    deleted = tuple(path for path in due if discard(log.home, path, now=head.commits))
+    ages = {old.path: head.commits - old.at_commit for old in head.retired}
+    due = [path for path, age in ages.items() if age == _COMMITS_BEFORE_DELETING]
+    overdue = [path for path, age in ages.items() if age > _COMMITS_BEFORE_DELETING]
+
+    def delete(path: str) -> bool:
+        return discard(log.home, path, files=listed.get(path), now=head.commits)
+
+    gone = parallel_map(delete, overdue, workers=log.home.transfers)
+    deleted = tuple(path for path, is_gone in zip(overdue, gone, strict=True) if is_gone)
 
     def decide(newest: Head | None) -> Body | None:
         if newest is None:
@@ -103,19 +181,36 @@ def apply_retention(log: RunLog, policies: Sequence[RetentionPolicy], *, attempt
         gone = tuple(path for path in deleted if path in still_listed)
         return Retire(paths=paths, deleted=gone) if paths or gone else None
 
-    log.append(decide, attempt=attempt)
-    _delete_garbage(log)
+    steps: list[Callable[[], object]] = [lambda: log.write_hint(head.number)]
+    if decide(head) is not None:
+        # If the entry is not created after all, HINT points past the end, which costs a reader time.
+        steps = [lambda: log.append(decide, attempt=attempt), lambda: log.write_hint(head.number + 1)]
+    steps += [lambda path=path: delete(path) for path in due]  # type: ignore[misc]
+    if not log.is_swept:
+        steps.append(lambda: _sweep(log))
+    parallel_map(lambda step: step(), steps, workers=log.home.transfers)
 
 
-def _delete_garbage(log: RunLog) -> None:
-    """Delete folders that no entry names and whose base is no longer current: their writers can never commit."""
+def _sweep(log: RunLog) -> None:
+    log.is_swept = _delete_garbage(log)
+
+
+def _delete_garbage(log: RunLog) -> bool:
+    """Delete folders that no entry names and whose base is no longer current: their writers can never commit.
+
+    A process looks for them until it finds none that may become garbage later, and then no more: every listing takes
+    longer, the more checkpoints are kept. What comes afterwards is deleted by the next process.
+
+    Returns:
+        Whether nothing is left that an earlier attempt has staged.
+    """
     # Listed before the head is read: everything listed was staged on a base no newer than the head's.
     folders = set(log.home.folders("checkpoints"))
     head = log.head()
     if head is None:
-        return
+        return False
     named = {ref.path for ref in (*head.retained, *head.quarantined)} | {old.path for old in head.retired}
-    for folder in folders - named:
-        base = base_in_folder_name(folder)
-        if base is not None and base != head.base:
-            discard(log.home, folder, now=head.commits)
+    staged = [folder for folder in folders - named if base_in_folder_name(folder) is not None]
+    garbage = [folder for folder in staged if base_in_folder_name(folder) != head.base]
+    deleted = [discard(log.home, folder, now=head.commits) for folder in garbage]
+    return len(staged) == sum(deleted)

@@ -1,77 +1,264 @@
-"""What a checkpoint of the train state will hold, checked before anything is written."""
+"""The train state at one step, copied into host memory, so that training can go on while it is written."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.checkpoint import VariableRecord
-from tasks.foundation.errors import NonFinite
+from tasks.foundation.checkpoint.bundle import Location, locate, string_tensor
+from tasks.foundation.contracts.checkpoint import VariableRecord, replica_key
+from tasks.foundation.state.layout import stored_name
+from tasks.foundation.state.object_graph import OBJECT_GRAPH
+from tasks.foundation.state.page_buffer import PageBuffer
 from tasks.foundation.state.train_state import TrainState
+
+# Data files of at most this size are uploaded and downloaded side by side.
+SHARD_BYTES = 64 << 20
+# Data files begin at pages, so that they go to the disk without another copy.
+_PAGE_BYTES = 4096
+# What one thread copies at a time. More threads than these do not make memory faster.
+_COPY_BYTES = 8 << 20
+_MOST_THREADS = 4
+# What the state of callbacks may take, whose size is known when it is read.
+_SPARE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredValue:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        key: in the train state; `OBJECT_GRAPH` for TensorFlow's graph, which is not part of the state.
+        name: in the checkpoint's files.
+        dtype: a number of TensorFlow's enum `DataType`.
+        array: the value; a string's bytes as they are in a file, uint8 [size].
+        crc32c: of a string, whose checksum is not that of its bytes; None for a number.
+        location: where it belongs in the files.
+    """
+
+    key: str
+    name: str
+    dtype: int
+    array: Any
+    crc32c: int | None
+    location: Location
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the value."""
+        return memoryview(_bytes_of(self.array))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The train state at one step.
 
-    The values are not copied: they are in the model's own variables. Do not train until the snapshot is written.
-
     Attributes:
         step: the absolute step.
+        where: added to the step in an error message, for example ", in segment 2".
         replicas: number of replicas that the state was trained on.
-        keys: of everything that is saved.
         signature: path, dtype and shape of each leaf.
         compiled_learning_rates: see `TrainState`.
-        checkpoint: the `tf.train.Checkpoint` that writes it.
-        io_device: the device that writes files; None for TensorFlow's choice.
+        trainable: key and path of each leaf that must be finite.
+        values: TensorFlow's graph, then the values in the order of their keys.
+        memory: holds the values; None if they are still in the model's variables. Then do not train until they are
+            written.
+        buffer: where the memory is given back.
     """
 
     step: int
+    where: str
     replicas: int
-    keys: tuple[str, ...]
     signature: tuple[VariableRecord, ...]
     compiled_learning_rates: Mapping[str, float]
-    checkpoint: tf.train.Checkpoint
-    io_device: str | None
+    trainable: tuple[tuple[str, str], ...]
+    values: tuple[StoredValue, ...]
+    memory: memoryview | None
+    buffer: PageBuffer
+
+    def shards(self) -> list[list[memoryview]]:
+        """The content of each data file, in parts. It is one part if the values were copied."""
+        sizes = _sizes_of_shards(self.values)
+        if self.memory is not None:
+            begins = _shard_begins(sizes)
+            return [[self.memory[begin : begin + size]] for begin, size in zip(begins, sizes, strict=True)]
+        shards: list[list[memoryview]] = [[] for _ in sizes]
+        for value, gap in _with_gaps(self.values):
+            shards[value.location.shard] += [memoryview(bytes(gap)), value.data]
+        return shards
+
+    def release(self) -> None:
+        """Give the memory back, for the next snapshot. Nothing may read this one afterwards."""
+        if self.memory is not None:
+            self.buffer.give_back(self.memory)
 
 
-def take_snapshot(state: TrainState, *, where: str = "") -> Snapshot | None:
+def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> Snapshot | None:
     """Take a snapshot. With several hosts, all of them call it at the same step.
 
     Args:
         state: the train state.
         where: added to the step in an error message, for example ", in segment 2".
+        copy: whether to copy the values, so that training can go on before they are written. Without, no memory is
+            needed.
 
     Returns:
         The snapshot; None on hosts other than the chief, because only the chief writes.
 
     Raises:
-        NonFinite: a trainable variable holds NaN or infinity.
         ModelError: the random streams of the replicas could not be restored.
     """
-    _require_finite(state, where=f"step {state.step}{where}")
     state.replica_variables.gather()
     state.seeds.require_derived()
     if not state.accelerator.is_chief:
         return None
+    values = _values_of(state)
+    memory = None
+    if copy:
+        sizes = _sizes_of_shards(values)
+        memory = state.page_buffer.borrow(sum(map(_in_pages, sizes)))
+        values = _copied(values, memory, _shard_begins(sizes))
     return Snapshot(
         step=state.step,
+        where=where,
         replicas=state.accelerator.replicas,
-        keys=tuple(state.saved),
         signature=state.signature,
         compiled_learning_rates=state.compiled_learning_rates,
-        checkpoint=state.checkpoint,
-        io_device=state.accelerator.io_device,
+        trainable=tuple(_trainable(state)),
+        values=values,
+        memory=memory,
+        buffer=state.page_buffer,
     )
 
 
-def _require_finite(state: TrainState, *, where: str) -> None:
+def snapshot_bytes(state: TrainState) -> int:
+    """Host memory that a snapshot of a train state needs, in bytes."""
+    return sum(map(_bytes_of_variable, state.saved.values()))
+
+
+def reserve_memory(state: TrainState) -> None:
+    """Get the memory of the first snapshot ready beside the training, so that the snapshot need not wait for it."""
+    graph, _ = string_tensor(state.object_graph)
+    sizes = [len(graph), *(_bytes_of_variable(state.saved[key]) for key in sorted(state.saved))]
+    shards = _shard_sizes(locate(sizes, shard_bytes=SHARD_BYTES), sizes)
+    state.page_buffer.reserve(sum(map(_in_pages, shards)) + _SPARE_BYTES)
+
+
+def _bytes_of_variable(variable: Any) -> int:
+    return (variable.shape.num_elements() or 0) * int(variable.dtype.size)
+
+
+def _values_of(state: TrainState) -> tuple[StoredValue, ...]:
+    graph, graph_crc32c = string_tensor(state.object_graph)
+    arrays = state.host_values.read()
+    keys = sorted(arrays)
+    locations = locate([len(graph), *(arrays[key].nbytes for key in keys)], shard_bytes=SHARD_BYTES)
+    first = StoredValue(
+        key=OBJECT_GRAPH,
+        name=OBJECT_GRAPH,
+        dtype=tf.string.as_datatype_enum,
+        array=np.frombuffer(graph, np.uint8),
+        crc32c=graph_crc32c,
+        location=locations[0],
+    )
+    rest = (
+        StoredValue(
+            key=key,
+            name=stored_name(key),
+            dtype=state.saved[key].dtype.as_datatype_enum,
+            array=arrays[key],
+            crc32c=None,
+            location=location,
+        )
+        for key, location in zip(keys, locations[1:], strict=True)
+    )
+    return (first, *rest)
+
+
+def _trainable(state: TrainState) -> Iterator[tuple[str, str]]:
     for leaf in state.leaves:
-        variable: Any = leaf.components[0]
-        if leaf.trainable and variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
-            raise NonFinite(
-                f"{where}: {leaf.path} holds NaN or infinity, which is not committed. Lower the learning rate, "
-                "clip gradients, or look at the data of these steps",
-                step=state.step,
-            )
+        if leaf.trainable and leaf.components[0].dtype.is_floating:
+            yield replica_key(leaf.path, 0) if leaf.per_replica else leaf.path, leaf.path
+
+
+def _copied(values: Sequence[StoredValue], memory: memoryview, begins: Sequence[int]) -> tuple[StoredValue, ...]:
+    """The same values, copied into memory, with zeros between them."""
+    area = np.frombuffer(memory, np.uint8)
+    pairs: list[tuple[Any, Any]] = []
+    copies: list[Any] = []
+    for value, gap in _with_gaps(values):
+        begin = begins[value.location.shard] + value.location.offset
+        area[begin - gap : begin] = 0
+        target = area[begin : begin + value.array.nbytes]
+        pairs.append((target, _bytes_of(value.array)))
+        copies.append(target.view(value.array.dtype).reshape(value.array.shape))
+    _copy_in_threads(pairs)
+    return tuple(replace(value, array=array) for value, array in zip(values, copies, strict=True))
+
+
+def _copy_in_threads(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Copy each array to its target; both are uint8 [size]."""
+    parcels: list[list[tuple[Any, Any]]] = [[]]
+    size = 0
+    for target, source in pairs:
+        for begin in range(0, len(source), _COPY_BYTES):
+            part = slice(begin, begin + _COPY_BYTES)
+            parcels[-1].append((target[part], source[part]))
+            size += len(source[part])
+            if size >= _COPY_BYTES:
+                parcels.append([])
+                size = 0
+    threads = min(_MOST_THREADS, len(parcels), len(os.sched_getaffinity(0)))
+    if threads == 1:
+        list(map(_copy, parcels))
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="baton-snapshot") as pool:
+        list(pool.map(_copy, parcels))
+
+
+def _copy(parcel: Iterable[tuple[Any, Any]]) -> None:
+    for target, source in parcel:
+        np.copyto(target, source)
+
+
+def _bytes_of(array: Any) -> Any:
+    """The bytes of an array, uint8 [size]; without a copy if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _with_gaps(values: Iterable[StoredValue]) -> Iterator[tuple[StoredValue, int]]:
+    """Each value, and the number of bytes between it and the one before in its file."""
+    shard = end = 0
+    for value in values:
+        if value.location.shard != shard:
+            shard, end = value.location.shard, 0
+        yield value, value.location.offset - end
+        end = value.location.offset + value.array.nbytes
+
+
+def _sizes_of_shards(values: Sequence[StoredValue]) -> list[int]:
+    return _shard_sizes([value.location for value in values], [value.array.nbytes for value in values])
+
+
+def _shard_sizes(locations: Sequence[Location], sizes: Sequence[int]) -> list[int]:
+    """The size of each data file, of tensors at `locations` with `sizes` in bytes."""
+    shards = [0] * (locations[-1].shard + 1)
+    for location, size in zip(locations, sizes, strict=True):
+        shards[location.shard] = location.offset + size
+    return shards
+
+
+def _shard_begins(sizes: Sequence[int]) -> list[int]:
+    """Where each data file begins in memory."""
+    begins = [0]
+    for size in sizes:
+        begins.append(begins[-1] + _in_pages(size))
+    return begins[:-1]
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // _PAGE_BYTES) * _PAGE_BYTES

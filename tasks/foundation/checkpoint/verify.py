@@ -6,8 +6,9 @@ bytes.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.foundation.contracts.base import another_version
@@ -96,7 +97,22 @@ def find_damage(home: Storage, ref: CheckpointRef, *, read_bytes: bool = False) 
     return None
 
 
-def fetch(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, folder: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFile:
+    """A file that was downloaded before it was needed: where it is, and what the download computed."""
+
+    path: Path
+    stat: FileStat
+
+
+def fetch(
+    home: Storage,
+    ref: CheckpointRef,
+    manifest: CheckpointManifest,
+    folder: Path,
+    *,
+    fetched: Mapping[str, FetchedFile] = {},
+) -> None:
     """Put a checkpoint's files into a local folder, side by side, and compare each with the manifest.
 
     Files on this machine are linked. Others are downloaded, and once more if the first download differs.
@@ -105,7 +121,8 @@ def fetch(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, folde
         home: the run's home.
         ref: the checkpoint.
         manifest: its manifest.
-        folder: an empty local folder.
+        folder: an empty local folder, on the disk of `fetched`.
+        fetched: files that were downloaded before, by name; they are moved, and count as the first download.
 
     Raises:
         DamagedCheckpoint: names the file that differs or is missing.
@@ -114,8 +131,14 @@ def fetch(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, folde
 
     def fetch_one(file: FileRecord) -> None:
         target = folder / file.name
+        first = [fetched[file.name]] if file.name in fetched else []
 
         def read(path: str) -> FileStat:
+            while first:
+                early = first.pop()
+                with suppress(OSError):  # deleted meanwhile, as systems do in temporary folders
+                    early.path.replace(target)
+                    return early.stat
             local = home.local_path(path)
             if local is None:
                 return home.download(path, target)

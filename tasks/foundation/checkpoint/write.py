@@ -1,52 +1,96 @@
 """Write a snapshot into a run's home: TensorFlow's files first, the manifest last.
 
 A checkpoint whose manifest is there is *staged*: all of its files are complete. A log entry makes it *committed*, see
-`commit.py`.
+`commit.py`. Any thread may write a snapshot: it needs neither TensorFlow nor the model.
 """
 
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-import tensorflow as tf
+import google_crc32c
 
-from tasks.foundation.checkpoint.snapshot import Snapshot
+from tasks.foundation.checkpoint.bundle import PREFIX, BundleEntry, data_file, index_of
+from tasks.foundation.checkpoint.finite import require_finite
+from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
-from tasks.foundation.errors import FileMissing, StateMismatch, StorageError
+from tasks.foundation.errors import FileMissing, RunLogError
 from tasks.foundation.runlog.commits import stale_writer
+from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.digest import digest_of
-from tasks.foundation.state.layout import stored_name
-from tasks.foundation.state.temporary_space import temporary_folder_errors
+from tasks.foundation.state.digest import StateDigest
+from tasks.foundation.state.object_graph import OBJECT_GRAPH
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.checksum import as_array
 from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.temporary_files import temporary_folder
 
-PREFIX = "ckpt"
-# Shards of at most this size are uploaded and downloaded side by side.
-_SHARD_BYTES = 64 << 20
+_R = TypeVar("_R")
+
+# Between two blocks, a digest that nobody needs is given up.
+_BLOCK_BYTES = 1 << 20
 
 
-def write_snapshot(snapshot: Snapshot, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
-    """Write a snapshot, upload its files, read them back, and write the manifest.
+class ProcessorTime:
+    """Seconds of a processor that work in other threads takes."""
+
+    def __init__(self) -> None:
+        self._spent: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        """The sum."""
+        return sum(self._spent)
+
+    def of(self, work: Callable[[], _R]) -> _R:
+        """Run work, and add its seconds."""
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            self._spent.append(time.thread_time() - began)
+
+
+class _GivenUp(Exception):
+    """The files cannot be written, so nobody needs a digest. A large state takes seconds."""
+
+
+def write_snapshot(
+    snapshot: Snapshot,
+    home: Storage,
+    *,
+    base: int,
+    attempt: str,
+    processed: Callable[[float], None] | None = None,
+) -> CheckpointRef:
+    """Write the files of a snapshot, which the store compares with what was sent, and then the manifest.
+
+    The snapshot's memory is given back, whether or not this succeeds.
 
     Args:
         snapshot: what to write.
         home: the run's home.
         base: number of the log entry that the work started from.
         attempt: the writer, a uuid4.
+        processed: gets the seconds of a processor that this takes, without those of parallel uploads.
 
     Returns:
         The staged checkpoint.
 
     Raises:
+        NonFinite: a trainable variable holds NaN or infinity; nothing is written.
         StaleWriter: another writer moved the tip first, and deleted what was being staged.
-        StorageError: the store or the temporary folder failed, or the store holds other bytes than were sent.
+        StorageError: the store failed, or holds other bytes than were sent.
         RunLogError: the run's log is gone.
     """
-    # An upload must not recreate a home that was moved, or whose disk is not mounted.
-    RunLog(home).entry(base)
+    began = time.thread_time()
+    beside = ProcessorTime()
     try:
-        return _write(snapshot, home, base=base, attempt=attempt)
+        require_finite(snapshot)
+        return _write(snapshot, home, base=base, attempt=attempt, beside=beside)
     except FileMissing as fault:
         # A writer that moves the tip deletes what others have staged. The store is not at fault then.
         log = RunLog(home)
@@ -54,23 +98,40 @@ def write_snapshot(snapshot: Snapshot, home: Storage, *, base: int, attempt: str
         if head is None or head.base == base:
             raise
         raise stale_writer(log, head, step=snapshot.step, base=base) from fault
+    finally:
+        snapshot.release()
+        if processed is not None:
+            processed(time.thread_time() - began + beside.seconds)
 
 
-def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str) -> CheckpointRef:
-    step = snapshot.step
-    folder = checkpoint_folder(step=step, base=base, attempt=attempt)
-    options = tf.train.CheckpointOptions(
-        experimental_io_device=snapshot.io_device,
-        experimental_sharding_callback=tf.train.experimental.MaxShardSizePolicy(max_shard_size=_SHARD_BYTES),
-    )
-    with temporary_folder_errors(f"step {step}"), temporary_folder("baton-staging-") as local:
-        written = snapshot.checkpoint.write(str(local / PREFIX), options=options)
-        files = parallel_map(
-            lambda file: _upload(home, file, f"{folder}/{file.name}"), sorted(local.iterdir()), workers=home.transfers
-        )
-        state_digest = _digest_of_files(written, snapshot.keys)
+def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside: ProcessorTime) -> CheckpointRef:
+    folder = checkpoint_folder(step=snapshot.step, base=base, attempt=attempt)
+    shards = snapshot.shards()
+    given_up = threading.Event()
+
+    def write_index() -> FileRecord:
+        index = index_of(_entries(snapshot.values, _checksums(snapshot.values, given_up)), shards=len(shards))
+        return _write_file(home, folder, f"{PREFIX}.index", [memoryview(index)])
+
+    with ThreadPoolExecutor(3, thread_name_prefix="baton-digest") as pool:
+        checked = pool.submit(require_entry, home, base)
+        if home.transfers == 1:  # a home that was moved, or whose disk is not mounted, must not be made again
+            checked.result()
+        # The index is known before the digest, so its file goes up beside the data, and not after them.
+        indexed = pool.submit(beside.of, write_index)
+        digested = pool.submit(beside.of, lambda: _digest(snapshot.values, given_up))
+        try:
+            files = _write_data(home, folder, shards)
+            files.append(indexed.result())
+            checked.result()
+        except BaseException as fault:
+            given_up.set()
+            if isinstance(fault, RunLogError):
+                discard(home, folder)
+            raise
+        state_digest = digested.result()
     manifest = CheckpointManifest(
-        step=step,
+        step=snapshot.step,
         base=base,
         attempt=attempt,
         replicas=snapshot.replicas,
@@ -82,7 +143,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str) -> Che
     home.create(f"{folder}/manifest.json", manifest)
     return CheckpointRef(
         path=folder,
-        step=step,
+        step=snapshot.step,
         base=base,
         attempt=attempt,
         state_digest=state_digest,
@@ -91,21 +152,59 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str) -> Che
     )
 
 
-def _upload(home: Storage, file: Path, path: str) -> FileRecord:
-    sent = home.upload(file, path)
-    stored = home.stat(path)
-    if stored != sent:
-        raise StorageError(
-            f"{home.uri}/{path}: sent {sent.size} bytes with crc32c {sent.crc32c}, the store has {stored.size} with "
-            f"{stored.crc32c}; run again"
+def _write_data(home: Storage, folder: str, shards: Sequence[Sequence[memoryview]]) -> list[FileRecord]:
+    def write(index: int) -> FileRecord:
+        return _write_file(home, folder, data_file(index, len(shards)), shards[index])
+
+    return parallel_map(write, range(len(shards)), workers=home.transfers)
+
+
+def _write_file(home: Storage, folder: str, name: str, buffers: Sequence[memoryview]) -> FileRecord:
+    stored = home.write_buffers(f"{folder}/{name}", buffers)
+    return FileRecord(name=name, size=stored.size, crc32c=stored.crc32c)
+
+
+def _digest(values: Sequence[StoredValue], given_up: threading.Event) -> str:
+    """The state's digest. TensorFlow's graph, whose checksum is known, is not part of the state."""
+    digest = StateDigest()
+    for value in values:
+        if value.crc32c is None:
+            digest.begin(value.key, value.array.dtype.name, value.array.shape)
+            for block in _blocks(value.data, given_up):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _checksums(values: Sequence[StoredValue], given_up: threading.Event) -> dict[str, int]:
+    """The crc32c of each value by its name."""
+    checksums: dict[str, int] = {}
+    for value in values:
+        crc = value.crc32c
+        if crc is None:
+            crc = 0
+            for block in _blocks(value.data, given_up):
+                crc = google_crc32c.extend(crc, as_array(block))
+        checksums[value.name] = crc
+    return checksums
+
+
+def _blocks(data: memoryview, given_up: threading.Event) -> Iterator[memoryview]:
+    for begin in range(0, len(data), _BLOCK_BYTES):
+        if given_up.is_set():
+            raise _GivenUp
+        yield data[begin : begin + _BLOCK_BYTES]
+
+
+def _entries(values: Sequence[StoredValue], checksums: Mapping[str, int]) -> list[BundleEntry]:
+    return [
+        BundleEntry(
+            name=value.name,
+            dtype=value.dtype,
+            shape=() if value.key == OBJECT_GRAPH else value.array.shape,
+            shard=value.location.shard,
+            offset=value.location.offset,
+            size=value.array.nbytes,
+            crc32c=checksums[value.name],
         )
-    return FileRecord(name=file.name, size=stored.size, crc32c=stored.crc32c)
-
-
-def _digest_of_files(prefix: str, keys: tuple[str, ...]) -> str:
-    """The state's digest, from the files as they were written; this also proves that TensorFlow wrote every key."""
-    reader = tf.train.load_checkpoint(prefix)
-    for key in keys:
-        if not reader.has_tensor(stored_name(key)):
-            raise StateMismatch(f"{prefix}: TensorFlow wrote no {key}; the checkpoint is not used")
-    return digest_of(keys, lambda key: reader.get_tensor(stored_name(key)))
+        for value in values
+    ]

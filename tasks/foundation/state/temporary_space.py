@@ -11,7 +11,7 @@ from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS
 from tasks.foundation.errors import StorageError
 from tasks.foundation.model.variables import Leaf
 
-# TensorFlow writes more than the variables there: the sources that AutoGraph generates and a checkpoint's index.
+# More than the variables is written there: the sources that AutoGraph generates and a checkpoint's index.
 _EXTRA_BYTES = 1 << 20
 
 
@@ -23,16 +23,31 @@ def require_temporary_space(leaves: Iterable[Leaf]) -> None:
     Raises:
         StorageError: it does not fit, or the folder cannot be read.
     """
-    folder = tempfile.gettempdir()
     variables = [part for leaf in leaves for part in (leaf.components if leaf.per_replica else leaf.components[:1])]
     # The host state has no fixed size, and is small.
     needed = sum((part.shape.num_elements() or 0) * part.dtype.size for part in variables) + _EXTRA_BYTES
-    with temporary_folder_errors("the train state"):
+    what_for = f"a checkpoint of this model takes {needed} there when it is restored from a bucket"
+    _require_free(needed, subject="the train state", what_for=what_for)
+
+
+def require_space_to_trace() -> None:
+    """Check that AutoGraph can write the sources that it generates; otherwise it blames the user's code.
+
+    Raises:
+        StorageError: the temporary folder is full, or cannot be read.
+    """
+    what_for = f"TensorFlow needs {_EXTRA_BYTES} there to trace a step"
+    _require_free(_EXTRA_BYTES, subject="tracing a step", what_for=what_for)
+
+
+def _require_free(needed: int, *, subject: str, what_for: str) -> None:
+    folder = tempfile.gettempdir()
+    with temporary_folder_errors(subject):
         free = shutil.disk_usage(folder).free
     if free < needed:
         raise StorageError(
-            f"{folder} has {free} bytes left, and a checkpoint of this model takes {needed} there before it is "
-            "uploaded; free some space there, or name another folder with TMPDIR, and run again"
+            f"{folder} has {free} bytes left, and {what_for}; free some space there, or name another folder with "
+            "TMPDIR, and run again"
         )
 
 

@@ -12,12 +12,17 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.model.build import build_model, create_variables
+from tasks.foundation.model.built_model import build_with_variables
 from tasks.foundation.model.returned_metrics import ReturnedMetrics, trace_returned_metrics
+from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.variables import Leaf, leaves_of
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.host_state import HostState
+from tasks.foundation.state.host_values import HostValues
 from tasks.foundation.state.layout import HOST, RETURNED, is_learning_rate, signature_of, tree_of
+from tasks.foundation.state.object_graph import object_graph_of
+from tasks.foundation.state.page_buffer import PageBuffer
 from tasks.foundation.state.replica_seeds import ReplicaSeeds
 from tasks.foundation.state.replica_variables import ReplicaVariables
 from tasks.foundation.state.returned_means import returned_leaves
@@ -32,6 +37,7 @@ class TrainState:
         accelerator: the process's.
         host_state: state of Python objects as JSON, such as that of callbacks; None in a run without any.
         returned: means of the metrics that a custom `train_step` returns; None if it returns none.
+        draws: seeds of the random operations in the model's steps; no part of the state.
         model_leaves: leaves of the model, its optimizer, its metrics, and the step.
         returned_leaves: leaves of `returned`.
         leaves: all of them, and the host state's.
@@ -39,7 +45,9 @@ class TrainState:
         replica_variables: the variable of each replica, where replicas may differ.
         seeds: the random seed of each replica.
         saved: key to variable, of everything that a checkpoint holds.
-        checkpoint: writes all of `saved`.
+        host_values: reads the values of `saved`.
+        object_graph: TensorFlow's description of `saved`, see `object_graph.py`.
+        page_buffer: the memory that snapshots of this state use, one after the other.
         model_checkpoint: reads the part that belongs to `model_leaves`.
         compiled_learning_rates: learning rates that the model was compiled with, by path of their variable. A learning
             rate is a variable, so a restored one would replace what the run file says now.
@@ -52,29 +60,58 @@ class TrainState:
         *,
         frozen: frozenset[int] = frozenset(),
         host_state: HostState | None = None,
-        returned: ReturnedMetrics | None = None,
+        draws: StepDraws | None = None,
     ) -> None:
         self.model = model
+        self.draws = draws
         self.accelerator = accelerator
         self.host_state = host_state
-        self.returned = returned
         with accelerator.strategy.scope():
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         step_leaf = Leaf(path="step", variable=self._step, per_replica=False)
         self.model_leaves: tuple[Leaf, ...] = (*leaves_of(model, frozen), step_leaf)
+        self._arrange(None)
+        self.seeds.derive()
+        self.compiled_learning_rates = {
+            leaf.path: float(leaf.components[0].numpy()) for leaf in self.leaves if is_learning_rate(leaf)
+        }
+
+    def add_returned(self, batch: Sequence[Any], *, reference: str) -> None:
+        """Add the means of the metrics that a custom `train_step` returns; a state for training has them.
+
+        Args:
+            batch: one per-replica batch of zeros, see `zero_batch`.
+            reference: the user's name of the model, for messages.
+
+        Raises:
+            ModelError: the model's own `train_step` cannot be traced.
+        """
+        returned = trace_returned_metrics(
+            self.model,
+            "train_step",
+            batch,
+            reference=reference,
+            accelerator=self.accelerator,
+            draws=self.draws,
+        )
+        if returned is not None:
+            self._arrange(returned)
+
+    def _arrange(self, returned: ReturnedMetrics | None) -> None:
+        """Collect the leaves and what depends on them."""
+        host_state, accelerator = self.host_state, self.accelerator
+        self.returned = returned
         self.returned_leaves: tuple[Leaf, ...] = tuple(returned_leaves(returned))
         host_leaves = () if host_state is None else (host_state.leaf,)
         self.leaves: tuple[Leaf, ...] = (*self.model_leaves, *self.returned_leaves, *host_leaves)
         self.signature = signature_of(self.leaves)
         self.replica_variables = ReplicaVariables(self.leaves, accelerator)
         self.saved = self.replica_variables.saved(self.leaves)
-        self.checkpoint = tf.train.Checkpoint(**tree_of(self.saved))
+        self.host_values = HostValues(self.saved, accelerator.io_device)
+        self.object_graph = object_graph_of(self.host_values.names())
+        self.page_buffer = PageBuffer()
         self.model_checkpoint = tf.train.Checkpoint(**tree_of(self.replica_variables.saved(self.model_leaves)))
         self.seeds = ReplicaSeeds(self.leaves, self.replica_variables, accelerator)
-        self.seeds.derive()
-        self.compiled_learning_rates = {
-            leaf.path: float(leaf.components[0].numpy()) for leaf in self.leaves if is_learning_rate(leaf)
-        }
 
     @property
     def step(self) -> int:
@@ -122,16 +159,12 @@ def build_train_state(
         ModelError: the user's code or model cannot be used.
         StorageError: the temporary folder has too little space for a checkpoint.
     """
-    model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
-    frozen = create_variables(
-        model, batch, reference=spec.model.build, accelerator=accelerator, freeze_patterns=spec.init.freeze
-    )
+    draws = StepDraws(spec.train.seed, accelerator)
+    with exact_draws(draws):
+        model, frozen = build_with_variables(spec, batch, code_folder=code_folder, accelerator=accelerator)
     host_state = None if spec.train.callbacks is None else HostState("callbacks")
-    returned = None
+    state = TrainState(model, accelerator, frozen=frozen, host_state=host_state, draws=draws)
     if training:
-        returned = trace_returned_metrics(
-            model, "train_step", batch, reference=spec.model.build, accelerator=accelerator
-        )
-    state = TrainState(model, accelerator, frozen=frozen, host_state=host_state, returned=returned)
+        state.add_returned(batch, reference=spec.model.build)
     require_temporary_space(state.leaves)
     return state

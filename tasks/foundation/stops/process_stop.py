@@ -25,11 +25,18 @@ class ProcessStop:
         self.before_exit: list[Callable[[], None]] = []
         self.terminal_closed = False
         self._last: Stops | None = None
+        self._stopped: Stops | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] | None = None
 
     def begin(self, stops: Stops) -> None:
         """Make these the stop requests of the work that runs now."""
+        self._stopped = self.newest_stopped
         self.current = self._last = stops
+
+    @property
+    def newest_stopped(self) -> Stops | None:
+        """The stop requests of the newest work that was asked to stop; None if none was."""
+        return self._last if self.last_stop is not None else self._stopped
 
     @property
     def last_stop(self) -> Stop | None:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TypeVar
 
 from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.stops.beside import StopsBeside, runs_beside
 from tasks.foundation.stops.hangup import sighup_as_sigterm, terminal_closed
 from tasks.foundation.stops.leave_at_once import leave_at_once
 from tasks.foundation.stops.metadata_server import watching_metadata
@@ -63,6 +64,10 @@ def run_uninterrupted(
     Raises:
         BaseException: what a signal's handler raised; otherwise what the work raises.
     """
+    if runs_beside():
+        beside = StopsBeside(spec, clock=clock, telemetry=telemetry)
+        beside.stop_within(within_seconds)
+        return work(beside)
     if PROCESS_STOP.current is not None:
         PROCESS_STOP.current.stop_within(within_seconds)
         return work(PROCESS_STOP.current)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tasks.foundation.messages import shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Training
-from tasks.foundation.telemetry.formatting import metric_words, number_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import epoch_words, metric_words, number_words, short_path, size_words
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
@@ -161,9 +161,8 @@ class Console:
                     "green",
                 )
             case Evaluated():
-                self._line(
-                    f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({event.examples} examples)", "cyan"
-                )
+                examples = f"{event.examples} {event.on} examples"
+                self._line(f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({examples})", "cyan")
 
     def _preparing(self, event: Preparing) -> None:
         if self._progress is not None:
@@ -176,12 +175,13 @@ class Console:
         if "loss" in event.metrics:
             self._loss = f"loss {number_words(event.metrics['loss'])}  "
         rate = f"{event.examples_per_second:,.0f} examples/s"
+        epoch = "" if event.epoch is None else f"{epoch_words(event.epoch)}  "
         if self._progress is not None:
-            facts = f"{event.step}/{event.target}  {self._loss}{rate}"
+            facts = f"{event.step}/{event.target}  {epoch}{self._loss}{rate}"
             self._bar("training", event.step, event.target, facts)
         elif event.metrics != self._last_metrics and event.metrics:  # metrics change at log steps only
             self._last_metrics = event.metrics
-            self._line(f"step {event.step}/{event.target}  {metric_words(event.metrics)}  {rate}")
+            self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}")
 
     def _bar(self, description: str, completed: int | None, total: int | None, facts: str) -> None:
         progress = self._progress

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tasks.foundation.contracts.evaluation_sets import SetName
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
@@ -49,6 +51,7 @@ class Training:
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples_per_second: float
     input_wait_seconds: float = 0.0  # waiting for batches since the previous event
+    epoch: float | None = None  # epochs that are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +66,30 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A committed checkpoint was evaluated on the validation examples."""
+    """A committed checkpoint was evaluated on the examples of a set."""
 
     step: int
     metrics: Mapping[str, float]
     examples: int
+    on: SetName = "validation"
 
 
-Event = Note | StatefulOperations | Phase | Preparing | Training | Committed | Evaluated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitPace:
+    """How often this process commits within a segment, with `checkpoint.every_seconds: auto`, and why.
+
+    Attributes:
+        every_seconds: time between two commits.
+        cost_seconds: what a commit takes from the training.
+        between_losses_seconds: mean time between losses of a process.
+    """
+
+    every_seconds: float
+    cost_seconds: float
+    between_losses_seconds: float
+
+
+Event = Note | StatefulOperations | Phase | Preparing | Training | Committed | Evaluated | CommitPace
 
 
 class Sink(Protocol):
@@ -85,6 +104,18 @@ class Silent:
 
     def emit(self, event: Event) -> None:
         """Drop the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutPhases:
+    """A sink for work beside the training: passes every event on but `Phase`, which says what the training does."""
+
+    sink: Sink
+
+    def emit(self, event: Event) -> None:
+        """Pass the event on, unless it is a `Phase`."""
+        if not isinstance(event, Phase):
+            self.sink.emit(event)
 
 
 @dataclass(frozen=True, slots=True)

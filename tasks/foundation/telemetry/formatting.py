@@ -18,9 +18,17 @@ def number_words(value: float) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004 - larger floats are not exact
 
 
-def step_words(step: int, target: int) -> str:
-    """`step 200 of 400`; `step 800, beyond the target of 400` if an earlier command trained further."""
-    return f"step {step} of {target}" if step <= target else f"step {step}, beyond the target of {target}"
+def step_words(step: int, target: int | None, epoch: float | None = None) -> str:
+    """`step 200 of 400, epoch 1.3`; `step 800, beyond the target of 400` if an earlier command trained further."""
+    words = f"step {step}"
+    if target is not None:
+        words += f" of {target}" if step <= target else f", beyond the target of {target}"
+    return words if epoch is None else f"{words}, {epoch_words(epoch)}"
+
+
+def epoch_words(epoch: float) -> str:
+    """`epoch 159.1`: the epochs that are done, rounded down, so that an epoch that is not done never looks so."""
+    return f"epoch {math.floor(epoch * 10) / 10:.1f}"
 
 
 def size_words(size: float) -> str:

@@ -20,13 +20,16 @@ from tasks.foundation.contracts.attempt import (
     SHUT_DOWN,
     UNATTRIBUTED,
     AttemptRecord,
+    CommitPaceRecord,
     attempt_path,
     mark_of,
 )
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.errors import whole_traceback
+from tasks.foundation.messages import without_password
 from tasks.foundation.process import age_seconds, process_name
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Event, Phase, Training
+from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Phase, Training
 from tasks.foundation.telemetry.lost_work import Uncommitted
 from tasks.foundation.telemetry.measurements import seconds_between, sound_seconds
 
@@ -98,8 +101,10 @@ class Ledger:
         self._home: Storage | None = None
         self._opening: dict[str, object] = {}
         self._ended: tuple[str, str | None] | None = None
+        self._traceback: str | None = None
         self._committed_step: int | None = None
         self._staged: str | None = None
+        self._pace: CommitPaceRecord | None = None
         self._writing = threading.Lock()
         self._warned = False
         self._wake, self._left = threading.Event(), threading.Event()
@@ -124,6 +129,9 @@ class Ledger:
     ) -> None:
         if self._ended is None:
             self._ended = ("left", None) if kind is None else (kind.__name__, str(fault)[:_MESSAGE_CHARACTERS] or None)
+        if isinstance(fault, Exception):  # a signal says nothing about the code that it interrupts
+            text = whole_traceback(fault)
+            self._traceback = None if text is None else without_password(text)
         self._left.set()
         self._wake.set()
         if self._whole_process:
@@ -172,6 +180,12 @@ class Ledger:
                     self._work.committed(step, self._seconds[_TRAIN], training=self._cause == _TRAIN)
                     self._committed_step = step
                 self._wake.set()
+            case CommitPace():
+                self._pace = CommitPaceRecord(
+                    every_seconds=event.every_seconds,
+                    cost_seconds=event.cost_seconds,
+                    between_losses_seconds=event.between_losses_seconds,
+                )
             case _:
                 pass
 
@@ -219,8 +233,10 @@ class Ledger:
                     "uncommitted_seconds": round(self._work.uncommitted(train), 3),
                     "discarded_seconds": round(self._work.discarded, 3),
                     "staged": self._staged,
+                    "commit_pace": self._pace,
                     "ended": reason,
                     "message": message,
+                    "traceback": self._traceback,
                 }
             )
 

@@ -10,7 +10,8 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from tasks.foundation.contracts.checkpoint import step_in_folder_name
@@ -23,75 +24,119 @@ _LOGGER = logging.getLogger(__name__)
 _TRAIN, _VALIDATION = "tensorboard/train", "tensorboard/validation"
 # TensorBoard recognizes event files by `tfevents` in their names.
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.step-\d+")
+_EPOCH = "epoch"  # the curve of the epochs that are done
 # Field numbers of TensorFlow's Event, Summary and SessionLog messages, and wire types of protocol buffers.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
+class CurveFiles:
+    """Keeps the event files of one run up to date. Not thread-safe.
+
+    After the first update, an update looks at the new entries only: its cost does not grow with the log.
+    """
+
+    def __init__(self, log: RunLog) -> None:
+        """Read nothing yet."""
+        self._log = log
+        self._done: Head | None = None  # the state that the files show
+
+    def update(self, head: Head | None = None) -> None:
+        """Bring the files up to date. A store that refuses or fails causes a warning, not an error.
+
+        Args:
+            head: the newest state, if the caller knows it; None: it is read from the log.
+        """
+        try:
+            head = self._log.head() if head is None else head
+            if head is not None:
+                self._update(head)
+                self._done = head
+        except BatonError as fault:
+            _LOGGER.warning("could not write the TensorBoard files; trying again after the next commit: %s", fault)
+
+    def _update(self, head: Head) -> None:
+        files, abandoned = self._changes(head)
+        # Deleted first and written in the order of the log: whatever is older than a present file is as it should be.
+        for path in abandoned:
+            self._log.home.delete(path)
+        for path, data in sorted(files, key=lambda file: _number(file[0]) or 0):
+            with suppress(FileAlreadyThere):  # another process wrote the same bytes
+                self._log.home.create(path, data)
+
+    def _changes(self, head: Head) -> tuple[list[tuple[str, bytes]], list[str]]:
+        """Files to write and paths of abandoned files; reads back to what is known to be in place."""
+        known, shown = (-1, None) if self._done is None else (self._done.number, _tip_path(self._done))
+        path, in_place = _tip_path(head), False
+        files: list[tuple[str, bytes]] = []
+        abandoned: list[str] = []
+        waiting: dict[str, list[Entry]] = {}  # evaluations whose commits are further back
+        for number in range(head.number, -1, -1):
+            if number <= known and path == shown:
+                in_place = True
+                files += [_evaluation_file(each) for each in waiting.pop(path or "", ())]
+            if in_place and not waiting:
+                break
+            entry = self._log.entry(number)
+            match entry.body:
+                case Evaluation(checkpoint=checkpoint) if not in_place:
+                    waiting.setdefault(checkpoint.path, []).append(entry)
+                case Commit(checkpoint=checkpoint, parent=parent) if checkpoint.path == path:
+                    path = parent
+                    files += [_evaluation_file(each) for each in waiting.pop(checkpoint.path, ())]
+                    if not in_place and entry.body.history:
+                        is_new = self._done is not None and number > known
+                        in_place = not is_new and self._log.home.exists(_commit_path(entry, entry.body))
+                        files += [] if in_place else [_commit_file(entry, entry.body)]
+                case Commit(checkpoint=checkpoint):
+                    abandoned += [_evaluation_path(each) for each in waiting.pop(checkpoint.path, ())]
+                    abandoned += [] if in_place else [_commit_path(entry, entry.body)]
+        return files, abandoned
+
+
 def write_curves(log: RunLog) -> None:
-    """Bring the event files up to date with the log. A store that refuses or fails causes a warning, not an error."""
-    try:
-        _write_curves(log)
-    except BatonError as fault:
-        _LOGGER.warning("could not write the TensorBoard files; trying again after the next commit: %s", fault)
+    """Bring the event files of a run up to date with its log, once."""
+    CurveFiles(log).update()
 
 
-def _write_curves(log: RunLog) -> None:
-    head = log.head()
-    if head is None:
-        return
-    present = {path for folder in (_TRAIN, _VALIDATION) for path in log.home.files(folder) if _number(path) is not None}
-    files: list[tuple[str, bytes]] = []
-    known = 0
-    for path, data in _newest_first(log, head):
-        if path in present and path.startswith(_TRAIN):
-            # Older files were written, and abandoned ones deleted, before this one.
-            known = _number(path) or 0
-            break
-        files.append((path, data))
-    wanted = {path for path, _ in files}
-    for path in sorted(present - wanted):
-        if (_number(path) or 0) > known:
-            log.home.delete(path)
-    for path, data in sorted(files, key=lambda file: _number(file[0]) or 0):
-        if path not in present:
-            try:
-                log.home.create(path, data)
-            except FileAlreadyThere:
-                continue  # another process wrote the same bytes
-
-
-def _newest_first(log: RunLog, head: Head) -> Iterator[tuple[str, bytes]]:
-    """Event files of the commits that lead to the tip and of their evaluations."""
-    path = None if head.tip is None else head.tip.path
-    waiting: dict[str, list[Entry]] = {}
-    for number in range(head.number, -1, -1):
-        entry = log.entry(number)
-        match entry.body:
-            case Evaluation(checkpoint=checkpoint):
-                waiting.setdefault(checkpoint.path, []).append(entry)
-            case Commit(checkpoint=checkpoint, parent=parent) if checkpoint.path == path:
-                for evaluated in waiting.pop(path, []):
-                    yield _evaluation_file(evaluated)
-                path = parent
-                if entry.body.history:
-                    yield _commit_file(entry, entry.body)
+def _tip_path(head: Head) -> str | None:
+    return None if head.tip is None else head.tip.path
 
 
 def _commit_file(entry: Entry, body: Commit) -> tuple[str, bytes]:
     time = _seconds(entry)
-    rows = b"".join(_scalars(time, row.step, row.metrics) for row in body.history)
-    # The step after the parent's: before a rewind, any later step may have had a row.
-    begin = 1 if body.parent is None else step_in_folder_name(body.parent) + 1
-    return _path(_TRAIN, entry, begin), _beginning(time, begin) + rows
+    epoch = None if entry.totals is None else entry.totals.epoch
+    rows = b"".join(
+        _scalars(time, row.step, row.metrics if epoch is None else {**row.metrics, _EPOCH: epoch.after(row.step)})
+        for row in body.history
+    )
+    return _commit_path(entry, body), _beginning(time, _first_step(body)) + rows
+
+
+def _first_step(body: Commit) -> int:
+    """The step after the parent's: before a rewind, any later step may have had a row."""
+    return 1 if body.parent is None else step_in_folder_name(body.parent) + 1
 
 
 def _evaluation_file(entry: Entry) -> tuple[str, bytes]:
+    body = _evaluation_of(entry)
+    time, step = _seconds(entry), body.checkpoint.step
+    return _evaluation_path(entry), _beginning(time, step) + _scalars(time, step, body.metrics)
+
+
+def _evaluation_of(entry: Entry) -> Evaluation:
     if not isinstance(entry.body, Evaluation):
         raise TypeError(f"entry {entry.number} is a {entry.body.kind}, not an evaluation")
-    time, step = _seconds(entry), entry.body.checkpoint.step
-    return _path(_VALIDATION, entry, step), _beginning(time, step) + _scalars(time, step, entry.body.metrics)
+    return entry.body
+
+
+def _commit_path(entry: Entry, body: Commit) -> str:
+    return _path(_TRAIN, entry, _first_step(body))
+
+
+def _evaluation_path(entry: Entry) -> str:
+    return _path(_VALIDATION, entry, _evaluation_of(entry).checkpoint.step)
 
 
 def _path(folder: str, entry: Entry, step: int) -> str:

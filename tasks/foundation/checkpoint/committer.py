@@ -1,0 +1,230 @@
+"""Save beside the training: one thread, one save in flight.
+
+A save is begun with a function that writes the checkpoint, then gets one that commits it, and then work that follows
+the commit. The thread runs them in this order. After a failure it runs nothing until the failure has been raised in the
+training thread, so nothing is committed on top of what failed.
+"""
+
+import contextvars
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Entry
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+
+_LOGGER = logging.getLogger(__name__)
+# Added to the thread's nice value, so that a busy processor trains first. Threads that it starts inherit it.
+_NICENESS: Final = 5
+
+
+class Committer:
+    """The thread that saves. All methods but the work itself are called by the training thread or the main thread.
+
+    A signal may interrupt the main thread at any bytecode, so no method holds a Python lock. Use it as a context
+    manager around a command: it waits for the save in flight at the end, however the command ends.
+
+    Attributes:
+        across_segments: whether a save may still be in flight when its segment has ended. False where another process
+            commits, or reads the answer of the stage: then the last save of a segment is made in line.
+        memory_was_short: whether a save was made in line because memory was short; it is reported once.
+    """
+
+    def __init__(self, *, across_segments: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare it; the thread starts with the first save.
+
+        Args:
+            across_segments: see the attribute.
+            clock: monotonic time in seconds.
+        """
+        self.across_segments = across_segments
+        self.memory_was_short = False
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._faults: list[BaseException] = []
+        self._begun = self._over = 0
+        self._began_at = 0.0
+        self._staged: CheckpointRef | None = None
+        self._landed: Entry | None = None
+        self._last_seconds: float | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Wait for the save in flight, and end the thread.
+
+        Raises:
+            BatonError: the save failed. It is of an earlier step than the error of the training, so it comes first.
+        """
+        try:
+            if fault is None:
+                self.wait()
+            elif isinstance(fault, Exception):
+                self._join()
+                earlier = self._take_fault()
+                if earlier is not None:
+                    raise earlier from fault
+            else:
+                # The process was asked to stop; the grace period has begun.
+                self._join(PROCESS_DEADLINE.remaining())
+                for failed in self._faults:
+                    _LOGGER.warning("the save in flight was not committed: %s", failed)
+        finally:
+            self._closed = True
+            self._jobs.put(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save, or work that follows it, is in flight."""
+        return self._over != self._begun
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failure waits to be raised by `check`, `wait` or `begin`."""
+        return bool(self._faults)
+
+    @property
+    def landed(self) -> Entry | None:
+        """The log entry of the newest save that has landed; None if none has."""
+        return self._landed
+
+    def seconds_of_save(self) -> float:
+        """Estimate of the seconds until a save that begins now has landed, with the one in flight before it.
+
+        It counts on the duration of the last save. Before any has landed, it counts on what the first has taken so far.
+        """
+        taken = self._clock() - self._began_at if self.busy else 0.0
+        typical = taken if self._last_seconds is None else self._last_seconds
+        left = max(typical - taken, 0.0) if self.busy else 0.0
+        return left + typical
+
+    def begin(self, write: Callable[[], CheckpointRef]) -> None:
+        """Begin a save. Waits until the save before has landed.
+
+        Args:
+            write: stages the checkpoint.
+
+        Raises:
+            BatonError: the save before failed.
+        """
+        self.wait()
+        self._began_at = self._clock()
+
+        def stage() -> None:
+            self._staged = None
+            self._staged = write()
+
+        self._submit(stage)
+
+    def commit(self, commit: Callable[[CheckpointRef], Entry]) -> None:
+        """Commit the save in flight once it is staged.
+
+        Args:
+            commit: gets the staged checkpoint, and returns its log entry.
+        """
+
+        def land() -> None:
+            if self._staged is None:
+                raise AssertionError("nothing is staged")
+            self._landed = commit(self._staged)
+            self._staged = None
+            self._last_seconds = self._clock() - self._began_at
+
+        self._submit(land)
+
+    def then(self, work: Callable[[Entry], None]) -> None:
+        """Run work after the save in flight has landed; nothing is run if it fails.
+
+        Args:
+            work: gets the log entry of the save.
+        """
+
+        def follow() -> None:
+            if self._landed is None:
+                raise AssertionError("no save has landed")
+            work(self._landed)
+
+        self._submit(follow)
+
+    def check(self) -> None:
+        """Raise what failed, without waiting.
+
+        Raises:
+            BatonError: a save, or work that follows it, failed.
+        """
+        if self._faults:
+            self.wait()
+
+    def wait(self) -> Entry | None:
+        """Wait until everything in flight has landed.
+
+        Returns:
+            The log entry of the newest save that has landed; None if none has.
+
+        Raises:
+            BatonError: a save, or work that follows it, failed.
+        """
+        self._join()
+        fault = self._take_fault()
+        if fault is not None:
+            raise fault
+        return self._landed
+
+    def _take_fault(self) -> BaseException | None:
+        try:
+            return self._faults.pop()
+        except IndexError:  # none, or work that a signal abandoned has taken it
+            return None
+
+    def _join(self, seconds: float = math.inf) -> None:
+        """Wait until the thread has run everything that it was given, at most for `seconds`."""
+        if not self.busy and not self._faults:
+            return
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._jobs.put(lambda: done.put(None))
+        with suppress(queue.Empty):
+            done.get(timeout=None if math.isinf(seconds) else seconds)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        if self._closed:
+            raise AssertionError("this committer is closed")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="baton-committer", daemon=True)
+            self._thread.start()
+        # Prefect's settings and flow run, and what sinks read, are context variables.
+        context = contextvars.copy_context()
+        self._begun += 1
+        self._jobs.put(lambda: self._run(context, work))
+
+    def _run(self, context: contextvars.Context, work: Callable[[], None]) -> None:
+        try:
+            if not self._faults:
+                context.run(work)
+        except BaseException as fault:  # noqa: BLE001 - raised in the training thread
+            self._faults.append(fault)
+        finally:
+            self._over += 1
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # a system may refuse, and then saving takes its share of the processor
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            job()
+            del job  # it refers to a snapshot
