@@ -66,4 +66,4 @@ def remote_evaluate_call(call: EvaluateCall, _place: Place) -> EvaluateCall:
 
 def emit_evaluation(done: Evaluation, place: Place) -> None:
     """Report the evaluation in this process too; the stage reported it in another one."""
-    place.telemetry.emit(Evaluated(step=done.checkpoint.step, metrics=done.metrics, examples=done.examples))
+    place.telemetry.emit(Evaluated(step=done.checkpoint.step, metrics=done.metrics, examples=done.examples, on=done.on))

@@ -106,13 +106,21 @@ CHECKPOINT_TO_GCS = Stage(
         needs_code=False,
     ),
 )
+
+
+def _evaluated(call: EvaluateCall) -> str:
+    """What a call evaluates; the validation set needs no word."""
+    step = f"step {call.checkpoint.step}"
+    return step if call.on == "validation" else f"{step} on the {call.on} set"
+
+
 EVALUATE = Stage(
     name="evaluate",
     call=EvaluateCall,
     answer=Evaluation,
     load=_load_evaluate,
-    aim=lambda call: f"step {call.checkpoint.step}",
-    subject=lambda call: f"step {call.checkpoint.step}",
+    aim=_evaluated,
+    subject=_evaluated,
     phase="evaluate",
     environment=lambda call, _place: call.recorded,
     remote=RemoteHooks(remote_call=remote_evaluate_call, on_answer=emit_evaluation),

@@ -27,8 +27,12 @@ def checkpoint_to_gcs(call: CheckpointToGcsCall, place: Place) -> Entry:
     """
     body = Commit.of(call.result)
     place.telemetry.emit(Phase(cause="commit"))
+    if place.committer is not None:
+        # This process has just written and verified the files. It either runs in the committer's thread, where no
+        # signal arrives, or within the uninterrupted work of the relay.
+        return commit_staged(place.log, body, spec=call.request.spec, telemetry=place.telemetry, verified=True)
     # A signal here would lose the staged segment, so it is delivered after the commit.
     return run_uninterrupted(
-        lambda _: commit_staged(place.home, body, spec=call.request.spec, telemetry=place.telemetry),
+        lambda _: commit_staged(place.log, body, spec=call.request.spec, telemetry=place.telemetry),
         call.request.spec.stop,
     )

@@ -4,26 +4,41 @@ Full batches run on all replicas. The remainder runs unpadded on replica 0 alone
 sample weights, so padding would count.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tasks.evaluate.averages import keeps_averages, use_averages
+from tasks.evaluate.changed_leaves import changed_leaves
+from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.keras_steps import called_like_fit
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.returned_metrics import ReturnedMetrics
+from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.sum_order import fix_sum_order
+from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.train_step import op_errors_as_model_error
-from tasks.foundation.user_code import describe
+from tasks.foundation.model.variables import Leaf
+from tasks.foundation.state.held_values import HeldValues
+from tasks.foundation.state.temporary_space import require_space_to_trace
+from tasks.foundation.user_errors import user_error
 
 
 class Evaluator:
     """The compiled validation loops of one model."""
 
     def __init__(
-        self, model: keras.Model, strategy: Any, *, reference: str, returned: ReturnedMetrics | None = None
+        self,
+        model: keras.Model,
+        strategy: Any,
+        *,
+        reference: str,
+        returned: ReturnedMetrics | None = None,
+        draws: StepDraws | None = None,
     ) -> None:
         """Prepare the loops; nothing is traced yet.
 
@@ -32,55 +47,87 @@ class Evaluator:
             strategy: the strategy in whose scope it was built.
             reference: the user's name of the model, `model.py:build_model`, for messages.
             returned: accumulates the values that the user's own test_step returns, if it has one.
+            draws: seeds of the step's random operations.
         """
         self._model = model
         self._strategy = strategy
         self._reference = reference
         test_step = called_like_fit(model.test_step) if returned is None else returned.step
+        test_step = test_step if draws is None else draws.counted(test_step)
         self._returned = returned
+        self._changed: tuple[list[Any], tuple[Leaf, ...]] | None = None
+        self._fixed: list[Any] = []
 
         def run_batches(iterator: Any, n: Any) -> None:
-            for _ in tf.range(n):
-                strategy.run(test_step, args=(next(iterator),))
+            with exact_draws(draws):
+                for _ in tf.range(n):
+                    strategy.run(test_step, args=(next(iterator),))
 
         def run_remainder(batch: Any) -> None:
-            strategy.run(_on_first_replica, args=(test_step, batch))
+            with exact_draws(draws):
+                strategy.run(_on_first_replica, args=(test_step, batch))
 
         self._run_batches = tf.function(run_batches, jit_compile=False)
         self._run_remainder = tf.function(run_remainder, jit_compile=False)
 
     def evaluate(
-        self, *, full: tf.data.Dataset, full_batches: int, remainder: tf.data.Dataset | None
+        self,
+        leaves: Iterable[Leaf],
+        *,
+        full: tf.data.Dataset,
+        full_batches: int,
+        remainder: tf.data.Dataset | None,
+        on: SetName = "validation",
     ) -> dict[str, float]:
-        """Metrics over all examples.
+        """Metrics over all examples, with the averages of `use_ema` if there are any. The train state stays as it is.
 
         Args:
+            leaves: of the train state that the model belongs to.
             full: per-replica batches of static size: `full_batches` times the number of replicas.
             full_batches: number of global batches in `full`.
             remainder: one smaller batch with the other examples, or None.
+            on: the set, for messages.
 
         Raises:
-            ModelError: `test_step` cannot be traced, or one of its operations failed.
+            ModelError: `test_step` cannot be traced, or one of its operations failed. The train state is then unknown.
         """
-        failed = f"{self._reference}: test_step failed on the validation examples"
+        failed = f"{self._reference}: test_step failed on the {on} examples"
         with self._strategy.scope(), op_errors_as_model_error(failed), original_read_errors():
+            calls: list[tuple[Any, tuple[Any, ...]]] = []
+            if full_batches:
+                iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
+                calls.append((self._run_batches, (iterator, tf.constant(full_batches, tf.int64))))
+            calls += [(self._run_remainder, (batch,)) for batch in remainder or ()]
+            held = self._hold(leaves, [self._traced(function, *arguments) for function, arguments in calls])
+            use_averages(self._model)
             self._model.reset_metrics()
             if self._returned is not None:
                 self._returned.reset()
-            if full_batches:
-                iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
-                n = tf.constant(full_batches, tf.int64)
-                self._traced(self._run_batches, iterator, n)(iterator, n)
-            for batch in remainder or ():
-                self._traced(self._run_remainder, batch)(batch)
-        return take_metrics(self._model, self._strategy, self._returned)
+            for function, arguments in calls:
+                function(*arguments)
+            metrics = take_metrics(self._model, self._strategy, self._returned)
+            held.put_back()
+        return metrics
+
+    def _hold(self, leaves: Iterable[Leaf], functions: Sequence[Any]) -> HeldValues:
+        """The values of the leaves that these traced loops may change."""
+        graphs = [function.graph for function in functions]
+        # Searching a large graph takes a while, and every evaluation has the same graphs.
+        if self._changed is None or self._changed[0] != graphs:
+            self._changed = graphs, changed_leaves(leaves, graphs, averages=keeps_averages(self._model))
+        return HeldValues(self._changed[1])
 
     def _traced(self, function: Any, *arguments: Any) -> Any:
+        """The concrete function for these arguments."""
+        require_space_to_trace()
         try:
-            function.get_concrete_function(*arguments)
+            traced = function.get_concrete_function(*arguments)
         except (Exception, SystemExit) as fault:
-            raise ModelError(f"{self._reference}: test_step cannot be traced: {describe(fault)}") from fault
-        return function
+            raise ModelError(user_error(f"{self._reference}: test_step cannot be traced:", fault)) from fault
+        if traced.graph not in self._fixed:
+            fix_sum_order(traced, self._strategy)
+            self._fixed.append(traced.graph)
+        return traced
 
 
 def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:

@@ -1,68 +1,125 @@
 """The stage `evaluate`: evaluates a committed checkpoint and logs its metrics."""
 
 import uuid
+from collections.abc import Callable
 
-from tasks.evaluate.averages import use_averages
-from tasks.evaluate.warm_evaluator import WARM_EVALUATOR, Recipe
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import acquire
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.contracts.log_entry import Body, Evaluation, Head
+from tasks.evaluate.warm_evaluation import evaluate_state, keep_state, take_state
+from tasks.foundation.accelerator.strategy import Accelerator, acquire
+from tasks.foundation.checkpoint.landing import land
+from tasks.foundation.checkpoint.warm_restore import restore_warm_state
+from tasks.foundation.contracts.callback_record import keep_best_of
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
 from tasks.foundation.contracts.stage_calls import EvaluateCall
-from tasks.foundation.dataset.reader import validation_dataset, validation_remainder
 from tasks.foundation.model.metrics import require_metric
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
+from tasks.foundation.runlog.history import evaluation_on_test_of
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Evaluated
+from tasks.foundation.state.warm_state import Recipe
+from tasks.foundation.stops.in_work_thread import run_in_work_thread
+from tasks.foundation.telemetry.events import Evaluated, Phase
 from tasks.foundation.telemetry.measurements import seconds_between
 
 
 def evaluate(call: EvaluateCall, place: Place) -> Evaluation:
-    """Evaluate a committed checkpoint on every validation example once, and log the metrics.
+    """Evaluate a checkpoint on every example of a set once, and log the metrics.
 
-    With `use_ema` the averaged weights are used, as Keras does at the end of `fit`.
+    Metrics on the test set are another kind of entry: early stopping and keep-best never see them.
+
+    With `use_ema` the averaged weights are used, as Keras does at the end of `fit`. If the state of this process holds
+    the checkpoint, nothing is read, and the state is the same afterwards. The checkpoint may be in flight then: its
+    evaluation is logged after its commit.
 
     Args:
-        call: the run file, the dataset, the checkpoint and the run's environment.
+        call: the run file, the dataset, the set, the checkpoint and the run's environment.
         place: where the run's home and the user's code are.
+
+    Returns:
+        The metrics. Its checkpoint is `call.checkpoint`, so it is not the logged entry if that is in flight.
 
     Raises:
         ModelError: `checkpoint.keep_best` names a metric that the model does not have.
         StepFailed: `test_step` fails.
         DamagedCheckpoint: the checkpoint's files differ from its manifest.
     """
-    spec, dataset, checkpoint, storage = call.spec, call.dataset, call.checkpoint, place.root
+    return run_in_work_thread(lambda: _evaluate(call, place))
+
+
+def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
+    spec, dataset, checkpoint, on = call.spec, call.dataset, call.checkpoint, call.on
     began = place.clock()
     accelerator = acquire(spec.accelerator, call.recorded, deterministic=spec.train.deterministic)
-    batch_size = spec.train.global_batch_size
-    per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
-    recipe = Recipe(spec, dataset, place.code_folder)
-    state, evaluator = WARM_EVALUATOR.take(recipe, storage, accelerator, per_replica)
-    restore_checkpoint(state, place.home, checkpoint)
-    use_averages(state.model)
-    examples = dataset.validation_examples
-    full_batches = examples // batch_size
-    # Each host reads its part of every global batch.
-    per_host = per_replica * len(accelerator.local_replicas)
-    full = validation_dataset(storage, dataset, batch_size=per_host).shard(accelerator.hosts, accelerator.host)
-    if per_host > per_replica:
-        full = full.rebatch(per_replica, drop_remainder=True)
+    recipe = Recipe(spec=spec, dataset=dataset, code_folder=place.code_folder)
+    warm = take_state(recipe, storage=place.root, accelerator=accelerator)
+    if checkpoint.is_in_flight and not accelerator.all_agree(warm.holds(checkpoint)):
+        # It is restored from the store.
+        checkpoint = _landed(checkpoint, place, accelerator)
+    restore_warm_state(warm, place.home, checkpoint)
     with invalid_input_as_step_failed():
-        metrics = evaluator.evaluate(
-            full=full,
-            full_batches=full_batches,
-            remainder=validation_remainder(storage, dataset, batch_size=batch_size),
-        )
-    rule = spec.checkpoint.keep_best
+        metrics = evaluate_state(warm, dataset, place.root, on=on)
+    rule = None
+    if on == "validation":
+        rule = spec.checkpoint.keep_best
+        if rule is None and spec.train.callbacks is not None:
+            rule = keep_best_of(spec, place.log.require_head().identity)
     require_metric(rule, metrics)
-    seconds = seconds_between(began, place.clock())
-    body = Evaluation(checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=seconds, keep_best=rule)
-    if accelerator.is_chief:
-        place.log.append(lambda head: _unless_done(head, body), attempt=uuid.uuid4().hex)
-    place.telemetry.emit(Evaluated(step=checkpoint.step, metrics=metrics, examples=examples))
+    keep_state(warm)
+    examples, seconds = dataset.examples_of(on), seconds_between(began, place.clock())
+    body = Evaluation(checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=seconds, keep_best=rule, on=on)
+    if on == "validation":
+        warm.evaluation = body  # callbacks read it
+
+    def log(committed: CheckpointRef) -> None:
+        done = body.model_copy(update={"checkpoint": committed})
+        if accelerator.is_chief:
+            decide = _decide(done) if on == "validation" else _decide_test(done, dataset, place.log)
+            place.log.append(decide, attempt=uuid.uuid4().hex)
+        place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
+
+    if accelerator.is_chief and checkpoint.is_in_flight and place.committer is not None:
+        place.committer.then(lambda entry: log(_checkpoint_of(entry)))
+    else:
+        log(checkpoint)
     return body
 
 
-def _unless_done(head: Head | None, body: Evaluation) -> Body | None:
+def _landed(checkpoint: CheckpointRef, place: Place, accelerator: Accelerator) -> CheckpointRef:
+    """The committed checkpoint of one that is in flight; waits for it. With several hosts, all of them call it."""
+    place.telemetry.emit(Phase(cause="commit"))
+    number = land(place.committer, accelerator)
+    place.telemetry.emit(Phase(cause="evaluate"))
+    if number is None:
+        raise AssertionError(f"{checkpoint.path} is in flight, and no save is")
+    return _checkpoint_of(place.log.entry(number))
+
+
+def _checkpoint_of(entry: Entry) -> CheckpointRef:
+    if not isinstance(entry.body, Commit):
+        raise TypeError(f"entry {entry.number} of the log is no commit")
+    return entry.body.checkpoint
+
+
+def _decide(body: Evaluation) -> Callable[[Head | None], Body | None]:
     """The entry, or None if another process has evaluated the same checkpoint meanwhile."""
-    return None if head is None or body.checkpoint.path in head.evaluated else body
+    return lambda head: None if head is None or body.checkpoint.path in head.evaluated else body
+
+
+def _decide_test(done: Evaluation, dataset: DatasetRef, log: RunLog) -> Callable[[Head | None], Body | None]:
+    """The entry, or None if the log has an evaluation of the same checkpoint on the same test set."""
+    own = dataset.own_set("test")
+    body = EvaluationOnTest(
+        checkpoint=done.checkpoint,
+        metrics=done.metrics,
+        examples=done.examples,
+        seconds=done.seconds,
+        content_digest="" if own is None else own.content_digest,
+    )
+
+    def decide(head: Head | None) -> Body | None:
+        known = None if head is None else evaluation_on_test_of(log, head, body.checkpoint.path)
+        again = known is not None and known.content_digest == body.content_digest
+        return None if head is None or again else body
+
+    return decide

@@ -11,15 +11,19 @@ from typing import Any
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator
-from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.dataset import Feature, Reading
+from tasks.foundation.contracts.epochs import needs_examples, with_examples
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.model.build_arguments import asks_for_unknown_length
 from tasks.foundation.model.isolated_build import preserved_global_state
 from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.telemetry.events import Sink
-from tasks.init_or_restore.identity import user_code_identity
+from tasks.foundation.transforms.model_inputs import model_inputs
+from tasks.init_or_restore.identity import callback_record, user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_steps
 from tasks.init_or_restore.weights.loading import load_weights
 from tasks.init_or_restore.yielded_batches import build_state_from_examples
@@ -30,25 +34,33 @@ class NewRun:
     """A run that may begin.
 
     Attributes:
-        spec: the run file.
-        code_folder: its folder.
-        features: of the examples.
-        state: at step 0, with initial weights.
+        warm: the state at step 0, with initial weights.
         identity: what the log records of the model.
         loaded: report on the initial weights; None if the run file names none.
     """
 
-    spec: RunSpec
-    code_folder: Path
-    features: tuple[Feature, ...]
-    state: TrainState
+    warm: WarmState
     identity: dict[str, Any]
     loaded: WeightsReport | None
 
+    @property
+    def state(self) -> TrainState:
+        """The train state."""
+        return self.warm.state
+
     def matches(self, spec: RunSpec, features: Sequence[Feature], code_folder: Path, accelerator: Accelerator) -> bool:
         """Whether building it again from these arguments would give the same run."""
-        same = self.spec == spec and self.features == tuple(features) and self.code_folder == code_folder
-        return same and self.state.accelerator is accelerator
+        warm = self.warm
+        same = (
+            _without_examples(warm.spec) == _without_examples(spec)
+            and warm.features == tuple(features)
+            and warm.code_folder == code_folder
+        )
+        return same and warm.state.accelerator is accelerator
+
+
+def _without_examples(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"epoch_examples": None})})
 
 
 class CheckedRun:
@@ -75,18 +87,37 @@ _CHECKED_RUN = CheckedRun()
 
 
 def check_new_run(
-    spec: RunSpec, features: Sequence[Feature], *, code_folder: Path, accelerator: Accelerator, telemetry: Sink
+    spec: RunSpec,
+    features: Sequence[Feature],
+    *,
+    code_folder: Path,
+    accelerator: Accelerator,
+    telemetry: Sink,
+    reading: Reading = "examples",
 ) -> None:
     """Build a new run without writing anything, and keep it. For arguments and errors see `build_new_run`."""
     _CHECKED_RUN.keep(None)
+    if asks_for_unknown_length(spec, code_folder):
+        return  # the number of examples is not known yet, so init-or-restore builds it
+    # Callbacks get the number of epochs when they start. A run that was built with another number is not kept.
+    is_final = spec.train.callbacks is None or not needs_examples(spec)
+    known = spec if is_final else with_examples(spec, spec.train.global_batch_size)
     with preserved_global_state():
-        _CHECKED_RUN.keep(
-            build_new_run(spec, features, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry)
+        run = build_new_run(
+            known, features, reading=reading, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry
         )
+    if is_final:
+        _CHECKED_RUN.keep(run)
 
 
 def build_new_run(
-    spec: RunSpec, features: Sequence[Feature], *, code_folder: Path, accelerator: Accelerator, telemetry: Sink
+    spec: RunSpec,
+    features: Sequence[Feature],
+    *,
+    code_folder: Path,
+    accelerator: Accelerator,
+    telemetry: Sink,
+    reading: Reading = "examples",
 ) -> NewRun:
     """Build the state of step 0, and refuse a model that could not be trained or evaluated.
 
@@ -96,6 +127,7 @@ def build_new_run(
         code_folder: the run file's folder.
         accelerator: the process's.
         telemetry: receives a note about the initial weights.
+        reading: how the examples were read, see `DatasetManifest.reading`.
 
     Returns:
         The run, or the one that `check_new_run` kept, if it matches.
@@ -107,24 +139,25 @@ def build_new_run(
     """
     kept = _CHECKED_RUN.take()
     if kept is not None and kept.matches(spec, features, code_folder, accelerator):
+        kept.warm.spec = spec  # by now with the number of examples, which this model does not depend on
         return kept
     size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    unweighed = zero_examples(features, size)
-    batch = apply_class_weight(unweighed, spec.train.class_weight)
-    state = build_state_from_examples(spec, features, batch, code_folder=code_folder, accelerator=accelerator)
+    inputs = model_inputs(spec, features, code_folder)
+    unweighed = zero_examples(inputs.validation, size)
+    batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
+    state = build_state_from_examples(
+        spec, inputs.train, batch, reading=reading, code_folder=code_folder, accelerator=accelerator
+    )
+    warm = WarmState(spec, features, code_folder, state, inputs=inputs)
     # Before tracing, which may run Python code with side effects on the model. A resume traces nothing here.
     identity = user_code_identity(spec, state, code_folder)
     require_best(spec, state, unweighed)
     if spec.train.callbacks is not None:
-        # What callbacks do to the model before training is part of step 0.
-        require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
+        # What callbacks do to the model before training is part of step 0. The trainer uses them as they are.
+        warm.seed_as_built()
+        started = require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
+        warm.keep_companion(started)
+        identity |= callback_record(started)
     require_steps(spec, state, batch, unweighed)
     loaded = load_weights(state, spec.init, code_folder=code_folder, telemetry=telemetry, seed=spec.train.seed)
-    return NewRun(
-        spec=spec,
-        code_folder=code_folder,
-        features=tuple(features),
-        state=state,
-        identity=identity,
-        loaded=loaded,
-    )
+    return NewRun(warm=warm, identity=identity, loaded=loaded)

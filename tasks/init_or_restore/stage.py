@@ -17,16 +17,18 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
+from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.order import oversized_batch_warning
-from tasks.foundation.dataset.reader import load_manifest, zero_batch
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
-from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.state.train_state import build_train_state
+from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.transforms.model_inputs import model_inputs
 from tasks.init_or_restore.changes import record_changes
-from tasks.init_or_restore.identity import run_identity, user_code_identity
-from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
+from tasks.init_or_restore.identity import callback_record, run_identity, user_code_identity
+from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluations
 from tasks.init_or_restore.new_run import build_new_run
 
 _NOT_DETERMINISTIC = (
@@ -47,7 +49,8 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         place: where the run's home and the user's code are.
 
     Returns:
-        The head; training starts from its tip, which is whole.
+        The head; training starts from its tip. It is whole, unless this process is still reading it ahead: then the
+        restore verifies it.
 
     Raises:
         IdentityChanged: the run file differs from the run in more keys than were accepted.
@@ -62,26 +65,33 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     spec, dataset, accept, log = call.spec, call.dataset, call.accept, place.log
     code_folder, telemetry = place.code_folder, place.telemetry
     attempt = uuid.uuid4().hex
-    head = log.head()
-    if head is None:
-        refuse_unfinished_fork(log)
     if is_chief(spec.accelerator, os.environ):
         log.require_whole()
         head = quarantine_damaged_tips(log, attempt=attempt, telemetry=telemetry, verify_bytes=call.verify_bytes)
+    else:
+        head = log.head()
+    if head is None:
+        refuse_unfinished_fork(log)
     accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
     head = broadcast_head(log, head, accelerator)
     manifest = load_manifest(place.root, dataset)
     weights = None
+    PROCESS_STATE.forget()  # before another one is built
     if head is None or head.tip is None:
         new = build_new_run(
-            spec, manifest.features, code_folder=code_folder, accelerator=accelerator, telemetry=telemetry
+            spec,
+            manifest.features,
+            reading=manifest.reading,
+            code_folder=code_folder,
+            accelerator=accelerator,
+            telemetry=telemetry,
         )
-        state, of_model, weights = new.state, new.identity, new.loaded
-        require_evaluation(spec, state, manifest.features, manifest.validation_examples)
+        warm, of_model, weights = new.warm, new.identity, new.loaded
+        require_evaluations(spec, warm, dataset, place.root)
         if repeats := oversized_batch_warning(dataset.train_examples, spec.train.global_batch_size):
             telemetry.emit(Note(text=repeats, warning=True))
     else:
-        state, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
+        warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
     if head is None and accelerator.is_chief:
@@ -96,32 +106,39 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             head,
             identity=identity,
             environment=accelerator.environment,
-            state=state,
+            state=warm.state,
             accept=accept,
             attempt=attempt,
             telemetry=telemetry,
         )
     head = require_broadcast_head(log, head, accelerator)
-    if head.tip is not None:
-        return head
-    saver = Saver(home=log.home, spec=spec, telemetry=telemetry)
-    return _commit_step_0(saver, state, head, weights, attempt=attempt)
+    if head.tip is None:
+        saver = Saver(log=log, spec=spec, telemetry=telemetry)
+        head = _commit_step_0(saver, warm, head, weights, attempt=attempt)
+    if spec.stages.train_segment.deployment is None or spec.stages.evaluate.deployment is None:
+        PROCESS_STATE.keep(warm)  # another stage of this process uses it
+    return head
 
 
 def _build_state(
     spec: RunSpec, manifest: DatasetManifest, *, code_folder: Path, accelerator: Accelerator, accept: Sequence[str]
-) -> tuple[TrainState, dict[str, object]]:
+) -> tuple[WarmState, dict[str, object]]:
     """The state of an existing run, with its initial values, and the model's identity."""
     size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    unweighed = zero_batch(manifest, size)
-    batch = apply_class_weight(unweighed, spec.train.class_weight)
+    inputs = model_inputs(spec, manifest.features, code_folder)
+    unweighed = zero_examples(inputs.validation, size)
+    batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
     state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
+    warm = WarmState(spec, manifest.features, code_folder, state, inputs=inputs)
     # Before tracing, which may run Python code with side effects on the model. A resume traces nothing here.
     identity = user_code_identity(spec, state, code_folder)
     require_best(spec, state, unweighed)
     if spec.train.callbacks is not None and accept:
-        require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
-    return state, identity
+        warm.seed_as_built()
+        started = require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
+        warm.keep_companion(started)
+        identity |= callback_record(started)
+    return warm, identity
 
 
 def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
@@ -132,12 +149,14 @@ def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
         telemetry.emit(Note(text=words, warning=True))
 
 
-def _commit_step_0(saver: Saver, state: TrainState, head: Head, weights: WeightsReport | None, *, attempt: str) -> Head:
-    staged = saver.stage(state, base=head.base, attempt=attempt)
+def _commit_step_0(saver: Saver, warm: WarmState, head: Head, weights: WeightsReport | None, *, attempt: str) -> Head:
+    staged = saver.stage(warm.state, base=head.base, attempt=attempt)
     body = None
     if staged is not None:
         body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=weights)
-    return saver.commit(body, state.accelerator)
+    head = saver.commit(body, warm.state.accelerator)
+    warm.set_content(staged)
+    return head
 
 
 def _append_origin(log: RunLog, identity: dict[str, object], environment: Environment, *, attempt: str) -> Head:

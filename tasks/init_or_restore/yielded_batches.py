@@ -5,23 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from tasks.foundation.accelerator.strategy import Accelerator
-from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.example_shapes import Shapes, describe_shapes, shared_batch_size, single_example_shapes
-from tasks.foundation.dataset.features import unflatten
+from tasks.foundation.dataset.features import unflatten, zeros
 from tasks.foundation.errors import BatonError, ModelError, SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.model.build import build_model, create_variables
 from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.train_step import require_train_step
 from tasks.foundation.model.variables import leaves_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 
-_YIELD_EXAMPLES = "yield single examples: from a batch, yield from zip(x, y)"
+_BATCHES = "if they are batches, set data.batched: true, or yield from zip(x, y)"
 
 
 def build_state_from_examples(
@@ -31,6 +32,7 @@ def build_state_from_examples(
     *,
     code_folder: Path,
     accelerator: Accelerator,
+    reading: Reading = "examples",
     training: bool = False,
 ) -> TrainState:
     """Build the train state of a new run, as `build_train_state`, and refuse batches that are yielded as examples.
@@ -44,14 +46,16 @@ def build_state_from_examples(
         batch: one per-replica batch of zeros, with class weights.
         code_folder: the run file's folder.
         accelerator: the accelerator of the process.
+        reading: how the examples were read, see `DatasetManifest.reading`; rows are not batches.
         training: see `build_train_state`.
 
     Raises:
-        SourceError: the source yields batches, or may do so.
+        SourceError: the source yields batches, or may do so, or has text, which a TPU does not take.
         ModelError: the user's code or model cannot be used.
     """
     shapes = {feature.name: (feature.dtype, feature.shape) for feature in features}
-    ambiguous = ":" in spec.data.source and spec.data.batched is None
+    require_placeable_text(features, accelerator, reference=spec.data.source)
+    ambiguous = ":" in spec.data.source and spec.data.batched is None and reading == "examples"
     length = shared_batch_size(shapes) if ambiguous else None
     try:
         state = build_train_state(
@@ -65,7 +69,7 @@ def build_state_from_examples(
                 f"{spec.data.source}: it yields batches: {spec.model.build} takes {describe_shapes(shapes)} as "
                 f"{length} examples, but not as one",
                 details=[*_readings(shapes, length), *str(fault).splitlines()],
-                hints=[_YIELD_EXAMPLES],
+                hints=[_BATCHES],
             )
         ) from fault
     if length is not None and _takes_batches(spec, shapes, code_folder, accelerator, or_declares=True):
@@ -74,10 +78,35 @@ def build_state_from_examples(
                 f"{spec.data.source}: it may yield batches: {spec.model.build} takes {describe_shapes(shapes)} as one "
                 f"example and as {length} examples",
                 details=_readings(shapes, length),
-                hints=[_YIELD_EXAMPLES, "or, if they are single examples, set data.batched: false"],
+                hints=[_BATCHES, "if they are single examples, set data.batched: false"],
             )
         )
     return state
+
+
+def require_placeable_text(features: Sequence[Feature], accelerator: Accelerator, *, reference: str) -> None:
+    """Refuse text on a TPU, which computes with numbers only.
+
+    Args:
+        features: of the examples.
+        accelerator: the accelerator of the process.
+        reference: `data.source`, for messages.
+
+    Raises:
+        SourceError: a feature is text, and the accelerator is a TPU.
+    """
+    texts = [feature for feature in features if feature.encoding == "text"]
+    if texts and accelerator.environment.accelerator == "tpu":
+        shapes = describe_shapes({feature.name: (feature.dtype, feature.shape) for feature in texts})
+        raise SourceError(
+            message(
+                f"{reference}: the examples have {shapes}, but a TPU takes no text",
+                hints=[
+                    "look up the text in data.py and yield integers: keras.layers.StringLookup(vocabulary=words)(text)",
+                    "or train with accelerator.kind: cpu or gpu",
+                ],
+            )
+        )
 
 
 def _readings(shapes: Shapes, length: int) -> list[str]:
@@ -99,21 +128,29 @@ def _takes_batches(
         accelerator: the accelerator of the process.
         or_declares: the model takes single examples too; return False if it declares its inputs.
     """
-    zeros = unflatten({name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()})
+    batched = unflatten({name: zeros(shape, dtype) for name, (dtype, shape) in shapes.items()})
     reference = spec.model.build
     with preserved_global_state():
         try:
-            batch = apply_class_weight(zeros, spec.train.class_weight)
-            model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
-            if or_declares and _declares_inputs(model):
-                return False
-            frozen = create_variables(
-                model, batch, reference=reference, accelerator=accelerator, freeze_patterns=spec.init.freeze
-            )
+            batch = apply_class_weight(batched, spec.train.class_weight)
+            draws = StepDraws(spec.train.seed, accelerator)
+            with exact_draws(draws):
+                model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
+                if or_declares and _declares_inputs(model):
+                    return False
+                frozen = create_variables(
+                    model, batch, reference=reference, accelerator=accelerator, freeze_patterns=spec.init.freeze
+                )
             if type(model).train_step is not keras.Model.train_step:
                 leaves = leaves_of(model, frozen)
                 require_train_step(
-                    model, batch, accumulate=1, leaves=leaves, reference=reference, accelerator=accelerator
+                    model,
+                    batch,
+                    accumulate=1,
+                    leaves=leaves,
+                    reference=reference,
+                    accelerator=accelerator,
+                    draws=draws,
                 )
         except BatonError:
             return False

@@ -1,15 +1,16 @@
 """Checks every example before it is written."""
 
-from typing import Any
-
 import numpy as np
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import Array, flatten
+from tasks.foundation.contracts.dataset import Feature, Reading
+from tasks.foundation.dataset.features import PAD, Array, flatten
+from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
+from tasks.foundation.messages import message
+from tasks.prepare_data.sources.base import Row
 
 # Name, dtype and shape of one array of an example.
-_Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
+_Kind = tuple[str, str, tuple[int, ...]]
 
 
 class Checker:
@@ -20,30 +21,33 @@ class Checker:
         self._allow_nan = allow_nan
         self._first = ""
         self._kinds: list[_Kind] = []
+        self._reading: Reading = "examples"
 
     def check(self, where: str, example: object) -> dict[str, Array]:
         """Return the example as named arrays.
 
         Args:
             where: its position in the source, for messages.
-            example: as the source yields it.
+            example: as the source yields it, or a `Row`.
 
         Raises:
             SourceError: the example has an unsupported form, differs from the first in names, shapes or dtypes,
                 contains NaN or infinity, or has a label out of range.
         """
         try:
-            arrays = flatten(example)
+            arrays = example.arrays if isinstance(example, Row) else flatten(example)
         except ValueError as fault:
             raise SourceError(f"{where}: {fault}") from fault
-        kinds = [(name, array.dtype, array.shape) for name, array in arrays.items()]
+        kinds = [(name, dtype_name(array), array.shape) for name, array in arrays.items()]
         if not self._kinds:
             self._first, self._kinds = where, kinds
+            self._reading = "rows" if isinstance(example, Row) else "examples"
         elif kinds != self._kinds:
             remedy = "give all examples the same names, dtypes and shapes"
             if _may_be_shorter_batch(self._kinds, kinds):
-                remedy += ", or, if these are batches, yield their examples one by one: yield from zip(x, y)"
-            raise SourceError(f"{where}: {self._difference(kinds)}; {remedy}")
+                remedy += ", or, if these are batches, set data.batched: true"
+            hints = [f"pad sequences of different lengths: {PAD}"] if _may_be_sequences(self._kinds, kinds) else []
+            raise SourceError(message(f"{where}: {self._difference(kinds)}; {remedy}", hints=hints))
         if not self._allow_nan:
             _check_finite(where, arrays)
         if self._classes is not None:
@@ -53,7 +57,15 @@ class Checker:
     @property
     def features(self) -> tuple[Feature, ...]:
         """The features of the examples, as in the first one."""
-        return tuple(Feature(name=name, dtype=dtype.name, shape=shape) for name, dtype, shape in self._kinds)
+        return tuple(
+            Feature(name=name, dtype=dtype, shape=shape, encoding="text" if dtype == STRING else "raw")
+            for name, dtype, shape in self._kinds
+        )
+
+    @property
+    def reading(self) -> Reading:
+        """How the examples were found, see `DatasetManifest.reading`."""
+        return self._reading
 
     def _difference(self, kinds: list[_Kind]) -> str:
         names, first_names = ([name for name, _, _ in some] for some in (kinds, self._kinds))
@@ -62,6 +74,13 @@ class Checker:
         here, first = next(pair for pair in zip(kinds, self._kinds, strict=True) if pair[0] != pair[1])
         word, at = ("dtype", 1) if here[1] != first[1] else ("shape", 2)
         return f"{here[0]} has {word} {here[at]}, but in the first example ({self._first}) it has {first[at]}"
+
+
+def _may_be_sequences(first: list[_Kind], kinds: list[_Kind]) -> bool:
+    """Whether the arrays differ in the length of their first dimension, as sequences do."""
+    return [(name, dtype, shape[1:], len(shape)) for name, dtype, shape in first] == [
+        (name, dtype, shape[1:], len(shape)) for name, dtype, shape in kinds
+    ]
 
 
 def _may_be_shorter_batch(first: list[_Kind], kinds: list[_Kind]) -> bool:

@@ -2,23 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import (
-    content_digest,
-    dataset_folder,
-    manifest_path,
-    read_manifest,
-)
+from tasks.foundation.dataset.manifest import content_digest, dataset_folder, manifest_path, read_manifest
 from tasks.foundation.errors import (
-    BatonError,
+    DamagedDataset,
     DamagedInTransit,
     FileAlreadyThere,
+    FileMissing,
     InvalidInput,
     SourceChanged,
     SourceError,
@@ -31,14 +27,17 @@ from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.disk_space import require_scratch_space, require_space, scratch_file
+from tasks.prepare_data.evaluation_sets import prepare_with_own_sets
 from tasks.prepare_data.example_checks import Checker
+from tasks.prepare_data.feature_check import FeatureCheck, FeaturesRefused
+from tasks.prepare_data.feature_check import check_features as check_first_example
 from tasks.prepare_data.in_place import index_in_place
 from tasks.prepare_data.scatter import ScatterWriter, scratch_bytes
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.train_validation_split import part_sizes, split
+from tasks.prepare_data.splits import part_sizes, settings_of_split, split_records
 
 # Increase this when the same source and settings are written as other bytes.
 _FORMAT = 2
@@ -47,20 +46,8 @@ _SHARD_BYTES = 32 << 20
 _REPORT_EVERY_EXAMPLES = 10_000
 
 
-# Receives the features of the examples, and may refuse the run.
-FeatureCheck = Callable[[tuple[Feature, ...]], None]
-
-
-class _FeaturesRefused(Exception):
-    """`check_features` raised an error. The data is valid, so prepared shards stay for the corrected model."""
-
-    def __init__(self, fault: BatonError) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
-
-
 def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
-    """Prepare the dataset of a run file, unless it exists.
+    """Prepare the dataset of a run file, and its own validation and test sets, unless they exist.
 
     Shards are written first and the manifest last, create-only: if it exists, the dataset is complete. Two processes
     may prepare the same dataset at once; they write the same bytes. After a kill or a storage error, finished shards
@@ -78,26 +65,35 @@ def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
         StorageError: the store failed, or has too little space.
         DamagedDataset: the existing manifest cannot be read.
     """
+    return prepare_with_own_sets(call.spec, place, _prepare)
+
+
+def _prepare(spec: RunSpec, place: Place) -> DatasetRef:
+    """Prepare the dataset of `spec.data.source` alone."""
     try:
-        return _prepare_once(call.spec, place, check_features=place.check_features)
-    except _FeaturesRefused as refused:
+        return _prepare_once(spec, place, check_features=place.check_features)
+    except FeaturesRefused as refused:
         raise refused.fault from refused.fault.__cause__
     except DamagedInTransit as fault:
         # Damage in transit can happen once. The bad examples are spread over all shards, so all are written again.
         place.telemetry.emit(Note(text=f"{fault}. Reading the source again", warning=True))
-    return _prepare_once(call.spec, place)
+    return _prepare_once(spec, place)
 
 
 def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck | None = None) -> DatasetRef:
     storage, code_folder, telemetry = place.root, place.code_folder, place.telemetry
-    source = open_source(spec.data, code_folder, spec.train.seed)
+
+    def note(text: str) -> None:
+        telemetry.emit(Note(text=text))
+
+    source = open_source(spec.data, code_folder, spec.train.seed, note=note)
     digest = dataset_digest(spec, source)
     folder = dataset_folder(digest)
     if (prepared := _existing(storage, folder)) is not None:
         return prepared
     if ":" in spec.data.source and place.log.head() is not None:
         # The examples were accepted when the run started; do not check again whether they are batches.
-        source = open_source(spec.data.model_copy(update={"batched": False}), code_folder, spec.train.seed)
+        source = open_source(spec.data, code_folder, spec.train.seed, note=note, accepted=True)
     try:
         written = _write_confirmed(
             spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, check_features=check_features
@@ -142,7 +138,13 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         "allow_nan": spec.data.allow_nan,
         "shard_examples": spec.data.shard_examples,
         "seed": spec.train.seed,
+        **settings_of_split(spec.data),
     }
+    # Newer settings; without them, the name stays the same.
+    if spec.data.batched:
+        decides["batched"] = True
+    if spec.data.examples is not None:
+        decides["examples"] = spec.data.examples
     # YAML dates are not JSON, but their text distinguishes them.
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -169,20 +171,23 @@ def _write(
     """Write all shards; return the manifest, which is not written yet."""
     checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
     if source.in_place is not None:
-        _check_features(check_features, source.in_place.features)
+        check_first_example(check_features, source.in_place.features, "examples")
         return index_in_place(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
     writers: list[PartWriter] = []
     records = _records(source, checker, telemetry)
     first = list(islice(records, 1))
     if first:
-        _check_features(check_features, checker.features)
+        check_first_example(check_features, checker.features, checker.reading)
     records = chain(first, records)
     with ExitStack() as scratch:
         uploads = scratch.enter_context(ShardUploads(storage))
         scratch.enter_context(PROCESS_DEADLINE.start_on_interrupt(spec.stop.grace_seconds))  # closing waits for uploads
-        for held_out, record in split(records, fraction=spec.data.validation_fraction, seed=spec.train.seed):
+        for held_out, record in split_records(spec.data, records, seed=spec.train.seed):
             if not writers:
-                writers = _writers(spec, source.length, len(record), uploads, scratch)
+                # Text gives records of different lengths, which cannot be scattered.
+                has_text = any(feature.encoding == "text" for feature in checker.features)
+                length = None if has_text else source.length
+                writers = _writers(spec, length, len(record), uploads, scratch)
             writers[held_out].add(record)
         if not writers:
             raise SourceError(f"data.source: {spec.data.source}: it has no examples; check data.options")
@@ -196,18 +201,10 @@ def _write(
         source=spec.data.source,
         origin=dict(source.origin),
         features=checker.features,
+        reading=checker.reading,
         train=train,
         validation=validation,
     )
-
-
-def _check_features(check_features: FeatureCheck | None, features: tuple[Feature, ...]) -> None:
-    if check_features is None:
-        return
-    try:
-        check_features(features)
-    except BatonError as fault:
-        raise _FeaturesRefused(fault) from fault
 
 
 def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[bytes]:
@@ -237,9 +234,9 @@ def _writers(
     """Return a writer for each part; `scratch` closes their files."""
     seed = spec.train.seed
     shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
-    if length is None:
+    sizes = part_sizes(spec.data, length, seed=seed)
+    if length is None or sizes is None:
         return [BlockWriter(uploads, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
-    sizes = part_sizes(length, fraction=spec.data.validation_fraction, seed=seed)
     require_space(uploads.storage, length * (record_bytes + 16), includes_written_shards=True)
     require_scratch_space(sum(scratch_bytes(size, record_bytes) for size in sizes))
     return [
@@ -277,9 +274,12 @@ def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> Data
 
 def _existing(storage: Storage, folder: str) -> DatasetRef | None:
     """Return the dataset if it is complete; if shards are missing, they are written again under its manifest."""
-    if not storage.exists(manifest_path(folder)):
-        return None
-    manifest = read_manifest(storage, folder)
+    try:
+        manifest = read_manifest(storage, folder)
+    except DamagedDataset as fault:
+        if isinstance(fault.__cause__, FileMissing):
+            return None
+        raise
     existing = set(storage.files(folder))
     shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_external)
     if any(f"{folder}/{shard.path}" not in existing for shard in shards):

@@ -3,21 +3,24 @@
 An epoch ends with an evaluation, or with a logged row in a run without evaluations before its end. After an
 evaluation, callbacks are called when training starts from the evaluated checkpoint; after a row, as soon as it is read.
 From then on, the state includes theirs. After the run's last evaluation they are called in a segment without steps.
+Batch hooks are called at logged rows.
 """
 
 from pathlib import Path
 from typing import Any
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, steps_per_epoch
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.model.callback_state import callback_state, restore_callback_state
-from tasks.foundation.model.callbacks import call_hook, callbacks_identity, start_callbacks
+from tasks.foundation.model.callbacks import StartedCallbacks, call_hook, callbacks_identity, start_callbacks
 from tasks.foundation.runlog.history import evaluation_of, recent_rows
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import WarmState
 
 
 class Callbacks:
@@ -25,9 +28,10 @@ class Callbacks:
 
     Attributes:
         ended: why they ended the run; None if they did not.
+        notes: how each callback is treated, a line each.
     """
 
-    def __init__(self, spec: RunSpec, state: TrainState, *, code_folder: Path) -> None:
+    def __init__(self, spec: RunSpec, state: TrainState, started: StartedCallbacks, *, code_folder: Path) -> None:
         self.ended: str | None = None
         self._state = state
         if state.host_state is None:
@@ -35,11 +39,16 @@ class Callbacks:
         self._host_state = state.host_state
         self._reference = spec.train.callbacks or ""
         self._at_evaluations = callbacks_act_at_evaluations(spec)
-        self._every = steps_per_epoch(spec)
+        self._epochs = epochs_of_callbacks(spec)
         # These callbacks cannot use the state of others.
         self._identity = callbacks_identity(spec, code_folder)
-        strategy = state.accelerator.strategy
-        self._callbacks = start_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+        self._callbacks = started.callbacks
+        self._target = spec.train.target
+        self._log_every = spec.train.log_every_steps
+        self._has_batch_hooks = started.treatment.has_batch_hooks
+        self.notes = started.treatment.notes
+        # Of the newest epoch in this process; on_train_end gets it.
+        self._logs: dict[str, float] = {}
         self._fresh = [callback_state(callback) for callback in self._callbacks]
         # Metrics of the newest row, in a run whose epochs end with an evaluation; None if the state has none.
         self._row: dict[str, float] | None = None
@@ -54,8 +63,22 @@ class Callbacks:
         for callback, memory, fresh in zip(self._callbacks, value["memories"], self._fresh, strict=True):
             restore_callback_state(callback, memory, initial=fresh)
 
-    def begin(self, log: RunLog, start: CheckpointRef) -> bool:
+    def need_evaluation(self, start: CheckpointRef) -> bool:
+        """Whether `begin` reads the evaluation of `start` in the log."""
+        return self._at_evaluations and (self._epochs.ends_at(start.step) or start.step == self._target)
+
+    @property
+    def have_row(self) -> bool:
+        """Whether the state has the newest row, which callbacks get with an evaluation; else it is in the log."""
+        return self._row is not None
+
+    def begin(self, log: RunLog, start: CheckpointRef, known: Evaluation | None = None) -> bool:
         """Call the callbacks if they are due at `start`, where training begins; the state in memory is that of `start`.
+
+        Args:
+            log: the run's.
+            start: where training begins.
+            known: its evaluation, if this process has made it; it may not be logged yet. None: it is in the log.
 
         Returns:
             Whether they were due.
@@ -66,15 +89,19 @@ class Callbacks:
         """
         if start.step == 0:
             self._call_all("on_epoch_begin", 0, {})
-        elif self._at_evaluations and start.step % self._every == 0:
-            head = log.require_head()
-            evaluation = evaluation_of(log, head, start.path)
+            self._begin_batch(0)
+        elif self.need_evaluation(start):
+            head = None if known is not None and self.have_row else log.require_head()
+            evaluation = known if head is None else evaluation_of(log, head, start.path)
             if evaluation is None:
                 raise RunLogError(f"{log.home.uri}/{start.path} has not been evaluated, and callbacks need its metrics")
             validation = {f"val_{name}": value for name, value in evaluation.metrics.items()}
-            if self._row is None:  # the run had no callbacks before
+            if self._row is None and head is not None:  # the run had no callbacks before
                 self._row = next((row.metrics for row in recent_rows(log, head, 1)), {})
-            self._end_epoch(start.step, {**self._row, **validation})
+            is_end = start.step == self._target  # no step follows; what is called here is not saved
+            self._end_epoch(start.step, {**(self._row or {}), **validation}, begin_next=not is_end)
+            if start.step % self._log_every == 0 and not is_end:
+                self._begin_batch(start.step)
         else:
             return False
         self._keep()
@@ -86,27 +113,68 @@ class Callbacks:
         Raises:
             ModelError: a callback raised.
         """
+        if self._has_batch_hooks:
+            batch = row.step - 1 - self._epochs.end_of(self._epochs.ended_by(row.step - 1))
+            self._call_all("on_train_batch_end", batch, dict(row.metrics))
         if self._at_evaluations:
             self._row = dict(row.metrics)
         else:
-            self._end_epoch(row.step, dict(row.metrics))
+            self._end_epoch(row.step, dict(row.metrics), begin_next=True)
+        if not (self._at_evaluations and self._epochs.ends_at(row.step)):  # else after the evaluation
+            self._begin_batch(row.step)
         self._keep()
 
-    def _end_epoch(self, step: int, logs: dict[str, float]) -> None:
-        epoch = step // self._every - 1
+    def end_training(self) -> None:
+        """Call `on_train_end`: the run has reached its target, or callbacks have ended it. Its changes are not saved.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        self._call_all("on_train_end", self._logs)
+
+    def _begin_batch(self, step: int) -> None:
+        """Call the batch hooks before the step after `step`.
+
+        After a row this does not depend on the target: a run that is extended has the state of one with a later target.
+        """
+        if self._has_batch_hooks and self.ended is None:
+            self._call_all("on_train_batch_begin", step - self._epochs.end_of(self._epochs.ended_by(step)), {})
+
+    def _end_epoch(self, step: int, logs: dict[str, float], *, begin_next: bool) -> None:
+        epoch = self._epochs.last(step)
         self._call_all("on_epoch_end", epoch, logs)
-        if self.ended is None:
+        self._logs = logs
+        if self.ended is None and begin_next:
             self._call_all("on_epoch_begin", epoch + 1, {})
 
-    def _call_all(self, hook: str, epoch: int, logs: dict[str, float]) -> None:
-        model = self._state.model
+    def _call_all(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of all callbacks; the arguments are as in Keras: the number of the epoch or batch, and logs."""
+        model, unit = self._state.model, "batch" if "batch" in hook else "epoch"
         with self._state.accelerator.strategy.scope():
             for callback in self._callbacks:
-                call_hook(callback, hook, epoch, logs, reference=self._reference)
+                call_hook(callback, hook, *arguments, reference=self._reference)
                 if model.stop_training and self.ended is None:
-                    self.ended = f"{type(callback).__name__} set model.stop_training in {hook} of epoch {epoch}"
+                    self.ended = f"{type(callback).__name__} set model.stop_training in {hook} of {unit} {arguments[0]}"
 
     def _keep(self) -> None:
         memories: list[Any] = [callback_state(callback) for callback in self._callbacks]
         value = {"of": self._identity, "memories": memories, "row": self._row, "ended": self.ended}
         self._host_state.write(value)
+
+
+def callbacks_of(warm: WarmState) -> Callbacks:
+    """The callbacks that init-or-restore has started on this model, or new ones.
+
+    Args:
+        warm: a state that no trainer has used. What it holds is forgotten if callbacks are started here.
+    """
+    spec, state, code_folder = warm.spec, warm.state, warm.code_folder
+    started = warm.companion(StartedCallbacks)
+    if started is None:
+        # Before any restore, because Keras's callbacks reset their state in on_train_begin.
+        warm.forget_content()
+        strategy = state.accelerator.strategy
+        started = start_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+    else:
+        started.random_states.restore()
+    return Callbacks(spec, state, started, code_folder=code_folder)

@@ -1,33 +1,36 @@
-"""The work between two commits of a segment: its start, its base, its rows and its seconds.
+"""The commits of a segment: where the next one starts from, its base, and how it is saved.
 
 A segment without commits in its middle is one interval. Each commit ends an interval and starts the next one.
+`interval_work.py` has what a commit says besides the state.
 """
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.checkpoint.cadence import CommitCadence
+from tasks.foundation.checkpoint.rewinding import rewind_run
 from tasks.foundation.checkpoint.save import Saver
-from tasks.foundation.contracts.attempt import INPUT_WAIT
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Rewind
+from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import (
+    BorderReason,
     ExitReason,
-    MetricRow,
     SegmentRequest,
     SegmentResult,
     StopReason,
-    TracedStep,
-    WorkerStats,
 )
-from tasks.foundation.errors import BlowUp
-from tasks.foundation.runlog.commits import finish, rewind
-from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.errors import BlowUp, StorageError
+from tasks.foundation.hosts import Hosts
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.commits import finish
+from tasks.foundation.runlog.losses import losses_of
+from tasks.foundation.telemetry.events import CommitPace, Note, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.measurements import seconds_between
-from tasks.foundation.telemetry.stopwatch import Stopwatch
-from tasks.train_segment.host_stats import HostStats, InnerLoop
+from tasks.train_segment.interval_work import IntervalWork
 from tasks.train_segment.trainer import Trainer
 
 # A commit stages the state, then verifies it. Verifying takes at most as long as staging.
@@ -35,74 +38,87 @@ _COMMIT_PER_STAGING = 2.0
 
 
 class CommitInterval:
-    """The work since the last commit.
+    """The way from the last commit to the next one.
 
     Attributes:
-        home: the run's home.
-        start: the checkpoint that the work started from.
-        base: number of the log entry that the work started from.
-        metrics: of the newest logged row.
+        run_log: the log of the run.
+        work: the rows and the seconds since the last commit.
+        start: the checkpoint that the work started from; while it is being written, a reference without digests.
+        base: number of the log entry that the work started from; while `start` is being written, it is not known.
+        skipped_batches: see `Head`; the batch index is the step plus these.
     """
 
     def __init__(self, request: SegmentRequest, saver: Saver, *, telemetry: Sink, clock: Callable[[], float]) -> None:
-        self.home = saver.home
+        self.run_log = saver.log
+        self.work = IntervalWork(request.spec, telemetry=telemetry, clock=clock)
         self.start: CheckpointRef = request.start
         self.base = request.base
-        self.metrics: dict[str, float] = {}
-        self._rows: list[MetricRow] = []
+        self.skipped_batches = request.skipped_batches
+        self._in_flight = request.start.is_in_flight
         self._spec = request.spec
         self._telemetry = telemetry
         self._clock = clock
         self._saver = saver
         self._number = request.number
-        self._trains_since = 0.0
-        self._host_stats = HostStats()
-        self._workers: tuple[WorkerStats, ...] = ()
-        self._traced: TracedStep | None = None
-        self._stopwatch = Stopwatch(telemetry, clock)
 
-    def begin_cause(self, cause: str) -> None:
-        """Count the time from now on as `cause`, one of the ledger's causes."""
-        self._stopwatch.begin(cause)
-        if cause == "train":
-            self._trains_since = self._clock()
+    def commit_is_due(self, step: int, cadence: CommitCadence) -> bool:
+        """Whether the interval of the cadence has passed since the last commit, and at least one step was trained."""
+        return step > self.start.step and self.work.training_seconds >= cadence.interval_seconds
 
-    def log(self, row: MetricRow) -> None:
-        """Keep a logged row for the next commit."""
-        self._rows.append(row)
-        self.metrics = row.metrics
+    def land(self, hosts: Hosts) -> None:
+        """Wait until the checkpoint that the interval starts from is committed. With several hosts, all call it.
 
-    def commit_is_due(self, step: int) -> bool:
-        """Whether `checkpoint.every_seconds` have passed since the last commit, and at least one step was trained."""
-        every = self._spec.checkpoint.every_seconds
-        return every is not None and step > self.start.step and self._clock() - self._trains_since >= every
-
-    def add_inner_loop(self, loop: InnerLoop, seconds: float) -> None:
-        """Count an inner loop. Its wait for input becomes a separate cause.
-
-        Args:
-            loop: what the loop did.
-            seconds: its duration, including the wait for input.
+        Raises:
+            NonFinite: it has weights that are not finite, and is not committed.
+            StaleWriter: another writer moved the tip first.
+            StorageError: the store failed.
         """
-        self._host_stats.add(loop, seconds)
-        self._stopwatch.move(min(loop.input_wait_seconds, seconds), "train", INPUT_WAIT)
+        if not self._in_flight:
+            return
+        self.work.begin_cause("commit")
+        self._in_flight = False
+        self.base = self.start.base  # if it fails: nothing is committed on top of the commit before
+        number = self._saver.land(hosts)
+        if number is None:
+            raise AssertionError("the save in flight has neither landed nor failed")
+        self.base = number
+        committer = self._saver.committer
+        if committer is not None and committer.landed is not None and isinstance(committer.landed.body, Commit):
+            self.start = committer.landed.body.checkpoint
+
+    def reserve_memory(self, trainer: Trainer) -> None:
+        """Get memory for the first save ready; see `Saver.reserve_memory`. Call it after each inner loop."""
+        self._saver.reserve_memory(trainer.state)
+
+    def raise_failed_save(self, hosts: Hosts) -> None:
+        """Raise what failed beside the training. With several hosts, all of them call it."""
+        self.land(hosts)
+        self._saver.land(hosts)  # what failed after the commit, such as logging an evaluation
+
+    def earliest(self, fault: BlowUp, hosts: Hosts) -> BlowUp:
+        """The blow-up of the save in flight if it has one, because it is of an earlier step; otherwise `fault`.
+
+        Without this, what is rewound would depend on when the save was written.
+
+        Raises:
+            BatonError: the save in flight failed for another reason.
+        """
+        try:
+            self.land(hosts)
+        except BlowUp as earlier:
+            return earlier
+        return fault
 
     def stage(self, trainer: Trainer) -> CheckpointRef | None:
-        """Stage the state. With several hosts, all of them call it; only the chief gets the staged checkpoint.
+        """Stage the state in line. With several hosts, all of them call it; only the chief gets the checkpoint.
 
         Raises:
             NonFinite: a weight is NaN or infinite.
             StaleWriter: another writer moved the tip, and deleted what was being staged.
         """
-        self.begin_cause("stage")
-        self._workers = self._host_stats.gather_from_hosts(
-            trainer.accelerator, self._spec.train.global_batch_size, telemetry=self._telemetry
-        )
-        self._host_stats = HostStats()
+        self._prepare_save(trainer)
         began = self._clock()
-        where = f", in segment {self._number}"
-        staged = self._saver.stage(trainer.state, base=self.base, attempt=uuid.uuid4().hex, where=where)
-        self._traced = trainer.traced
+        staged = self._saver.stage(trainer.state, base=self.base, attempt=uuid.uuid4().hex, where=self._where)
         trainer.staging_seconds = seconds_between(began, self._clock())
         trainer.holds(staged)
         return staged
@@ -111,26 +127,52 @@ class CommitInterval:
         """Commit within the segment, and start a new interval from this commit.
 
         Raises:
-            StaleWriter: another writer moved the tip first.
+            BatonError: this save failed, or the one before that ran beside the training.
         """
-        result = self.result(self.stage(trainer), reason)
-        self.begin_cause("commit")
-        body = Commit.of(result) if trainer.accelerator.is_chief else None
-        head = self._saver.commit(body, trainer.accelerator)
-        self.start, self.base, self._rows = head.tip or self.start, head.number, []
-        self._stopwatch = Stopwatch(self._telemetry, self._clock)
+        began = self._clock()
+        beside = self._saver.saves_beside(trainer.state, trainer.accelerator)
+        if beside:
+            result = self._begin_save(trainer, reason)
+            if result.in_flight is None:
+                raise AssertionError("a save was begun and is not in flight")
+            self._saver.commit_beside(lambda staged: Commit.of(result.landed(staged)), trainer.accelerator)
+            self.start, self._in_flight = result.in_flight, True
+        else:
+            result = self.result(reason, staged=self.stage(trainer))
+            self.work.begin_cause("commit")
+            body = Commit.of(result) if trainer.accelerator.is_chief else None
+            head = self._saver.commit(body, trainer.accelerator)
+            self.start, self.base = head.tip or self.start, head.number
+        trainer.cadence.stalled(seconds_between(began, self._clock()))
+        if trainer.accelerator.is_chief and trainer.cadence.is_auto:
+            if beside and self._saver.committer is not None:
+                self._saver.committer.then(lambda _: self._learn(trainer.cadence))
+            else:
+                self._learn(trainer.cadence)
+        self.work.begin_next()
+
+    def end(self, trainer: Trainer, reason: BorderReason) -> SegmentResult:
+        """End the segment: begin to stage its checkpoint beside the training, or stage it in line.
+
+        Raises:
+            BatonError: staging failed, or the save before that ran beside the training.
+        """
+        committer = self._saver.committer
+        across = committer is not None and committer.across_segments
+        if across and self._saver.saves_beside(trainer.state, trainer.accelerator):
+            return self._begin_save(trainer, reason)
+        return self.result(reason, staged=self.stage(trainer))
 
     def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
-        """Commit before a stop, unless the last staging shows that there is too little time.
+        """Commit before a stop, unless the last save shows that there is too little time.
 
         Args:
             trainer: holds the state.
             reason: of the stop.
             grace_left: seconds until the machine may end.
         """
-        last = trainer.staging_seconds
-        cost = 0.0 if last is None else _COMMIT_PER_STAGING * last
-        cost = float(trainer.accelerator.gather_from_hosts([cost]).max())  # the chief's, because only the chief uploads
+        # The chief's, because only the chief writes.
+        cost = float(trainer.accelerator.gather_from_hosts([self._seconds_of_save(trainer)]).max())
         if cost <= grace_left:
             self.commit(trainer, reason)
             return
@@ -150,45 +192,66 @@ class CommitInterval:
             BlowUp: no rewind is left, see `train.rewind_tries`, or no border.
             StaleWriter: another writer moved the tip first.
         """
-        if not accelerator.is_chief:
-            return self.result(None, "rewind")
-        entry = rewind(RunLog(self.home), fault, base=self.base, spec=self._spec, attempt=uuid.uuid4().hex)
-        if isinstance(entry.body, Rewind):
-            self._telemetry.emit(
-                Note(
-                    text=f"{fault}. Rewound to step {entry.body.to.step}, skipping {entry.body.skip_batches} global "
-                    f"batches (rewind {entry.head.rewinds} of at most {self._spec.train.rewind_tries} in a row)",
-                    warning=True,
-                )
-            )
-        return self.result(None, "rewind")
+        if accelerator.is_chief:
+            rewind_run(self.run_log, fault, base=self.base, spec=self._spec, telemetry=self._telemetry)
+        return self.result("rewind")
 
     def finish(self, reason: str, accelerator: Accelerator) -> SegmentResult:
         """Log that callbacks ended the run where the interval started. With several hosts, the chief logs it.
+
+        The checkpoint there must have landed.
 
         Raises:
             StaleWriter: another writer moved the tip first.
         """
         if accelerator.is_chief:
-            finish(RunLog(self.home), self.start, base=self.base, reason=reason, attempt=uuid.uuid4().hex)
+            finish(self.run_log, self.start, base=self.base, reason=reason, attempt=uuid.uuid4().hex)
         self._telemetry.emit(Note(text=f"training ended at step {self.start.step}: {reason}"))
-        return self.result(None, "finished")
+        return self.result("finished")
 
-    def result(self, staged: CheckpointRef | None, reason: ExitReason) -> SegmentResult:
-        """The result of the interval.
+    def result(
+        self, reason: ExitReason, *, staged: CheckpointRef | None = None, in_flight: CheckpointRef | None = None
+    ) -> SegmentResult:
+        """The result of the work since the last commit, see `IntervalWork.result`."""
+        return self.work.result(self.start, reason, staged=staged, in_flight=in_flight)
 
-        Args:
-            staged: its checkpoint; None if nothing was staged.
-            reason: why the segment or the interval ends.
-        """
-        trained = 0 if staged is None else staged.step - self.start.step
-        return SegmentResult(
-            staged=staged,
-            parent=self.start.path,
-            exit_reason=reason,
-            history=tuple(self._rows),
-            examples=trained * self._spec.train.global_batch_size,
-            seconds=self._stopwatch.seconds,
-            workers=self._workers if staged is not None else (),
-            traced=self._traced if staged is not None else None,
+    def _learn(self, cadence: CommitCadence) -> None:
+        """Read once how often attempts were lost, and say how often this process commits."""
+        if cadence.losses is None:
+            with suppress(StorageError):  # then the prior stays, until the next commit
+                cadence.losses = losses_of(read_attempts(self.run_log.home).records, now=datetime.now(UTC))
+        self._telemetry.emit(
+            CommitPace(
+                every_seconds=cadence.interval_seconds,
+                cost_seconds=cadence.cost_seconds,
+                between_losses_seconds=cadence.between_seconds,
+            )
         )
+
+    @property
+    def _where(self) -> str:
+        return f", in segment {self._number}"
+
+    def _prepare_save(self, trainer: Trainer) -> None:
+        """Wait for the save before, and collect what goes into the commit besides the state."""
+        self.land(trainer.accelerator)
+        self.work.begin_cause("stage")
+        self.work.gather_from_hosts(trainer.accelerator, traced=trainer.traced)
+
+    def _begin_save(self, trainer: Trainer, reason: ExitReason) -> SegmentResult:
+        self._prepare_save(trainer)
+        reference = self._saver.begin(
+            trainer.state,
+            base=self.base,
+            where=self._where,
+            hosts=trainer.accelerator,
+            processed=trainer.cadence.processed,
+        )
+        trainer.holds(reference)
+        return self.result(reason, in_flight=reference)
+
+    def _seconds_of_save(self, trainer: Trainer) -> float:
+        """Estimate of the seconds until a save that begins now has landed."""
+        committer = self._saver.committer
+        in_line = 0.0 if trainer.staging_seconds is None else _COMMIT_PER_STAGING * trainer.staging_seconds
+        return in_line if committer is None else max(in_line, committer.seconds_of_save())

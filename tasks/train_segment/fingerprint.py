@@ -37,13 +37,16 @@ _DIGITS = 32
 _MAX_ENTRIES = 16
 
 
-def traced_step(function: Any, *, environment: Environment, identity: dict[str, Any]) -> TracedStep:
+def traced_step(
+    function: Any, *, environment: Environment, identity: dict[str, Any], draws_exactly: bool = False
+) -> TracedStep:
     """Compute the fingerprint of a concrete function, and a digest of the environment and identity it was traced for.
 
     Args:
         function: the traced loop.
         environment: this process's.
         identity: the run's, as in its log.
+        draws_exactly: whether random operations were made functions of the step.
     """
     # Thread counts do not influence tracing.
     kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads"})
@@ -51,6 +54,7 @@ def traced_step(function: Any, *, environment: Environment, identity: dict[str, 
     return TracedStep(
         fingerprint=fingerprint(function.graph.as_graph_def()),
         circumstances=hashlib.sha256(circumstances).hexdigest()[:_DIGITS],
+        draws_exactly=draws_exactly,
     )
 
 
@@ -67,6 +71,8 @@ def fingerprint(graph: Any) -> str:
 def warn_if_step_differs(log: RunLog, number: int, traced: TracedStep, *, telemetry: Sink) -> None:
     """Warn if the newest commit with the same environment and identity was trained with another step.
 
+    A commit of an earlier version, whose random operations drew from TensorFlow's own state, is reported as such.
+
     Args:
         log: the run's.
         number: the log entry to start with, reading backwards.
@@ -77,6 +83,16 @@ def warn_if_step_differs(log: RunLog, number: int, traced: TracedStep, *, teleme
         body = log.entry(earlier).body
         if not isinstance(body, Commit) or body.traced is None:
             continue
+        if body.traced.draws_exactly is None and traced.draws_exactly:
+            telemetry.emit(
+                Note(
+                    text=f"from step {body.checkpoint.step} on, the random operations of the train step draw as "
+                    "functions of train.seed, step and replica; before, they drew from TensorFlow's own state, which "
+                    "no checkpoint holds",
+                    warning=True,
+                )
+            )
+            return
         if body.traced.circumstances != traced.circumstances:
             continue
         if body.traced.fingerprint != traced.fingerprint:

@@ -15,40 +15,17 @@ import tensorflow as tf
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.messages import listed
 from tasks.foundation.model.keras_steps import not_converted
+from tasks.foundation.model.random_operations import CLOCK, nodes_of, stateful_operations
+from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.train_step import run_train_step
 
 NOT_FOUND = -1
-_CLOCK = "baton_clock"
-
-# Kernels whose state is in no checkpoint: they draw from TensorFlow's own random state, or run Python code.
-_STATEFUL = frozenset(
-    {
-        "AllCandidateSampler",
-        "EagerPyFunc",
-        "FixedUnigramCandidateSampler",
-        "LearnedUnigramCandidateSampler",
-        "LogUniformCandidateSampler",
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "PyFunc",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "ThreadUnsafeUnigramCandidateSampler",
-        "TruncatedNormal",
-        "UniformCandidateSampler",
-    }
-)
 
 # Kernels that add floats in the order in which their threads finish, even with deterministic operations turned on.
 _UNORDERED_SUMS = frozenset({"Bincount", "DenseBincount", "RaggedBincount", "SparseBincount"})
 
 
-def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator) -> Any:
+def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, draws: StepDraws | None = None) -> Any:
     """Make a `tf.function` of (iterator, n) that runs n training steps.
 
     The iterator and n, an int64 scalar, are arguments, so that it is traced once. It carries no per-replica value.
@@ -56,6 +33,7 @@ def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator) -
     Args:
         step: one training step, see `build_train_step`.
         accelerator: the process's.
+        draws: seeds of the step's random operations.
 
     Returns:
         A function that returns three values. `first_bad`, int64 scalar: index in [0, n) of the first step with a loss
@@ -75,7 +53,7 @@ def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator) -
         for index in tf.range(n):
             batch, seconds = _next_batch(iterator, strategy, now)
             waited += seconds
-            loss, of_replicas = run_train_step(step, strategy, batch)
+            loss, of_replicas = run_train_step(step, strategy, batch, draws)
             if loss is not None:
                 losses = of_replicas
                 bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(loss)))
@@ -99,7 +77,7 @@ def _next_batch(iterator: Any, strategy: Any, now: Callable[[], Any]) -> tuple[A
 
 def _python_time() -> Any:
     """Seconds of Python's monotonic clock, float64 scalar; read each time the operation runs."""
-    seconds = tf.numpy_function(time.monotonic, [], tf.float64, name=_CLOCK)
+    seconds = tf.numpy_function(time.monotonic, [], tf.float64, name=CLOCK)
     return tf.ensure_shape(seconds, [])
 
 
@@ -118,7 +96,7 @@ def nondeterminism_warnings(function: Any, *, intra_op_threads: int) -> tuple[st
             "that state: a resumed run can differ. Draw with keras.random and a SeedGenerator, or with "
             "tf.random.Generator; keep the state of Python code in variables"
         )
-    unordered = sorted({node.name for node in _nodes(function) if _sums_in_any_order(node)})
+    unordered = sorted({node.name for node in nodes_of(function) if _sums_in_any_order(node)})
     if unordered and intra_op_threads > 1:
         words.append(
             f"{listed(unordered)}: a weighted bincount adds floats in the order in which its {intra_op_threads} "
@@ -126,16 +104,6 @@ def nondeterminism_warnings(function: Any, *, intra_op_threads: int) -> tuple[st
             "tf.math.unsorted_segment_sum, or set accelerator.intra_op_threads: 1"
         )
     return tuple(words)
-
-
-def stateful_operations(function: Any) -> tuple[str, ...]:
-    """Names of operations in a concrete function whose state no checkpoint holds."""
-    return tuple(sorted({node.name for node in _nodes(function) if node.op in _STATEFUL and _CLOCK not in node.name}))
-
-
-def _nodes(function: Any) -> list[Any]:
-    graph = function.graph.as_graph_def()
-    return [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
 
 
 def _sums_in_any_order(node: Any) -> bool:

@@ -20,6 +20,7 @@ class LoopDecision:
         segment_is_over: whether the segment's seconds are used up.
         commit_is_due: whether to commit first.
         steps: number of steps of the inner loop.
+        save_failed: whether a save beside the training failed.
     """
 
     stop: StopReason | None
@@ -27,16 +28,25 @@ class LoopDecision:
     segment_is_over: bool
     commit_is_due: bool
     steps: int
+    save_failed: bool = False
 
     def agreed(self, hosts: Hosts) -> "LoopDecision":
         """The decision of all hosts: a stop of any host, the shortest grace period, otherwise the chief's decision."""
-        values = [number_of(self.stop), self.grace_left, self.segment_is_over, self.commit_is_due, self.steps]
+        values = [
+            number_of(self.stop),
+            self.grace_left,
+            self.segment_is_over,
+            self.commit_is_due,
+            self.steps,
+            self.save_failed,
+        ]
         of_hosts = hosts.gather_from_hosts(values)
-        _, _, over, due, steps = of_hosts[0].tolist()
+        _, _, over, due, steps, failed = of_hosts[0].tolist()
         return LoopDecision(
             stop=first_reason(of_hosts[:, 0].tolist()),
             grace_left=float(of_hosts[:, 1].min()),
             segment_is_over=bool(over),
             commit_is_due=bool(due),
             steps=int(steps),
+            save_failed=bool(failed),
         )

@@ -5,25 +5,26 @@ from contextlib import nullcontext
 
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.contracts.schedule import next_multiple
-from tasks.foundation.contracts.segment import BorderReason, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.segment import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import recent_rows
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
+from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.stops.agreement import agreed_stop
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Training
+from tasks.foundation.telemetry.events import Note, Training
 from tasks.foundation.telemetry.measurements import seconds_between
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.commit_interval import CommitInterval
 from tasks.train_segment.loop import steps_within
 from tasks.train_segment.loop_decision import LoopDecision
-from tasks.train_segment.trainer import Recipe, Trainer
+from tasks.train_segment.trainer import Trainer
 from tasks.train_segment.warm_trainer import WARM_TRAINER
 
 # An inner loop is not longer than this, so that the progress bar moves.
@@ -36,14 +37,15 @@ def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
     After a request to stop (a signal, a notice of the metadata server, the time budget), it ends the inner loop,
     commits the trained steps if the grace period is long enough, and returns with the reason. An exception of a signal
     handler is raised after that. Model, loop and data belong to the work thread of `run_uninterrupted`. If start and
-    end are the same step, callbacks are called with its evaluation, and nothing is trained or staged.
+    end are the same step, callbacks are called with its evaluation and at the end of the training; nothing is trained.
 
     Args:
         call: the request, which says where to start and where to end, and the run's environment.
         place: where the run's home and the user's code are.
 
     Returns:
-        The work since the last commit; nothing is staged after a stop, a rewind or a finish.
+        The work since the last commit. With `place.committer`, its checkpoint is being written while this returns
+        (`in_flight`). After a stop, a rewind or a finish there is none, and everything is committed.
 
     Raises:
         DamagedCheckpoint: the checkpoint to start from differs from the log.
@@ -68,48 +70,69 @@ def forget_trainer() -> None:
 
 def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     request = call.request
-    saver = Saver(home=place.home, spec=request.spec, telemetry=place.telemetry)
+    saver = Saver(log=place.log, spec=request.spec, telemetry=place.telemetry, committer=place.committer)
     interval = CommitInterval(request, saver, telemetry=place.telemetry, clock=place.clock)
     stops.unsaved_work = False
-    interval.begin_cause("build")
+    interval.work.begin_cause("build")
     accelerator = acquire(request.spec.accelerator, call.recorded, deterministic=request.spec.train.deterministic)
     recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=place.code_folder)
     trainer = WARM_TRAINER.take(recipe, storage=place.root, accelerator=accelerator)
-    for prepare in (_restore, _compile):
-        stop = agreed_stop(stops, accelerator)
-        if stop is not None:
-            return interval.result(None, stop)
-        prepare(trainer, request, interval, place)
-    stops.unsaved_work = True
-    interval.begin_cause("train")
     try:
-        # An error of a callback before the first step is an error in the run file, not in a step.
-        with nullcontext() if interval.start.step == 0 else invalid_input_as_step_failed():
-            ended = trainer.begin(place.home, interval.start)
-        if ended is not None:
-            result = interval.finish(ended, accelerator)
-        elif request.until_step == interval.start.step:
-            result = interval.result(None, "finished")
-        else:
-            with invalid_input_as_step_failed():
-                result = _train(trainer, request, interval, stops, place)
-    except BlowUp as fault:
+        for prepare in (_restore, _compile):
+            stop = agreed_stop(stops, accelerator)
+            if stop is not None:
+                interval.land(accelerator)
+                return interval.result(stop)
+            prepare(trainer, interval, place)
+        stops.unsaved_work = True
+        result = _train_segment(trainer, request, interval, stops, place)
+    except BlowUp as found:
+        fault = interval.earliest(found, accelerator)
         if request.spec.train.on_blowup == "stop":
-            raise
+            raise fault from (None if fault is found else found)
         result = interval.rewind(fault, accelerator)
     WARM_TRAINER.keep(trainer)
     return result
 
 
-def _restore(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, place: Place) -> None:
-    interval.begin_cause("restore")
-    trainer.restore(place.home, request.start)
-    trainer.seek(request.start.step + request.skipped_batches)
+def _train_segment(
+    trainer: Trainer, request: SegmentRequest, interval: CommitInterval, stops: Stops, place: Place
+) -> SegmentResult:
+    """Call the callbacks that are due at the start, and train unless they end the run."""
+    if request.until_step == interval.start.step or trainer.needs_evaluation(interval.start):
+        interval.land(trainer.accelerator)
+    interval.work.begin_cause("train")
+    # An error of a callback before the first step is an error in the run file, not in a step.
+    with nullcontext() if interval.start.step == 0 else invalid_input_as_step_failed():
+        ended = trainer.begin(place.log, interval.start)
+    if ended is not None:
+        interval.land(trainer.accelerator)
+        with invalid_input_as_step_failed():
+            trainer.end_training()
+        return interval.finish(ended, trainer.accelerator)
+    if request.until_step == interval.start.step:
+        with invalid_input_as_step_failed():
+            trainer.end_training()
+        return interval.result("finished")
+    with invalid_input_as_step_failed():
+        return _train(trainer, request, interval, stops, place)
 
 
-def _compile(trainer: Trainer, request: SegmentRequest, interval: CommitInterval, place: Place) -> None:
-    interval.begin_cause("compile")
-    trainer.compile(RunLog(place.home), request.base, place.telemetry)
+def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
+    interval.work.begin_cause("restore")
+    if not trainer.accelerator.all_agree(trainer.has(interval.start)):
+        interval.land(trainer.accelerator)  # it is restored from the store
+    trainer.restore(place.home, interval.start)
+    trainer.seek(interval.start.step + interval.skipped_batches)
+
+
+def _compile(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
+    interval.work.begin_cause("compile")
+    if trainer.traced is None:
+        interval.land(trainer.accelerator)
+        for text in () if trainer.callbacks is None else trainer.callbacks.notes:
+            place.telemetry.emit(Note(text=text))
+    trainer.compile(place.log, interval.base, place.telemetry)
 
 
 def _train(
@@ -121,7 +144,12 @@ def _train(
     # Half of the promised response time, because the next inner loop may be slower than the last.
     longest = min(_INNER_LOOP_SECONDS, request.spec.stop.answer_seconds / 2)
     steps_per_second = 0.0
-    watch = _loss_watch(request, place)
+    watch = _loss_watch(trainer, interval, place)
+    epoch = EpochLength(
+        train_examples=request.dataset.train_examples,
+        global_batch_size=train.global_batch_size,
+        drop_remainder=train.drop_remainder,
+    )
     reason: BorderReason = "segment_end"
     while trainer.state.step < request.until_step:
         step = trainer.state.step
@@ -133,47 +161,64 @@ def _train(
             segment_is_over=train.segment_seconds is not None
             and clock() - began >= train.segment_seconds
             and step > interval.start.step,
-            commit_is_due=interval.commit_is_due(step),
+            commit_is_due=interval.commit_is_due(step, trainer.cadence),
             steps=min(end - step, steps_within(longest, steps_per_second)),
+            save_failed=place.committer is not None and place.committer.failed,
         ).agreed(trainer.accelerator)
+        if decision.save_failed:
+            interval.raise_failed_save(trainer.accelerator)
         if decision.stop is not None:
-            if math.isfinite(decision.grace_left):
-                PROCESS_DEADLINE.start(decision.grace_left)  # the notice may be for another host
-            if step > interval.start.step:
-                interval.commit_if_it_fits(trainer, decision.stop, grace_left=decision.grace_left)
-            return interval.result(None, decision.stop)
+            return _stop(decision.stop, decision.grace_left, trainer, interval)
         if decision.segment_is_over:
             reason = "segment_seconds"
             break
         if decision.commit_is_due:
             interval.commit(trainer, "interval")
-            interval.begin_cause("train")
+            interval.work.begin_cause("train")
         inner_began = clock()
         inner = trainer.run(decision.steps, segment=request.number)
         inner_seconds = seconds_between(inner_began, clock())
-        interval.add_inner_loop(inner, inner_seconds)
+        interval.work.add_inner_loop(inner, inner_seconds)
+        interval.reserve_memory(trainer)
         steps_per_second = decision.steps / max(inner_seconds, 1e-9)
         if trainer.state.step % train.log_every_steps == 0:
             row = trainer.read_metrics()
             watch.check(row)
-            interval.log(row)
+            interval.work.log(row)
             if trainer.take_row(row):
                 break  # the next segment starts here, and logs that the run is finished
         place.telemetry.emit(
             Training(
                 step=trainer.state.step,
-                target=train.steps,
-                metrics=interval.metrics,
+                target=train.target,
+                epoch=epoch.after(trainer.state.step),
+                metrics=interval.work.metrics,
                 examples_per_second=steps_per_second * train.global_batch_size,
                 input_wait_seconds=inner.input_wait_seconds,
             )
         )
-    return interval.result(interval.stage(trainer), reason)
+    return interval.end(trainer, reason)
 
 
-def _loss_watch(request: SegmentRequest, place: Place) -> LossWatch:
-    factor = request.spec.train.blowup_factor
-    if factor is None:
-        return LossWatch(None)
-    log = RunLog(place.home)
-    return LossWatch(factor, recent_rows(log, log.entry(request.base).head, MEDIAN_ROWS))
+def _stop(reason: StopReason, grace_left: float, trainer: Trainer, interval: CommitInterval) -> SegmentResult:
+    """Commit what was trained, if the grace period is long enough, and wait for what is in flight."""
+    if math.isfinite(grace_left):
+        PROCESS_DEADLINE.start(grace_left)  # the notice may be for another host
+    if trainer.state.step > interval.start.step:
+        interval.commit_if_it_fits(trainer, reason, grace_left=grace_left)
+    interval.land(trainer.accelerator)
+    return interval.result(reason)
+
+
+def _loss_watch(trainer: Trainer, interval: CommitInterval, place: Place) -> LossWatch:
+    """The losses before the state in memory: kept from the segment before, or read from the log."""
+    if trainer.loss_watch is not None:
+        return trainer.loss_watch
+    factor = trainer.recipe.spec.train.blowup_factor
+    rows: list[MetricRow] = []
+    if factor is not None:
+        interval.land(trainer.accelerator)
+        rows = recent_rows(place.log, place.log.entry(interval.base).head, MEDIAN_ROWS)
+    watch = LossWatch(factor, rows)
+    trainer.keep_watch(watch)
+    return watch

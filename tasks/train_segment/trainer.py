@@ -1,49 +1,47 @@
 """The trainer: model, compiled loop, data and state of one process."""
 
 import math
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.accelerator.tpu_padding import padding, padding_words
-from tasks.foundation.checkpoint.restore import restore_checkpoint
+from tasks.foundation.checkpoint.cadence import CommitCadence
+from tasks.foundation.checkpoint.snapshot import snapshot_bytes
+from tasks.foundation.checkpoint.warm_restore import restore_warm_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.segment import MetricRow, TracedStep
 from tasks.foundation.dataset.class_weight import apply_class_weight, map_class_weight
-from tasks.foundation.dataset.reader import load_manifest, training_dataset, zero_batch
+from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.dataset.reader import training_dataset
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import NonFinite
-from tasks.foundation.messages import listed
-from tasks.foundation.model.build import ignored_compile_settings
+from tasks.foundation.model.compile_settings import uses_xla, xla_step
 from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
-from tasks.foundation.model.keras_steps import tracing_hints
+from tasks.foundation.model.keras_steps import overrides, tracing_hints
+from tasks.foundation.model.loss_scaling import ScaledLosses
 from tasks.foundation.model.metrics import take_metrics
+from tasks.foundation.model.random_operations import stateful_operations
+from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
+from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.train_step import build_train_step, op_errors_as_model_error, trace_train_step
 from tasks.foundation.model.variable_placement import describe_placement, kernel_shapes
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.state.held_values import HeldValues
+from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import Recipe, WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink, StatefulOperations
-from tasks.train_segment.callback_schedule import Callbacks
+from tasks.foundation.transforms.input_errors import transform_errors
+from tasks.train_segment.blowups import LossWatch
+from tasks.train_segment.callback_schedule import Callbacks, callbacks_of
 from tasks.train_segment.fingerprint import traced_step, warn_if_step_differs
 from tasks.train_segment.host_stats import InnerLoop
-from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings, stateful_operations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What a trainer is built from. Equal recipes give equal trainers."""
-
-    spec: RunSpec
-    dataset: DatasetRef
-    code_folder: Path
+from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings
+from tasks.train_segment.step_notes import step_notes
 
 
 class Trainer:
@@ -52,28 +50,34 @@ class Trainer:
     Attributes:
         recipe: what it was built from.
         accelerator: the process's.
+        warm: the state of this process, with what it holds.
         state: the train state.
         callbacks: of the user; None if the run file names none.
+        cadence: how often to commit within a segment.
         staging_seconds: duration of the last staging; decides whether a commit fits into a grace period.
         traced: the step as it was traced; None until `compile`.
     """
 
-    def __init__(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> None:
+    def __init__(self, recipe: Recipe, warm: WarmState, *, storage: Storage) -> None:
         spec = recipe.spec
         self.recipe = recipe
-        self.accelerator = accelerator
+        self.warm = warm
+        self.state: TrainState = warm.state
+        self.accelerator = accelerator = warm.state.accelerator
         self._storage = storage
         self._per_replica = per_replica_batch_size(
             spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate
         )
-        batch = apply_class_weight(
-            zero_batch(load_manifest(storage, recipe.dataset), self._per_replica), spec.train.class_weight
-        )
-        self.state: TrainState = build_train_state(
-            spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch, training=True
-        )
-        # Before any restore, because Keras's callbacks reset their state in on_train_begin.
-        self.callbacks = Callbacks(spec, self.state, code_folder=recipe.code_folder) if spec.train.callbacks else None
+        batch = apply_class_weight(zero_examples(warm.inputs.train, self._per_replica), spec.train.class_weight)
+        warm.seed_as_built()
+        if self.state.returned is None and overrides(self.state.model, "train_step"):
+            if self.state.step > 0:
+                warm.forget_content()  # its checkpoint may have means that nothing has read so far
+            self.state.add_returned(batch, reference=spec.model.build)
+        self.callbacks = callbacks_of(warm) if spec.train.callbacks else None
+        # Splitting a step into micro-batches is checked by calling the model, which may draw, and uses its metrics.
+        leaves = self.state.model_leaves if spec.train.accumulate > 1 else ()
+        held = HeldValues(leaf for leaf in leaves if not leaf.path.startswith("optimizer/"))
         step = build_train_step(
             self.state.model,
             batch,
@@ -81,28 +85,52 @@ class Trainer:
             reference=spec.model.build,
             accelerator=accelerator,
             returned=self.state.returned,
+            draws=self.state.draws,
         )
         self._hints = partial(tracing_hints, self.state.model, batch)
         self._masked = spec.train.accumulate > 1 and outputs_keras_mask(self.state.model, batch)
-        self._loop = make_loop(step, accelerator)
+        held.put_back()
+        step = xla_step(step) if uses_xla(self.state.model, accelerator) else step
+        self._loop = make_loop(step, accelerator, self.state.draws)
         self.staging_seconds: float | None = None
-        self._restored: str | None = None
+        self.cadence = CommitCadence(spec.checkpoint, state_bytes=snapshot_bytes(self.state))
+        self._recalled = -1  # number of the restore whose callbacks' state was recalled
         self._iterator: Any = None
         self._next_batch: int | None = None
         self.traced: TracedStep | None = None
+        self._draws: StepDraws | None = None  # if the traced step uses them
+        self._watch: LossWatch | None = None
+        self._watched_restores = 0
+
+    def has(self, ref: CheckpointRef) -> bool:
+        """Whether the state in memory of this host is that of a checkpoint."""
+        return self.warm.holds(ref)
+
+    @property
+    def loss_watch(self) -> LossWatch | None:
+        """Has the losses before the state in memory; None if they must be read from the log."""
+        return self._watch if self._watched_restores == self.warm.restores else None
+
+    def keep_watch(self, watch: LossWatch) -> None:
+        """Keep the losses before the state in memory, for the next segment. A restore drops them."""
+        self._watch, self._watched_restores = watch, self.warm.restores
+
+    def needs_evaluation(self, start: CheckpointRef) -> bool:
+        """Whether callbacks are due at a checkpoint, and read its evaluation in the log."""
+        if self.callbacks is None or not self.callbacks.need_evaluation(start):
+            return False
+        return self._evaluation_of(start) is None or not self.callbacks.have_row
 
     def restore(self, home: Storage, ref: CheckpointRef) -> bool:
         """Restore a checkpoint on every host. Returns False, and reads nothing, if its state is in memory already."""
-        in_memory = self._restored in {ref.path, ref.state_digest} and self.state.step == ref.step
-        if self.accelerator.all_agree(in_memory):
-            return False
-        restore_checkpoint(self.state, home, ref)
-        if self.callbacks is not None:
+        restored = restore_warm_state(self.warm, home, ref)
+        # An evaluation may have restored it.
+        if self.callbacks is not None and self._recalled != self.warm.restores:
             self.callbacks.recall()
-        self._restored = ref.path
-        return True
+        self._recalled = self.warm.restores
+        return restored
 
-    def begin(self, home: Storage, start: CheckpointRef) -> str | None:
+    def begin(self, log: RunLog, start: CheckpointRef) -> str | None:
         """Call the callbacks that are due at the checkpoint in memory.
 
         Returns:
@@ -114,14 +142,14 @@ class Trainer:
         if self.callbacks is None:
             return None
         # Callbacks change the state, so another start from this checkpoint must restore it.
-        self._restored = None
-        if not self.callbacks.begin(RunLog(home), start):
-            self._restored = start.path
+        self.warm.forget_content()
+        if not self.callbacks.begin(log, start, self._evaluation_of(start)):
+            self.warm.set_content(start)
         return self._agreed_end(self.callbacks)
 
     def holds(self, ref: CheckpointRef | None) -> None:
         """Note that the state in memory was staged as `ref`; None on hosts other than the chief."""
-        self._restored = self.state.digest() if ref is None else ref.path
+        self.warm.set_content(ref)
 
     def seek(self, batch: int) -> None:
         """Move the data stream to a batch index. Does nothing if it is there already."""
@@ -140,6 +168,8 @@ class Trainer:
                 host=context.input_pipeline_id,
                 hosts=context.num_input_pipelines,
                 local_replicas=self.accelerator.replicas // context.num_input_pipelines,
+                drop_remainder=spec.train.drop_remainder,
+                functions=self.warm.inputs.training_functions,
             )
             return map_class_weight(dataset, spec.train.class_weight)
 
@@ -161,42 +191,34 @@ class Trainer:
             return
         reference = self.recipe.spec.model.build
         arguments = (self._iterator, tf.constant(1, tf.int64))
-        function = trace_train_step(
-            self._loop, arguments, leaves=self.state.leaves, reference=reference, hints=self._hints
-        )
+        leaves = saved_or_drawn(self.state.leaves, self.state.draws)
+        # What Python code draws while it is traced becomes part of the graph, which must be the same in every process.
+        self.warm.seed_as_built()
+        scaled = ScaledLosses()
+        with scaled.counted():
+            function = trace_train_step(self._loop, arguments, leaves=leaves, reference=reference, hints=self._hints)
+        fix_sum_order(function, self.accelerator.strategy)
+        draws = self.state.draws
+        self._draws = draws if draws is not None and draws.are_used_by(function.graph) else None
         for words in nondeterminism_warnings(function, intra_op_threads=self.accelerator.environment.intra_op_threads):
             telemetry.emit(Note(text=f"{reference}: {words}", warning=True))
         operations = stateful_operations(function)
         if operations:
             telemetry.emit(StatefulOperations(reference=reference, operations=operations))
-        unused = ignored_compile_settings(self.state.model)
-        if unused:
-            text = f"{reference}: compiled with {unused}, which is not used: steps run inside one compiled loop"
-            telemetry.emit(Note(text=text))
-        ignored = () if self.state.returned is None else self.state.returned.ignored
-        if ignored:
-            telemetry.emit(
-                Note(
-                    text=f"{reference}: train_step returns {listed(ignored)}, which are no scalars and are not logged; "
-                    "return their means",
-                    warning=True,
-                )
-            )
-        if self._masked:
-            telemetry.emit(
-                Note(
-                    text=f"{reference}: a Keras mask reaches the loss, which is then a mean over what the mask keeps "
-                    "of each micro-batch (train.accumulate), and not of the whole batch",
-                    warning=True,
-                )
-            )
+        for note in step_notes(self.state, scaled, reference=reference, masked=self._masked):
+            telemetry.emit(note)
         if self.accelerator.kind != "cpu":
             telemetry.emit(Note(text=describe_placement(leaf.variable for leaf in self.state.leaves)))
         filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
         if words := padding_words(filled_up, kind=self.accelerator.kind):
             telemetry.emit(Note(text=words, warning=True))
         head = log.entry(base).head
-        self.traced = traced_step(function, environment=self.accelerator.environment, identity=head.identity)
+        self.traced = traced_step(
+            function,
+            environment=self.accelerator.environment,
+            identity=dict(head.identity),
+            draws_exactly=self._draws is not None,
+        )
         if self.accelerator.is_chief:
             warn_if_step_differs(log, base, self.traced, telemetry=telemetry)
 
@@ -216,10 +238,14 @@ class Trainer:
         """
         before = self.state.step
         # Unknown until the steps are done.
-        self._restored, batch, self._next_batch = None, self._next_batch, None
+        self.warm.forget_content()
+        batch, self._next_batch = self._next_batch, None
+        if self._draws is not None:
+            self._draws.begin_training(before)
         where = f"between step {before} and step {before + steps}, in segment {segment}"
         with (
             op_errors_as_model_error(f"{self.recipe.spec.model.build}: train_step failed {where}"),
+            transform_errors(self.recipe.spec.data, where),
             original_read_errors(),
         ):
             bad, waited, of_replicas = self._loop(self._iterator, tf.constant(steps, tf.int64))
@@ -253,6 +279,21 @@ class Trainer:
             return False
         self.callbacks.take_row(row)
         return self._agreed_end(self.callbacks) is not None
+
+    def end_training(self) -> None:
+        """Call `on_train_end` of the callbacks. The state in memory may differ from its checkpoint afterwards.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self.callbacks is not None:
+            self.warm.forget_content()
+            self.callbacks.end_training()
+
+    def _evaluation_of(self, start: CheckpointRef) -> Evaluation | None:
+        """The evaluation of a checkpoint by this process, if it is the newest one."""
+        newest = self.warm.evaluation
+        return newest if newest is not None and newest.checkpoint.path == start.path else None
 
     def _agreed_end(self, callbacks: Callbacks) -> str | None:
         """Why the chief's callbacks end the run. Callbacks of other hosts may depend on local clocks or files."""

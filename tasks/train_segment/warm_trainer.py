@@ -1,34 +1,43 @@
 """The trainer that a process keeps from one segment to the next."""
 
 from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe
 from tasks.foundation.storage.base import Storage
-from tasks.train_segment.trainer import Recipe, Trainer
+from tasks.train_segment.trainer import Trainer
 
 
 class WarmTrainer:
-    """Keeps one trainer: building and compiling a model can take minutes.
+    """Keeps one trainer with the state of the process: compiling a training loop can take minutes."""
 
-    It is the only state that this room keeps between calls. One instance is enough, because a process has one
-    distribution strategy, and a second model would not fit on its devices.
-    """
-
-    def __init__(self) -> None:
-        self.trainer: Trainer | None = None
+    @property
+    def trainer(self) -> Trainer | None:
+        """The kept trainer, if there is one."""
+        kept = PROCESS_STATE.kept
+        return None if kept is None else kept.companion(Trainer)
 
     def take(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> Trainer:
-        """Take out the kept trainer if it fits, or build one. Only a segment that succeeds puts it back."""
-        kept, self.trainer = self.trainer, None
-        if kept is not None and kept.recipe == recipe and kept.accelerator is accelerator:
-            return kept
-        return Trainer(recipe, storage=storage, accelerator=accelerator)
+        """Take out the process's state and its trainer if they fit, or build them.
+
+        Only a segment that succeeds puts them back.
+        """
+        warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
+        trainer = warm.companion(Trainer)
+        if trainer is not None and trainer.recipe == recipe:
+            return trainer
+        if trainer is not None or (warm.attributes_changed and not warm.as_built()):
+            # Another trainer has used it, or Python code that a new process does not run in this order.
+            del warm, trainer
+            warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
+        return Trainer(recipe, warm, storage=storage)
 
     def keep(self, trainer: Trainer) -> None:
         """Keep a trainer whose state is known to be valid."""
-        self.trainer = trainer
+        trainer.warm.keep_companion(trainer)
+        PROCESS_STATE.keep(trainer.warm)
 
     def forget(self) -> None:
-        """Drop the kept trainer, so that the next segment builds one and restores from storage."""
-        self.trainer = None
+        """Drop the process's state and its trainer, so that the next segment builds them and restores from storage."""
+        PROCESS_STATE.forget()
 
 
 WARM_TRAINER = WarmTrainer()

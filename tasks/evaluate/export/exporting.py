@@ -15,18 +15,21 @@ from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.manifest import read_manifest
-from tasks.foundation.dataset.reader import zero_batch
+from tasks.foundation.dataset.manifest import read_manifest, zero_examples
 from tasks.foundation.errors import InvalidInput, ModelError
 from tasks.foundation.messages import listed
+from tasks.foundation.model.build_arguments import lengths_asked_for
 from tasks.foundation.model.identity import model_identity
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.user_code import describe
+from tasks.foundation.transforms.model_inputs import model_inputs
+from tasks.foundation.user_code import load_function
+from tasks.foundation.user_errors import user_error
 
 # Prefix of the file names of an exported checkpoint.
 PREFIX = "ckpt"
@@ -79,8 +82,10 @@ def export(
     require_free_target(form, target)
     accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment, deterministic=run.spec.train.deterministic)
     batch_size = per_replica_batch_size(run.spec.train.global_batch_size, head.environment.replicas)
-    batch = zero_batch(read_manifest(root, head.identity["data.folder"]), batch_size)
-    state = build_train_state(run.spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
+    manifest = read_manifest(root, head.identity["data.folder"])
+    batch = zero_examples(model_inputs(run.spec, manifest.features, run.folder).train, batch_size)
+    spec = with_examples(run.spec, manifest.train_examples)
+    state = build_train_state(spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
     _require_same_model(run, head, state.model, home)
     restore_checkpoint(state, home, ref)
     use_averages(state.model)
@@ -90,10 +95,8 @@ def export(
         except OSError:
             raise
         except Exception as fault:
-            raise ModelError(
-                f"{run.spec.model.build}: Keras cannot write this model as {form}: {describe(fault)}; "
-                "try --format weights or checkpoint"
-            ) from fault
+            what = f"{run.spec.model.build}: Keras cannot write this model as {form}:"
+            raise ModelError(user_error(what, fault, end="; try --format weights or checkpoint")) from fault
         loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
         missed = tuple(_untracked(state.model, str(path / PREFIX))) if form == "checkpoint" else ()
     written = target / PREFIX if form == "checkpoint" else target
@@ -119,7 +122,13 @@ def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Stor
     """Refuse a run file that builds another model: its predictions would differ, even if the weights load."""
     now = model_identity(model, run.spec.model, run.folder)
     keys = [key for key in now if key.startswith("model.") and key in head.identity]
-    found = differences({key: head.identity[key] for key in keys}, {key: now[key] for key in keys})
+    recorded = {key: head.identity[key] for key in keys}
+    if isinstance(options := recorded.get("model.options"), dict):
+        # The length of the run, which a learning-rate schedule may use, does not change the predictions.
+        function = load_function(run.spec.model.build, run.folder, seed=run.spec.train.seed)
+        lengths = lengths_asked_for(run.spec, function)
+        recorded["model.options"] = {name: value for name, value in options.items() if name not in lengths}
+    found = differences(recorded, {key: now[key] for key in keys})
     if found:
         raise InvalidInput(
             f"{run.path} builds another model than {home.uri} was trained with: {difference_words(found)}; use the "

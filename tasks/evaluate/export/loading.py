@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
 # Keras finds objects of these packages itself.
 _KERAS = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tasks.evaluate.report.tables import Cell, Mark, Section, Table, number, time_words
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Quarantine
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head, Quarantine
 from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
 
@@ -25,10 +25,15 @@ def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
 
 
 def evaluations_section(history: History) -> Iterator[Section]:
-    """Every evaluation with its metrics; no section if there are none."""
-    if not history.evaluations:
+    """Every evaluation with its metrics, a section for each set; none for a set without evaluations."""
+    yield from _section_of("Evaluations on the validation set", history.evaluations)
+    yield from _section_of("Evaluations on the test set", history.tests)
+
+
+def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTest]) -> Iterator[Section]:
+    if not evaluations:
         return
-    names = list(dict.fromkeys(name for evaluation in history.evaluations for name in evaluation.metrics))
+    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
     rows = [
         [
             number(f"{evaluation.checkpoint.step:,}"),
@@ -36,12 +41,10 @@ def evaluations_section(history: History) -> Iterator[Section]:
             number(f"{evaluation.examples:,}"),
             number(duration_words(evaluation.seconds)),
         ]
-        for evaluation in history.evaluations
+        for evaluation in evaluations
     ]
     headings = ("step", *names, "examples", "time")
-    yield Section(
-        heading="Evaluations", table=Table(headings=headings, rows=rows, numbers=frozenset(range(len(headings))))
-    )
+    yield Section(heading=heading, table=Table(headings=headings, rows=rows, numbers=frozenset(range(len(headings)))))
 
 
 def _row(commit: Commit, time: str, marks: tuple[Mark, ...]) -> list[Cell]:

@@ -10,12 +10,13 @@ from tasks.evaluate.report.changes import changes_section, origin_lines
 from tasks.evaluate.report.checkpoints import checkpoints_section, evaluations_section
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, time_words
 from tasks.evaluate.report.times import goodput_words, time_sections, workers_section
+from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.readable_values import readable
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.worker_stats import workers_of
-from tasks.foundation.telemetry.formatting import duration_words, number_words
+from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
 
 _VALUE_CHARACTERS = 140
 
@@ -87,14 +88,21 @@ def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:
 
 def _tiles(history: History, head: Head, account: Account | None) -> Iterator[_Tile]:
     yield _Tile("step", f"{head.tip.step:,}" if head.tip else "none")
+    if head.tip and (length := recorded_epoch(head.identity)) is not None:
+        yield _Tile("epoch", epoch_words(length.after(head.tip.step)).removeprefix("epoch "))
     yield _Tile("segments", f"{history.segments:,}")
     if history.evaluations:
         newest = history.evaluations[-1]
         yield from (_Tile(f"validation {name}", number_words(value)) for name, value in newest.metrics.items())
     elif history.rows:
         yield from (_Tile(name, number_words(value)) for name, value in history.rows[-1].metrics.items())
+    if history.tests:
+        newest_test = history.tests[-1]
+        yield from (_Tile(f"test {name}", number_words(value)) for name, value in newest_test.metrics.items())
     if head.best is not None:
-        yield _Tile(f"best {head.best.metric}, step {head.best.checkpoint.step:,}", number_words(head.best.value))
+        yield _Tile(
+            f"best validation {head.best.metric}, step {head.best.checkpoint.step:,}", number_words(head.best.value)
+        )
     if account is None:
         yield _Tile("in committed segments", duration_words(sum(history.seconds.values())))
     else:

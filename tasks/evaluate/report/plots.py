@@ -6,9 +6,11 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.runlog.accounting import GOOD, LOST
 from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.telemetry.formatting import duration_words
@@ -23,6 +25,7 @@ _DOTS_PER_INCH = 160
 _MAX_MARKERS = 40
 _LOGARITHMIC_FROM_RATIO = 50
 _MAX_BORDERS = 120
+_MAX_POINTS = 2000  # more than the picture has columns
 
 Points = Sequence[tuple[int, float]]
 
@@ -34,6 +37,13 @@ class Plot:
     name: str
     caption: str
     png: bytes
+
+
+def import_matplotlib() -> None:
+    """Import what `draw` needs, which takes a second. `draw` raises if it is not installed."""
+    with suppress(ImportError):
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
 
 
 def draw(history: History, seconds: Mapping[str, float]) -> tuple[Plot, ...]:
@@ -68,7 +78,8 @@ def _curves(history: History) -> Iterator[Plot]:
         ]
         figure, axes = _figure()
         _borders(axes, borders)
-        _lines(axes, name, training, validation)
+        _lines(axes, name, thinned(training), thinned(validation))
+        _epochs(axes, history)
         yield Plot(name=_file_name(name, taken), caption=name, png=_png(figure))
 
 
@@ -86,6 +97,26 @@ def _lines(axes: "Axes", name: str, training: Points, validation: Points) -> Non
     axes.set_ylabel(name, parse_math=False)
     axes.set_xlabel("step")
     axes.legend(frameon=False, fontsize=8, loc="best", labelcolor=_INK)
+
+
+def _epochs(axes: "Axes", history: History) -> None:
+    """Add the epochs above the steps, if the log knows the length of an epoch."""
+    length = None if history.head is None else recorded_epoch(history.head.identity)
+    if length is None:
+        return
+    per_step = length.after(1)
+
+    def epochs(steps: Any) -> Any:
+        return steps * per_step
+
+    def steps(epochs: Any) -> Any:
+        return epochs / per_step
+
+    above = axes.secondary_xaxis("top", functions=(epochs, steps))
+    above.set_xlabel("epoch")
+    above.tick_params(labelsize=8, colors=_INK, length=0)
+    above.xaxis.label.set(fontsize=9, color=_INK)
+    above.spines["top"].set_visible(False)
 
 
 def _speed(history: History) -> Iterator[Plot]:
@@ -156,6 +187,25 @@ def _borders(axes: "Axes", steps: Sequence[int]) -> None:
     if len(steps) <= _MAX_BORDERS:  # more lines would cover the curves
         for step in steps:
             axes.axvline(step, color=_GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
+
+
+def thinned(points: Points, most: int = _MAX_POINTS) -> Points:
+    """The lowest and the highest point of each of `most` / 2 parts, so that the picture stays the same.
+
+    Args:
+        points: step and value, in the order of the steps; returned as they are if they are few.
+        most: an even number of points, at least 2.
+    """
+    if len(points) <= most:
+        return points
+    parts = most // 2
+    kept: list[tuple[int, float]] = []
+    for part in range(parts):
+        begin, end = part * len(points) // parts, (part + 1) * len(points) // parts
+        known = [index for index in range(begin, end) if not math.isnan(points[index][1])] or [begin]
+        ends = {min(known, key=lambda index: points[index][1]), max(known, key=lambda index: points[index][1])}
+        kept += [points[index] for index in sorted(ends)]
+    return kept
 
 
 def _columns(points: Points) -> tuple[list[int], list[float]]:

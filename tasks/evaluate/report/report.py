@@ -1,10 +1,11 @@
 """Writes `report/index.html` and its pictures from a run's log and attempts."""
 
+import re
 from datetime import UTC, datetime
 
 from tasks.evaluate.report.page import Picture, render
 from tasks.evaluate.report.plots import draw
-from tasks.foundation.errors import NoSuchRun
+from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.runlog.accounting import account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import history_of
@@ -13,13 +14,15 @@ from tasks.foundation.storage.base import Storage
 
 _FOLDER = "report"
 PAGE = f"{_FOLDER}/index.html"  # relative to the run's home
+_FIRST_BYTES = 64
+_ENTRY = re.compile(rb"<!-- log entry (\d{1,12}) -->")
 
 
-def write_report(home: Storage, *, title: str, now: datetime | None = None) -> str:
+def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str:
     """Write the report of a run. The same log and the same attempts give the same page.
 
     Args:
-        home: the run's home.
+        log: the run's log, which remembers the entries that this process has read.
         title: the page's title, such as the run's name.
         now: current time in UTC, to decide which attempts are still running; None for the machine's clock.
 
@@ -29,7 +32,8 @@ def write_report(home: Storage, *, title: str, now: datetime | None = None) -> s
     Raises:
         NoSuchRun: the home has no log.
     """
-    entries = tuple(RunLog(home).entries())
+    home = log.home
+    entries = tuple(log.entries())
     if not entries:
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
     history = history_of(entries)
@@ -40,5 +44,14 @@ def write_report(home: Storage, *, title: str, now: datetime | None = None) -> s
         home.write(f"{_FOLDER}/{picture.file}", picture.png)
     # The page is written last, so if it exists, its pictures do too.
     page = render(title=title, address=home.uri, entries=entries, history=history, account=account, pictures=pictures)
-    home.write(PAGE, page.encode())
+    home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"
+
+
+def reported_entry(home: Storage) -> int | None:
+    """Return the number of the newest log entry in the report; None if there is no report, or it does not say."""
+    try:
+        found = _ENTRY.match(home.read_range(PAGE, 0, _FIRST_BYTES))
+    except FileMissing:
+        return None
+    return None if found is None else int(found[1])

@@ -6,7 +6,8 @@ from pathlib import Path
 from tasks.foundation.errors import ModelError, WeightsError
 from tasks.foundation.model.isolated_build import preserved_global_state
 from tasks.foundation.seeding import seed_as_after_import
-from tasks.foundation.user_code import describe, load_function
+from tasks.foundation.user_code import load_function
+from tasks.foundation.user_errors import user_error
 from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array
 
 
@@ -24,15 +25,15 @@ def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -
     where = f"init.weights: {reference}"
     remedy = "return a dict of arrays by variable path, such as {'dense/kernel': …}"
     try:
-        function = load_function(reference, code_folder, seed=seed)
+        function = load_function(reference, code_folder, seed=seed, key="init.weights")
     except ModelError as fault:
-        raise WeightsError(f"init.weights: {fault}") from fault
+        raise WeightsError(str(fault)) from fault
     try:
         with preserved_global_state():
             seed_as_after_import(reference.partition(":")[0], code_folder, seed)
             values = function()
     except (Exception, SystemExit) as fault:
-        raise WeightsError(f"{where} raised {describe(fault)}") from fault
+        raise WeightsError(user_error(f"{where} raised", fault)) from fault
     if not isinstance(values, Mapping):
         raise WeightsError(f"{where} returned {type(values).__name__}; {remedy}")
     found = []

@@ -9,10 +9,18 @@ from pydantic import ValidationError
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError
 
-# The example's position in the source, for messages, and the example as a user would yield it.
+# The example's position in the source, for messages, and the example as a user would yield it, or a `Row`.
 LocatedExample = tuple[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An example that was taken from whole arrays or from a batch: named arrays, as `features.flatten` returns them."""
+
+    arrays: dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

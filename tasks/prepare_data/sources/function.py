@@ -1,58 +1,81 @@
-"""A source that the user writes: a generator function, such as `data.py:load`."""
+"""A source that the user writes: a function such as `data.py:load`."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.seeding import seed_as_after_import
-from tasks.foundation.user_code import describe, load_function
+from tasks.foundation.numpy_entropy import numpy_entropy_from
+from tasks.foundation.seeding import random_source, seed_as_after_import
+from tasks.foundation.user_code import load_function
+from tasks.foundation.user_folder import in_user_folder
 from tasks.prepare_data.sources.base import LocatedExample, Source, suggestion
-from tasks.prepare_data.sources.returned_arrays import require_examples
-
-_REMEDY = "make it a generator function: yield x, (x, y) or (x, y, sample_weight) for each example"
+from tasks.prepare_data.sources.endless import WARN_AT_EXAMPLES, endless_warning
+from tasks.prepare_data.sources.returned_forms import Reader
+from tasks.prepare_data.sources.user_iteration import call_user
 
 
 def function(
-    reference: str, options: Mapping[str, Any], folder: Path, *, single_examples: bool, seed: int = 0
+    data: DataSpec,
+    folder: Path,
+    *,
+    seed: int = 0,
+    accepted: bool = False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Source:
-    """Open a source of what the function yields; it is called with the options as keyword arguments.
+    """Open a source of what the function returns or yields; it is called with the options as keyword arguments.
 
     Its content is its code, the code of modules that it imports from its folder or package, the options, and
     `data.version`: change the version when the data behind the function has changed.
 
     Args:
-        reference: `data.py:load` or `package.module:load`.
-        options: keyword arguments.
-        folder: the run file's folder.
-        single_examples: `data.batched: false` is set: the function yields single examples, whatever their shapes.
+        data: the run file's `data`; its source is `data.py:load` or `package.module:load`.
+        folder: the run file's folder; relative paths that the function opens start there.
         seed: `train.seed`; random numbers that module and function draw derive from it.
+        accepted: the run has begun with these examples, so they are not refused as ambiguous.
+        note: receives how it is read.
 
     Raises:
         SourceError: there is no such function, or importing it raises.
         RunFileError: the function does not accept these options.
     """
+    reference, options = data.source, data.options
     try:
-        load = load_function(reference, folder, seed=seed)
+        load = load_function(reference, folder, seed=seed, key="data.source")
     except ModelError as fault:
-        raise SourceError(f"data.source: {fault}") from fault
+        raise SourceError(str(fault)) from fault
     # A file may contain several functions, so the name is part of the content; the file's path is not.
     content = f"{reference.partition(':')[2]} {module_digest(reference, folder)}"
     _check_options(reference, load, options)
 
-    def seed_random() -> None:
-        """Seed random numbers, so that each reading draws the same."""
-        seed_as_after_import(reference.partition(":")[0], folder, seed)
+    def read() -> Iterator[LocatedExample]:
+        # Each reading draws the same random numbers.
+        module = reference.partition(":")[0]
+        seed_as_after_import(module, folder, seed)
+        fresh_seeds = random_source(module, seed)
 
-    return Source(
-        content=content,
-        settings=options,
-        origin={reference: f"sha256 {content}"},
-        length=None,
-        read=lambda: _read(reference, load, options, single_examples=single_examples, seed_random=seed_random),
-    )
+        @contextmanager
+        def surroundings() -> Iterator[None]:
+            with in_user_folder(folder), numpy_entropy_from(fresh_seeds):
+                yield
+
+        returned = call_user(reference, lambda: load(**options), surroundings)
+        reader = Reader(
+            reference=reference,
+            batched=data.batched,
+            accepted=accepted,
+            bounded=data.examples is not None,
+            note=note,
+            surroundings=surroundings,
+        )
+        yield from _first(reader.read(returned), data.examples, reference=reference, note=note)
+
+    return Source(content=content, settings=options, origin={reference: f"sha256 {content}"}, length=None, read=read)
 
 
 def _check_options(reference: str, load: Callable[..., object], options: Mapping[str, Any]) -> None:
@@ -76,35 +99,20 @@ def _check_options(reference: str, load: Callable[..., object], options: Mapping
         ) from fault
 
 
-def _read(
-    reference: str,
-    load: Callable[..., object],
-    options: Mapping[str, Any],
-    *,
-    single_examples: bool,
-    seed_random: Callable[[], None],
+def _first(
+    examples: Iterator[LocatedExample], count: int | None, *, reference: str, note: Callable[[str], None]
 ) -> Iterator[LocatedExample]:
-    seed_random()
-    try:
-        examples = load(**options)
-    except (Exception, SystemExit) as fault:
-        raise SourceError(f"{reference}: raised {describe(fault)}; correct it") from fault
-    if not isinstance(examples, Iterable) or isinstance(examples, str | bytes | Mapping):
-        raise SourceError(f"{reference}: returned {_describe_type(examples)}; {_REMEDY}")
-    if not single_examples:
-        require_examples(reference, examples)
-    index = 0
-    iterator = iter(examples)
-    while True:
-        try:
-            example = next(iterator)
-        except StopIteration:
-            return
-        except (Exception, SystemExit) as fault:
-            raise SourceError(f"{reference}: raised {describe(fault)} for example {index}; correct it") from fault
-        yield f"{reference}, example {index}", example
-        index += 1
+    """Yield the first `count` examples, or all.
 
-
-def _describe_type(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    Raises:
+        SourceError: there are fewer.
+    """
+    found = 0
+    for found, example in enumerate(islice(examples, count), start=1):
+        yield example
+        if count is None and found == WARN_AT_EXAMPLES:
+            note(endless_warning(reference, found))
+    if count is not None and found < count:
+        raise SourceError(
+            f"data.examples: {count}: {reference} has {found} examples only; set it to {found} or remove it"
+        )

@@ -50,27 +50,48 @@ def require_source(data: DataSpec, code_folder: Path) -> None:
         SourceError: the file or folder does not exist.
     """
     _built_in(data.source)
+    _require_function_keys_unset(data)
     chosen = parse_options(_OPTIONS[data.source], data.options, source=data.source)
     path = getattr(chosen, "path", None)
     if isinstance(path, str):
         require_local_path(path, code_folder)
 
 
-def open_source(data: DataSpec, code_folder: Path, seed: int = 0) -> Source:
+def open_source(
+    data: DataSpec,
+    code_folder: Path,
+    seed: int = 0,
+    *,
+    accepted: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+) -> Source:
     """Open the source that the run file names; inspects its files, but reads no example.
 
     Args:
         data: the run file's `data`.
         code_folder: the run file's folder; relative paths start there.
         seed: `train.seed`; random numbers of a user's function derive from it.
+        accepted: the run has begun with these examples, so they are not refused as ambiguous.
+        note: receives how a user's function is read, for the log.
 
     Raises:
         RunFileError: the source is unknown, or an option cannot be used.
         SourceError: the data is missing or empty.
     """
     if ":" in data.source:
-        return function(data.source, data.options, code_folder, single_examples=data.batched is False, seed=seed)
+        return function(data, code_folder, seed=seed, accepted=accepted, note=note)
+    _require_function_keys_unset(data)
     return _built_in(data.source)(data.options, code_folder)
+
+
+def _require_function_keys_unset(data: DataSpec) -> None:
+    """Refuse keys that only a user's function has, and that a built-in source would ignore."""
+    for key, value in (("examples", data.examples), ("batched", data.batched or None)):
+        if value is not None:
+            raise RunFileError(
+                f"data.{key}: {value}: the source {data.source} does not use it; remove it, or read the data in your "
+                "own data.py:load"
+            )
 
 
 def _built_in(name: str) -> Callable[[Mapping[str, Any], Path], Source]:
@@ -78,6 +99,6 @@ def _built_in(name: str) -> Callable[[Mapping[str, Any], Path], Source]:
     if built_in is None:
         raise RunFileError(
             f"data.source: {name!r} is not a built-in source; {suggestion(name, _BUILT_IN)}; "
-            "or name your own generator function, such as data.py:load"
+            "or name your own function, such as data.py:load"
         )
     return built_in

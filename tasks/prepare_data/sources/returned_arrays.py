@@ -1,4 +1,4 @@
-"""Refuses a `load` function that returns whole arrays, which would be taken for a few examples.
+"""Refuses a `load` function that returns several sets, or a list of whole arrays, which may be a few examples.
 
 Keras's data functions return `x, y` or `(x_train, y_train), (x_test, y_test)`. Iterating over that yields two items,
 which with equal shapes would pass as two examples, test data included.
@@ -14,7 +14,8 @@ from tasks.foundation.messages import message
 # Training, validation and test sets; x and y of training and test.
 _MOST_SETS, _MOST_PARTS = 3, 4
 _REMEDY = (
-    "yield the examples of one set, one by one: yield from zip(x, y); Baton holds out data.validation_fraction of them"
+    "return the arrays of one set as a tuple: return x, y (or yield from zip(x, y)); Baton holds out "
+    "data.validation_fraction of them"
 )
 
 

@@ -1,0 +1,186 @@
+"""Reads what a `load` function returns: arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one.
+
+The form decides how it is read, never a guess: what can be read two ways is refused, with both readings by their
+shapes. How it was read is said in the log.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.foundation.errors import SourceError
+from tasks.foundation.messages import message
+from tasks.prepare_data.sources.base import LocatedExample
+from tasks.prepare_data.sources.batch_streams import (
+    dataset_is_batched,
+    describe_spec,
+    examples_of_batches,
+    is_py_dataset,
+    is_tf_dataset,
+    number_of_batches,
+)
+from tasks.prepare_data.sources.columns import columns_of, describe_parts, is_table
+from tasks.prepare_data.sources.endless import endless_error, require_end
+from tasks.prepare_data.sources.returned_arrays import require_examples
+from tasks.prepare_data.sources.user_iteration import Surroundings, user_items
+
+REMEDY = (
+    "return arrays (x, y), a tf.data.Dataset or a keras.utils.PyDataset; or make it a generator function: yield x, "
+    "(x, y) or (x, y, sample_weight) for each example"
+)
+_PARTS = {"x", "y", "sample_weight"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads what a function returned.
+
+    Attributes:
+        reference: the function, for messages.
+        batched: `data.batched`.
+        accepted: the run has begun with its examples, so they are not refused as ambiguous.
+        bounded: `data.examples` is set, so the source may be endless.
+        note: receives how it is read.
+        surroundings: entered while the user's code runs.
+    """
+
+    reference: str
+    batched: bool | None = None
+    accepted: bool = False
+    bounded: bool = False
+    note: Callable[[str], None] = lambda _: None
+    surroundings: Surroundings = nullcontext
+
+    def read(self, returned: object) -> Iterator[LocatedExample]:
+        """Yield the examples.
+
+        Raises:
+            SourceError: it has an unsupported form, is ambiguous or endless, or its code raised.
+        """
+        if is_tf_dataset(returned):
+            return self._tf_dataset(returned)
+        if is_py_dataset(returned):
+            return self._py_dataset(returned)
+        self._refuse_datasets_in_a_tuple(returned)
+        if isinstance(returned, Mapping):
+            return self._dict(returned)
+        if is_table(returned):
+            return self._table(returned)
+        if isinstance(returned, tuple | list) and self.batched is not False:
+            parts = _as_arrays(returned)
+            if parts is not None:
+                return self._arrays(parts)
+            if not self.accepted and self.batched is None:
+                require_examples(self.reference, returned)
+        if not isinstance(returned, Iterable) or isinstance(returned, str | bytes):
+            raise SourceError(f"{self.reference}: returned {_describe_type(returned)}; {REMEDY}")
+        if not self.bounded:
+            require_end(self.reference, returned)
+        return self._stream(returned, batched=bool(self.batched))
+
+    def _stream(self, items: Iterable[object], *, batched: bool) -> Iterator[LocatedExample]:
+        located = user_items(self.reference, items, self.surroundings, what="batch" if batched else "example")
+        return examples_of_batches(located) if batched else located
+
+    def _tf_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
+        if not self.bounded:
+            require_end(self.reference, dataset)
+        batched = self.batched
+        if batched is None:
+            batched = dataset_is_batched(dataset, self.reference)
+            told = "as their shapes tell" if batched is not None else "set data.batched: true if they are batches"
+        else:
+            told = f"data.batched: {str(batched).lower()}"
+        elements = "batches, whose examples are taken one by one" if batched else "single examples"
+        self.note(f"{self.reference}: the elements {describe_spec(dataset)} are read as {elements} ({told})")
+        return self._stream(dataset, batched=bool(batched))
+
+    def _py_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
+        if self.batched is False:
+            raise SourceError(
+                f"{self.reference}: data.batched: false, but it returned a PyDataset, whose items are batches; remove "
+                "data.batched"
+            )
+        count = number_of_batches(dataset)
+        if count is None and not self.bounded:
+            raise endless_error(self.reference, "a PyDataset without __len__")
+        batches = (dataset[index] for index in (range(count) if count is not None else _endless_range()))
+        self.note(f"{self.reference}: a PyDataset of {'endless' if count is None else count} batches")
+        return self._stream(batches, batched=True)
+
+    def _dict(self, returned: Mapping[str, object]) -> Iterator[LocatedExample]:
+        if set(returned) <= _PARTS and "x" in returned and len(returned) > 1:
+            parts = tuple(returned[part] for part in ("x", "y", "sample_weight") if part in returned)
+            raise SourceError(
+                message(
+                    f"{self.reference}: returned a dict of {', '.join(returned)}, which can be read two ways",
+                    details=[
+                        f"as x, y and so on: {describe_parts(parts)}",
+                        f"as inputs of those names: {describe_parts((returned,))}",
+                    ],
+                    hints=[
+                        "for labels: return x, y",
+                        "for inputs with these names: return (inputs, labels), or rename",
+                    ],
+                )
+            )
+        return self._arrays((returned,))
+
+    def _table(self, returned: object) -> Iterator[LocatedExample]:
+        if self.batched is False:
+            return self._stream(returned, batched=False)  # type: ignore[arg-type]
+        return self._arrays((returned,))
+
+    def _arrays(self, parts: tuple[object, ...]) -> Iterator[LocatedExample]:
+        if self.batched is not None:
+            raise SourceError(
+                f"{self.reference}: data.batched: {str(self.batched).lower()}, but it returned whole arrays: "
+                f"{describe_parts(parts)}; remove data.batched, or yield from the arrays"
+            )
+        remedy = "return arrays of the same length: one row of each array for each example"
+        columns = columns_of(parts, where=f"{self.reference}: returned arrays", remedy=remedy)
+        self.note(f"{self.reference}: returned arrays of {columns.length} examples: {columns.described()}")
+        return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
+
+    def _refuse_datasets_in_a_tuple(self, returned: object) -> None:
+        if not isinstance(returned, tuple | list):
+            return
+        found = [each for each in returned if is_tf_dataset(each) or is_py_dataset(each)]
+        if found:
+            kinds = ", ".join(type(each).__name__ for each in returned)
+            raise SourceError(
+                f"{self.reference}: returned a {type(returned).__name__} of {kinds}; return the training data alone: "
+                "return train_dataset"
+            )
+
+
+def _as_arrays(returned: tuple[object, ...] | list[object]) -> tuple[object, ...] | None:
+    """Return x, (x, y) or (x, y, sample_weight) if a function returned these as whole arrays."""
+    if isinstance(returned, list):
+        return None
+    parts = returned
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= 3 or all(isinstance(each, tuple) for each in parts):  # noqa: PLR2004 - x, y and weights
+        return None
+    kinds = list(map(_is_whole, parts))
+    return parts if any(kinds) else None
+
+
+def _is_whole(part: object) -> bool:
+    """Whether x, y or the weights may be whole arrays, and are not one number or one text."""
+    if isinstance(part, Mapping):
+        return any(map(_is_whole, part.values()))
+    return is_table(part) or (isinstance(part, list | tuple) and len(part) > 0)
+
+
+def _describe_type(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _endless_range() -> Iterator[int]:
+    index = 0
+    while True:
+        yield index
+        index += 1
