@@ -1,6 +1,6 @@
 """Reads every committed byte of a run again: log, retained checkpoints, dataset. Reports damage; writes nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -8,7 +8,9 @@ from flows.run import RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
+from tasks.foundation.contracts.identity_keys import VALIDATION
 from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
@@ -58,13 +60,26 @@ def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> 
     if head is not None:
         findings.quarantined = len(head.quarantined)
         on_progress(f"verified {findings.entries} log entries")
-        for number, ref in enumerate(head.retained, start=1):
+        for number, ref in enumerate(_retained(run.log, head, findings), start=1):
             _audit_checkpoint(run.log, ref, findings)
             on_progress(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
-        folder = head.identity.get("data.folder")
-        if isinstance(folder, str):
-            _audit_dataset(run.root, folder, head.identity, findings, on_progress)
+        identity = dict(head.identity)
+        for key, digest in (("data.folder", "data.content_digest"), ("data.validation_folder", VALIDATION)):
+            folder = identity.get(key)
+            if isinstance(folder, str):
+                findings.dataset = findings.dataset or folder
+                _audit_dataset(run.root, folder, identity.get(digest), findings, on_progress)
     return findings
+
+
+def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[CheckpointRef]:
+    """All retained checkpoints; if a page of the log is damaged, those that the entry itself names."""
+    try:
+        return tuple(head.retained)
+    except RunLogError as fault:
+        path = entry_path(head.number)
+        findings.damages.append(Damage(path, f"{log.home.uri}/{path} names a page that cannot be read: {fault}"))
+        return head.retained.recent if isinstance(head.retained, LongList) else ()
 
 
 def _audit_log(log: RunLog, findings: Findings) -> Head | None:
@@ -75,13 +90,14 @@ def _audit_log(log: RunLog, findings: Findings) -> Head | None:
     """
     head: Head | None = None
     state_is_known = True  # whether the state before the next entry is known
-    for number, entry in enumerate(_entries(log, _count(log))):
-        if isinstance(entry, RunLogError):
-            findings.damages.append(Damage(entry_path(number), str(entry)))
+    for number, found in enumerate(_entries(log, _count(log))):
+        if isinstance(found, RunLogError):
+            findings.damages.append(Damage(entry_path(number), str(found)))
             state_is_known = False
             continue
+        entry, size = found
         findings.entries += 1
-        findings.bytes += len(entry.to_json())
+        findings.bytes += size
         if state_is_known:
             fault_text = _refold(head, entry)
             if fault_text is not None:
@@ -90,14 +106,16 @@ def _audit_log(log: RunLog, findings: Findings) -> Head | None:
     return head
 
 
-def _entries(log: RunLog, count: int) -> Iterator[Entry | RunLogError]:
-    """Each entry, or the error of reading it."""
+def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogError]:
+    """Each entry and its bytes, or the error of reading it."""
 
-    def read(number: int) -> Entry | RunLogError:
+    def read(number: int) -> tuple[Entry, int] | RunLogError:
         try:
-            return log.entry(number)
+            entry, size = log.entry_and_size(number)
+            dict(entry.head.identity)  # it is read only when somebody looks at it
         except RunLogError as fault:
             return fault
+        return entry, size
 
     yield from log.read_all(read, count)
 
@@ -119,11 +137,18 @@ def _refold(before: Head | None, entry: Entry) -> str | None:
         expected = fold(before, entry.body)
     except RunLogError as fault:
         return f"{path} does not follow from the entries before it: {fault}"
-    # Compared as text, because NaN is not equal to itself.
-    if expected.to_json() != entry.head.to_json():
-        keys = [key for key in Head.model_fields if repr(getattr(expected, key)) != repr(getattr(entry.head, key))]
-        return f"{path} records a state that does not follow from the entries before it ({', '.join(keys)})"
-    return None
+    try:
+        keys = [key for key in Head.model_fields if not _same(getattr(expected, key), getattr(entry.head, key))]
+    except RunLogError as fault:
+        return f"{path} names a page that cannot be read: {fault}"
+    return (
+        f"{path} records a state that does not follow from the entries before it ({', '.join(keys)})" if keys else None
+    )
+
+
+def _same(expected: object, recorded: object) -> bool:
+    # Compared as text if they differ, because NaN is not equal to itself.
+    return expected is recorded or expected == recorded or repr(expected) == repr(recorded)
 
 
 def _audit_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
@@ -168,9 +193,8 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef) -> bool:
 
 
 def _audit_dataset(
-    root: Storage, folder: str, identity: dict[str, object], findings: Findings, on_progress: Callable[[str], None]
+    root: Storage, folder: str, digest: object, findings: Findings, on_progress: Callable[[str], None]
 ) -> None:
-    findings.dataset = folder
     path = f"{folder}/manifest.json"
     uri = f"{root.uri}/{path}"
     remedy = "`baton run` prepares the dataset again"
@@ -184,7 +208,7 @@ def _audit_dataset(
         findings.damages.append(Damage(path, str(fault)))
         return
     findings.bytes += len(data)
-    recorded = identity.get("data.content_digest", manifest.content_digest)
+    recorded = manifest.content_digest if digest is None else digest
     if manifest.content_digest != recorded:
         text = f"{uri} has content {manifest.content_digest}, but the run was trained on {recorded}"
         findings.damages.append(Damage(path, text))

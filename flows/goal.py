@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from tasks.foundation.contracts.epochs import needs_examples
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
-from tasks.foundation.runlog.commits import evaluation_due
+from tasks.foundation.runlog.commits import evaluation_due, is_test_due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,12 +15,12 @@ class Goal:
     """The goal of a command: how far it trains, and when it stops earlier.
 
     Attributes:
-        step: the absolute step to train to.
+        until_step: the absolute step to train to; None: the run file's target.
         max_segments: stop after this many segments; None: no limit.
         max_seconds: stop after this many seconds; None: no limit.
     """
 
-    step: int
+    until_step: int | None
     max_segments: int | None
     max_seconds: float | None
 
@@ -36,41 +37,65 @@ class Goal:
 
         Args:
             spec: the run file's content.
-            until_step: the absolute step to train to; None: train.steps.
+            until_step: the absolute step to train to; None: train.steps, or the end of train.epochs.
             max_segments: stop after this many segments; None: no limit.
             max_seconds: stop after this many seconds; None: train.stop_after_seconds.
 
         Raises:
             RunFileError: a limit is below 1, `max_seconds` is not positive and finite, or the step is beyond
-                train.steps.
+                the target.
         """
         for name, value in (("--until-step", until_step), ("--max-segments", max_segments)):
             if value is not None and value < 1:
                 raise RunFileError(f"{name} = {value} must be at least 1")
         if max_seconds is not None and not (max_seconds > 0 and math.isfinite(max_seconds)):
             raise RunFileError(f"--max-seconds = {max_seconds} must be more than 0, and finite")
-        if until_step is not None and until_step > spec.train.steps:
-            raise RunFileError(
-                f"--until-step = {until_step} lies beyond train.steps = {spec.train.steps}; raise train.steps, "
-                f"as with --set train.steps={until_step}"
-            )
-        return cls(
-            step=until_step or spec.train.steps,
+        goal = cls(
+            until_step=until_step,
             max_segments=max_segments,
             max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
         )
+        goal.require_within(spec)
+        return goal
+
+    def require_within(self, spec: RunSpec) -> None:
+        """Check that the goal is not beyond the run file's target, if that is known.
+
+        Raises:
+            RunFileError: it is.
+        """
+        target, train = spec.train.known_target, spec.train
+        if self.until_step is None or target is None or self.until_step <= target:
+            return
+        if train.epochs is None:
+            raise RunFileError(
+                f"--until-step = {self.until_step} lies beyond train.steps = {target}; raise train.steps, "
+                f"as with --set train.steps={self.until_step}"
+            )
+        enough = train.epoch.period().ended_by(self.until_step - 1) + 1
+        raise RunFileError(
+            f"--until-step = {self.until_step} lies beyond step {target}, the end of train.epochs = {train.epochs}; "
+            f"raise train.epochs, as with --set train.epochs={enough}"
+        )
+
+    def step(self, spec: RunSpec) -> int:
+        """Return the absolute step to train to."""
+        return self.until_step or spec.train.target
 
     def reason(self, head: Head, spec: RunSpec) -> str:
         """Return the exit reason of a command that reached the goal."""
-        if head.finished is not None and (head.tip is None or head.tip.step < self.step):
+        if head.finished is not None and (head.tip is None or head.tip.step < self.step(spec)):
             return "finished_early"
-        return "complete" if self.step == spec.train.steps else "until_step"
+        return "complete" if self.step(spec) == spec.train.target else "until_step"
 
     def reached(self, head: Head | None, spec: RunSpec) -> bool:
         """Return whether no work is left: the run is at the goal's step, or callbacks ended it earlier.
 
-        A run without a checkpoint, or with an evaluation that is still due, has not reached its goal.
+        A run without a checkpoint, or with an evaluation or a test that is still due, has not reached its goal. The end
+        of an epoch is not known before the number of training examples is.
         """
-        if head is None or head.tip is None or evaluation_due(head, spec):
+        if needs_examples(spec):
             return False
-        return head.tip.step >= self.step or head.finished is not None
+        if head is None or head.tip is None or evaluation_due(head, spec) or is_test_due(head, spec):
+            return False
+        return head.tip.step >= self.step(spec) or head.finished is not None

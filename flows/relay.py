@@ -5,44 +5,45 @@ prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> eval
 
 import dataclasses
 import os
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flows.admission.admit import Admitted
 from flows.admission.first_example import features_check
+from flows.commits import Commits, is_in_flight
+from flows.evaluation_beside import EvaluationBeside
+from flows.evaluations import Evaluations
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
+from flows.segments import Segments
+from tasks.evaluate.report.plots import import_matplotlib
 from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.schedule import callbacks_act_at_end, next_border
-from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.contracts.stage_calls import (
-    CheckpointToGcsCall,
-    EvaluateCall,
     InitOrRestoreCall,
     PrepareDataCall,
-    TrainSegmentCall,
 )
-from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
+from tasks.foundation.errors import (
+    DamagedCheckpoint,
+    NothingToRestore,
+    StageLost,
+    StaleWriter,
+)
 from tasks.foundation.hosts import OneHost
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.commits import evaluation_due
-from tasks.foundation.runlog.multi_host import require_broadcast_head
 from tasks.foundation.stage import Place
-from tasks.foundation.stops.agreement import agreed_stop
-from tasks.foundation.stops.stops import Stops
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
-from tasks.foundation.telemetry.tensorboard import write_curves
-from tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
+from tasks.foundation.telemetry.tensorboard import CurveFiles
+from tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
     from tasks.foundation.accelerator.strategy import Accelerator
@@ -95,17 +96,29 @@ def relay(
         recorded = None if head is None else head.environment
         with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as accelerator:
             sinks = Several((telemetry, ledger))
-            one_command = _Relay(
-                admitted=admitted,
-                runner=runner,
-                place=Place(root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=sinks),
-                ledger=ledger,
-                accelerator=accelerator,
-                elapsed=lambda: clock() - began,
-                is_new=head is None,
-            )
             try:
-                return one_command.run_to_goal()
+                with (
+                    Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
+                    PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
+                ):
+                    one_command = _Relay(
+                        admitted=admitted,
+                        runner=runner,
+                        place=Place(
+                            root=run.root,
+                            home=run.home,
+                            log=run.log,
+                            code_folder=run.folder,
+                            telemetry=sinks,
+                            committer=None if TRAIN_SEGMENT.name in runner.remote else committer,
+                        ),
+                        ledger=ledger,
+                        curves=CurveFiles(run.log),
+                        accelerator=accelerator,
+                        elapsed=lambda: clock() - began,
+                        is_new=head is None,
+                    )
+                    return one_command.run_to_goal()
             except StageStopped as stop:
                 ledger.end(stop.reason)
                 result = result_of_interrupted(run, admitted.goal, stop.reason, since=head)
@@ -123,26 +136,60 @@ class _Relay:
     runner: Runner
     place: Place
     ledger: Ledger
+    curves: CurveFiles
     accelerator: "Accelerator | OneHost"
     elapsed: Callable[[], float]
     is_new: bool  # the run has no log yet
+    beside: EvaluationBeside = field(default_factory=EvaluationBeside)
+
+    @property
+    def commits(self) -> Commits:
+        """Commits what segments have staged."""
+        return Commits(
+            spec=self.admitted.run.spec,
+            runner=self.runner,
+            place=self.place,
+            hosts=self.accelerator,
+            curves=self.curves,
+        )
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """Evaluates what is due."""
+        return Evaluations(commits=self.commits, beside=self.beside)
+
+    @property
+    def segments(self) -> Segments:
+        """Trains and commits segments."""
+        return Segments(
+            goal=self.admitted.goal, commits=self.commits, hosts=self.accelerator, seconds_left=self._seconds_left
+        )
 
     def run_to_goal(self) -> RelayResult:
         """Run the stages in order until the goal is reached or the command must stop."""
-        run, goal = self.admitted.run, self.admitted.goal
         dataset = self._prepare_data()
+        admitted = self.admitted.with_examples(dataset.train_examples)
+        return dataclasses.replace(self, admitted=admitted)._train_on(dataset)
+
+    def _train_on(self, dataset: DatasetRef) -> RelayResult:
+        """Run the stages that follow the preparation of the data. From here on, it is known where epochs end."""
+        run, goal = self.admitted.run, self.admitted.goal
         segments, tries, head = 0, 0, None
         while True:
             head = self._init_or_restore(dataset, verify_bytes=tries > 0) if head is None else head
             try:
-                if evaluation_due(head, run.spec):
-                    self._evaluate(dataset, head)
-                    head = self._agreed_head()
+                head = self.evaluations.evaluate_what_is_due(dataset, head)
                 ended = self._exit_reason(head, segments)
+                if ended is not None and is_in_flight(head):
+                    if self._reports(ended):
+                        threading.Thread(target=import_matplotlib, name="baton-report", daemon=True).start()
+                    head = self.commits.landed(head)
+                    continue  # if the save failed, the run may have been rewound
                 if ended is not None:
-                    self._end_epoch_of_callbacks(dataset, head, number=segments + 1)
+                    self.evaluations.join()
+                    self.segments.end_epoch_of_callbacks(dataset, head, number=segments + 1)
                     break
-                ended, head_after, trained = self._train_and_commit(dataset, head, number=segments + 1)
+                ended, head_after, trained = self.segments.train_and_commit(dataset, head, number=segments + 1)
             except DamagedCheckpoint as fault:
                 tries += 1
                 if isinstance(fault, NothingToRestore) or tries == _TRIES_WITHOUT_PROGRESS:
@@ -158,14 +205,17 @@ class _Relay:
                 continue
             tries, head = 0, head_after
             segments += trained
-            if self.accelerator.is_chief:
-                write_curves(run.log)
+            self.commits.write_curves(head)
             if ended is not None and not goal.reached(head, run.spec):
                 break
+        self.evaluations.join()
         self.place.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads the ledger
-        report = self.accelerator.is_chief and leaves_time(ended)
-        return result_of(run, segments=segments, exit_reason=ended, report=report)
+        return result_of(run, segments=segments, exit_reason=ended, report=self._reports(ended))
+
+    def _reports(self, ended: str) -> bool:
+        """Whether this process writes the report."""
+        return self.accelerator.is_chief and leaves_time(ended)
 
     def _prepare_data(self) -> DatasetRef:
         """Prepare the dataset on the chief first; the other hosts then find it prepared."""
@@ -193,63 +243,6 @@ class _Relay:
             self.ledger.open(self.place.home, head)
         return head
 
-    def _evaluate(self, dataset: DatasetRef, head: Head) -> None:
-        self.place.telemetry.emit(Phase(cause="evaluate"))
-        spec, tip = self.admitted.run.spec, _tip_of(head, self.place)
-        call = EvaluateCall(spec=spec, dataset=dataset, checkpoint=tip, recorded=head.environment)
-        self.runner.run(EVALUATE, call, self.place)
-
-    def _train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
-        """Train and commit one segment; signals that arrive meanwhile are delivered afterwards.
-
-        A signal between the last step and the commit would lose a trained segment. A host that exits before the other
-        hosts know the head would look like a lost one.
-
-        Returns:
-            The reason to stop after the segment, or None; the new head; whether any step was trained.
-        """
-        request = self._next_segment(dataset, head, number=number)
-
-        def work(stops: Stops) -> tuple[str | None, Head, bool]:
-            result = self.runner.run(TRAIN_SEGMENT, TrainSegmentCall.of(request, head.environment), self.place)
-            if result.staged is not None and self.accelerator.is_chief:
-                self.runner.run(CHECKPOINT_TO_GCS, CheckpointToGcsCall.of(request, result), self.place)
-            trained = result.exit_reason not in {"finished", "superseded"}
-            stop = agreed_stop(stops, self.accelerator)
-            if stop is None and result.exit_reason == "time_budget":
-                # The clock of the stage's machine is ahead of this one, so each further segment would stop at once.
-                stop = "time_budget"
-            return stop, self._agreed_head(), trained
-
-        seconds_left, telemetry = request.stop_within_seconds, self.place.telemetry
-        return run_uninterrupted(work, request.spec.stop, within_seconds=seconds_left, telemetry=telemetry)
-
-    def _next_segment(self, dataset: DatasetRef, head: Head, *, number: int) -> SegmentRequest:
-        spec, tip = self.admitted.run.spec, _tip_of(head, self.place)
-        return SegmentRequest(
-            spec=spec,
-            dataset=dataset,
-            start=tip,
-            base=head.base,
-            skipped_batches=head.skipped_batches,
-            until_step=next_border(spec, tip.step, self.admitted.goal.step),
-            stop_within_seconds=self._seconds_left(),
-            number=number,
-        )
-
-    def _end_epoch_of_callbacks(self, dataset: DatasetRef, head: Head, *, number: int) -> None:
-        """Report the run's last evaluation to the callbacks if it ends an epoch, because no later segment does.
-
-        Their state after this report is not saved. If the run is extended, they receive the same report after the
-        restore.
-        """
-        if (
-            head.tip is not None
-            and head.finished is None
-            and callbacks_act_at_end(self.admitted.run.spec, head.tip.step)
-        ):
-            self._train_and_commit(dataset, head, number=number)
-
     def _exit_reason(self, head: Head, segments: int) -> str | None:
         """The reason to end the command here; None to continue."""
         goal, spec = self.admitted.goal, self.admitted.run.spec
@@ -260,11 +253,6 @@ class _Relay:
         left = self._seconds_left()
         is_over = left is not None and left <= 0
         return "time_budget" if self.accelerator.broadcast_from_chief(is_over) else None
-
-    def _agreed_head(self) -> Head:
-        """The newest head. With several hosts, the chief reads it and broadcasts it."""
-        newest = self.place.log.require_head() if self.accelerator.is_chief else None
-        return require_broadcast_head(self.place.log, newest, self.accelerator)
 
     def _moved_by_own_stage(self) -> bool:
         """Whether a remote stage of this command committed the tip after the command had given the stage up.
@@ -283,9 +271,3 @@ class _Relay:
 
     def _warn(self, text: str) -> None:
         self.place.telemetry.emit(Note(text=text, warning=True))
-
-
-def _tip_of(head: Head, place: Place) -> CheckpointRef:
-    if head.tip is None:
-        raise RunLogError(f"{place.home.uri}: the run has no tip, although init-or-restore has ended; run again")
-    return head.tip

@@ -7,13 +7,13 @@ from pydantic import Field
 
 from flows.goal import Goal
 from flows.run import Run, RunHome
-from tasks.evaluate.report.report import PAGE, write_report
+from tasks.evaluate.report.report import PAGE, reported_entry, write_report
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Commit, Head
 from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
 from tasks.foundation.errors import RunLogError, StorageError
-from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry.csv_files import write_csv_files
 from tasks.foundation.telemetry.tensorboard import write_curves
 
 # After these exit reasons the machine may disappear within seconds.
@@ -35,12 +35,19 @@ class RelayResult(Contract):
     segments: int
     metrics: dict[str, float]
     exit_reason: CommandEnd
+    target: int | None = Field(default=None, description="the step to train to; None if it is not known")
+    epoch: float | None = Field(default=None, description="epochs that are done; None if the log does not know")
     report: str | None = Field(description="address of the report; None if there is none yet")
 
     @property
     def stopped(self) -> bool:
         """Whether the command ended with work left to do."""
         return self.exit_reason in {"max_segments", "cancelled"} or self.exit_reason in STOP_REASONS
+
+
+def target_of(run: RunHome, head: Head | None) -> int | None:
+    """Return the step to train to according to the run file; None without one, or if it is not known yet."""
+    return run.with_recorded_examples(head).spec.train.known_target if isinstance(run, Run) else None
 
 
 def leaves_time(exit_reason: str) -> bool:
@@ -64,27 +71,33 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = T
         RunLogError: the run has no checkpoint.
         StorageError: the report cannot be written.
     """
-    history = history_of(run.log.entries())
-    head = history.head
-    if head is None or head.tip is None:
+    is_done = exit_reason == "nothing_to_do"  # the log has just been read then
+    newest = run.log.newest_seen() if is_done else run.log.newest()
+    if newest is None or newest.head.tip is None:
         raise RunLogError(f"{run.home.uri}: the run has no checkpoint, so there is nothing to report")
-    metrics = dict(history.rows[-1].metrics) if history.rows else {}
-    if history.evaluations:
-        metrics |= {f"validation_{name}": value for name, value in history.evaluations[-1].metrics.items()}
-    if report:
+    tip, totals = newest.head.tip, run.log.totals(newest)
+    metrics = {} if totals.row is None else dict(totals.row.metrics)
+    if totals.evaluation is not None:
+        metrics |= {f"validation_{name}": value for name, value in totals.evaluation.metrics.items()}
+    if totals.test is not None:
+        metrics |= {f"test_{name}": value for name, value in totals.test.metrics.items()}
+    # If a command was killed before it wrote curves and report, the next one writes them.
+    if report and not (is_done and reported_entry(run.home) == newest.number):
         write_curves(run.log)
-    # If a command was killed before it wrote its report, the next one writes it.
-    if report and (exit_reason != "nothing_to_do" or not run.home.exists(PAGE)):
-        write_report(run.home, title=run.name)
+        if isinstance(run, Run):
+            write_csv_files(run.log, run.with_recorded_examples(newest.head).spec)
+        write_report(run.log, title=run.name)
     return RelayResult(
         run=run.name,
         home=run.home.uri,
-        step=head.tip.step,
-        checkpoint=f"{run.home.uri}/{head.tip.path}",
-        state_digest=head.tip.state_digest,
+        step=tip.step,
+        checkpoint=f"{run.home.uri}/{tip.path}",
+        state_digest=tip.state_digest,
         segments=segments,
         metrics=metrics,
         exit_reason=cast(CommandEnd, exit_reason),  # the model refuses any other text
+        target=target_of(run, newest.head),
+        epoch=None if totals.epoch is None else totals.epoch.after(tip.step),
         report=f"{run.home.uri}/{PAGE}" if report or run.home.exists(PAGE) else None,
     )
 
@@ -108,6 +121,7 @@ def result_of_interrupted(run: Run, goal: Goal, reason: str, *, since: Head | No
     new = (run.log.entry(number).body for number in range(first, head.number + 1))
     segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
     report = leaves_time(reason) and is_chief(run.spec.accelerator, os.environ)
+    run = run.with_recorded_examples(head)
     if goal.reached(head, run.spec):
         reason = goal.reason(head, run.spec)
     try:

@@ -4,13 +4,15 @@ A command or a flow opens a run once. Everything that it calls takes the opened 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.epochs import needs_examples, with_recorded_examples
+from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import InvalidInput, NoSuchRun, RunLogError
+from tasks.foundation.errors import AnotherVersion, InvalidInput, NoSuchRun, RunLogError
+from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -25,11 +27,16 @@ class RunHome:
         root: the storage that holds the run and its dataset.
         home: the run's folder in it.
         log: the run's commit log.
+        attempts: the records of the attempts at it.
     """
 
     root: Storage
     home: Storage
     log: RunLog
+    attempts: AttemptReader = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attempts", AttemptReader(self.home))
 
     @classmethod
     def at(cls, root: Storage, name: str) -> "RunHome":
@@ -42,16 +49,20 @@ class RunHome:
         """The run's name, which is the last part of its home's address."""
         return self.home.uri.rsplit("/", 1)[-1]
 
-    def require_head(self) -> Head:
-        """Return the folded state of the newest entry.
+    def require_newest(self) -> Entry:
+        """Return the newest entry.
 
         Raises:
             RunLogError: the newest entry, or the first one, cannot be read.
         """
-        head = self.log.head()
-        if head is None:
+        newest = self.log.newest()
+        if newest is None:
             raise RunLogError(f"{self.home.uri}/{FIRST_ENTRY} is missing, but later entries exist; restore it")
-        return head
+        return newest
+
+    def require_head(self) -> Head:
+        """Return the folded state of the newest entry; see `require_newest`."""
+        return self.require_newest().head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,15 @@ class Run(RunHome):
         home = root.at(spec.run)
         return cls(spec=spec, folder=folder, file=file, root=root, home=home, log=RunLog(home))
 
+    def with_recorded_examples(self, head: Head | None) -> "Run":
+        """The run with the number of training examples that its log has, if its settings count in epochs.
+
+        It stays as it is if the run has not begun, or an earlier version began it: then the prepared dataset tells.
+        """
+        if head is None or not needs_examples(self.spec):
+            return self
+        return replace(self, spec=with_recorded_examples(self.spec, head.identity))
+
 
 def storage_of(run_file: RunFile) -> Storage:
     """Open the storage root that a run file names.
@@ -133,7 +153,7 @@ def open_run(address: str, overrides: Sequence[str] | None = None) -> Run | RunH
         home = open_storage(address, relative_to=Path.cwd())
         opened = RunHome(root=_parent(home), home=home, log=RunLog(home))
         remedy = "name a run file, or a run's home, <storage>/<run>; `baton list` shows the runs of a storage folder"
-    if not holds_a_log(opened.home):
+    if not _has_begun(opened):
         raise NoSuchRun(f"no run is at {opened.home.uri} (it holds no {FIRST_ENTRY}): {remedy}")
     return opened
 
@@ -149,6 +169,16 @@ def refuse_overrides(address: str, overrides: Sequence[str] | None) -> None:
             f"--set {overrides[0]} changes a key of a run file, but {address} is not one; leave --set out, or name the "
             "run file (it ends in .yaml)"
         )
+
+
+def _has_begun(opened: RunHome) -> bool:
+    """Whether there is a log. Its newest entry is read and remembered, because most commands need nothing else."""
+    try:
+        if opened.log.newest() is not None:
+            return True
+    except (RunLogError, AnotherVersion):
+        return True  # the command meets the same error
+    return holds_a_log(opened.home)
 
 
 def holds_a_log(home: Storage) -> bool:

@@ -3,11 +3,8 @@
 `python -m flows.train_run FILE` is `baton run FILE`.
 """
 
-import functools
 import signal
 import sys
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":  # before Prefect is imported: the command sets up Prefect first
@@ -16,21 +13,18 @@ if __name__ == "__main__":  # before Prefect is imported: the command sets up Pr
     sys.argv[1:1] = ["run"]
     sys.exit(main())
 
-from prefect import Flow, flow, tags
+from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from flows.admission.admit import Admitted, admit, require_still_idle
+from flows.admission.admit import Admitted, admit
 from flows.goal import Goal
-from flows.launching.devices import stages_on_devices
-from flows.launching.launcher import runner_for
 from flows.prefect_compat.lease_shield import lease_shield
-from flows.prefect_compat.prefect_offline import PrefectTasks, prefect_responds
-from flows.prefect_ui.artifact_publisher import ArtifactPublisher
+from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
 from flows.prefect_ui.run_logger import PrefectRunLogger
-from flows.relay import relay
+from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
 from flows.run import Run
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
@@ -39,9 +33,8 @@ from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Several, Sink
+from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words
-from tasks.stages import EVALUATE, STAGES
 
 announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
 
@@ -99,7 +92,7 @@ def train_run(
     Args:
         run_file: path of the run file.
         overrides: settings that replace those of the file, each as a.b=c.
-        until_step: the absolute step to train to; left out: train.steps.
+        until_step: the absolute step to train to; left out: train.steps, or the end of train.epochs.
         max_segments: stop after this many segments.
         max_seconds: stop after this many seconds; left out: train.stop_after_seconds.
         accept: accepted changes of identity keys, as compile.optimizer.
@@ -114,69 +107,18 @@ def train_run(
     def admission(telemetry: Sink) -> Admitted | RelayResult:
         return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
 
-    logger = PrefectRunLogger()
+    logger = PrefectRunLogger(logger_of_stage)
     try:
-        # The process of a deployment's flow run exists for this run only.
-        result = _train(run, admission, telemetry=logger, whole_process=deployment.id is not None)
+        with tags(*tags_of(run.spec)), lease_shield():
+            # The process of a deployment's flow run exists for this run only.
+            result = recorded_relay(run, admission, telemetry=logger, whole_process=deployment.id is not None)
     except RunAtWork as fault:
         # A scheduled flow run beside a run at work has nothing to do, and has not failed.
         return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
-    return _final_state(result, run.spec, logger)
+    return final_state(result, run.spec, logger)
 
 
-def train_run_of_command(
-    admitted: Admitted, *, console: Sink, on_result: Callable[[RelayResult], None]
-) -> Flow[..., State[RelayResult]]:
-    """The flow train-run, for a run that the command has opened and admitted.
-
-    Args:
-        admitted: the run.
-        console: receives every event, besides Prefect.
-        on_result: called with the result before Prefect records it, since Prefect may be unreachable by then.
-
-    Returns:
-        A flow with the parameters of `train_run`, which are shown on Prefect's page and not read again.
-    """
-
-    @functools.wraps(train_run.fn)
-    def work(*_args: object, **_parameters: object) -> State[RelayResult]:
-        sinks = Several((console, PrefectRunLogger()))
-        require_still_idle(admitted, telemetry=sinks)
-        result = _train(admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True)
-        on_result(result)
-        return _final_state(result, admitted.run.spec, sinks)
-
-    return flow(name=train_run.name, flow_run_name=admitted.run.name, validate_parameters=True)(work)
-
-
-def _train(
-    run: Run, admission: Callable[[Sink], Admitted | RelayResult], *, telemetry: Sink, whole_process: bool
-) -> RelayResult:
-    attempt = uuid.uuid4().hex
-    with (
-        tags(*tags_of(run.spec)),
-        lease_shield(),
-        ArtifactPublisher(run.spec, run.home, notes=telemetry) as publisher,
-    ):
-        sinks = Several((telemetry, publisher))
-        admitted = admission(sinks)
-        if isinstance(admitted, RelayResult):
-            return admitted
-        runner = runner_for(
-            run.spec, PrefectTasks(), attempt=attempt, telemetry=sinks, max_seconds=admitted.goal.max_seconds
-        )
-        return relay(admitted, runner, telemetry=sinks, attempt=attempt, whole_process=whole_process)
-
-
-def import_stages(spec: RunSpec) -> None:
-    """Import the stages that run in this process, which imports TensorFlow."""
-    unused = {EVALUATE.name} - stages_on_devices(spec)
-    for stage in STAGES:
-        if stage.name not in spec.stages.remote() and stage.name not in unused:
-            stage.load()
-
-
-def _final_state(result: RelayResult, spec: RunSpec, telemetry: Sink) -> State[RelayResult]:
+def final_state(result: RelayResult, spec: RunSpec, telemetry: Sink) -> State[RelayResult]:
     """The flow run's last state, whose message says where the run stands.
 
     Raises:
@@ -190,7 +132,7 @@ def _final_state(result: RelayResult, spec: RunSpec, telemetry: Sink) -> State[R
     prefix = "validation_"
     evaluated = {name.removeprefix(prefix): value for name, value in result.metrics.items() if name.startswith(prefix)}
     words = metric_words(evaluated or result.metrics).replace("  ", ", ")
-    where = f"{spec.run} is at {step_words(result.step, spec.train.steps)}"
+    where = f"{spec.run} is at {step_words(result.step, result.target, result.epoch)}"
     if words:
         where += f", {'validation' if evaluated else 'training'} {words}"
     if result.stopped:

@@ -19,7 +19,9 @@ announce_tpu()
 
 from flows.admission.admit import admit  # noqa: E402
 from flows.goal import Goal  # noqa: E402
+from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
+from flows.process.fast_imports import fast_imports  # noqa: E402
 from flows.process.standard_streams import tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
     RESUMABLE,
@@ -71,6 +73,10 @@ def train(
         admitted = admit(run, goal, accept=accept, try_again=try_again, take_over=take_over, telemetry=telemetry)
         if isinstance(admitted, RelayResult):
             return admitted
+        if runner is None:
+            read_tip_ahead(run.spec, run.home, admitted.head)
+            with fast_imports():
+                import_stages(run.spec)
         return relay(admitted, runner or InProcess(), telemetry=telemetry, whole_process=True)
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from flows.admission.checks import preflight, require_packages_and_source
@@ -11,8 +11,11 @@ from flows.goal import Goal
 from flows.result import RelayResult, result_of
 from flows.run import Run
 from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.contracts.identity import CALLBACKS, identity_in_run_file, require_same_identity
+from tasks.foundation.contracts.epochs import with_examples
+from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
+from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.runlog.attempts import Attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Sink
 
@@ -38,6 +41,16 @@ class Admitted:
     take_over: bool
     head: Head | None
     notes: tuple[str, ...]
+
+    def with_examples(self, train_examples: int) -> "Admitted":
+        """The same, with the number of training examples in the settings; from it follows where epochs end.
+
+        Raises:
+            RunFileError: an epoch has no whole batch, or the goal lies beyond the target.
+        """
+        spec = with_examples(self.run.spec, train_examples)
+        self.goal.require_within(spec)
+        return replace(self, run=replace(self.run, spec=spec))
 
 
 def admit(
@@ -69,17 +82,21 @@ def admit(
         RunAtWork: another process trains the run.
     """
     preflight(run)
-    head = run.log.head()
+    # With initial weights, `preflight` has just asked for it.
+    head = run.log.head_seen() if run.spec.init.weights else run.log.head()
+    run = run.with_recorded_examples(head)
+    goal.require_within(run.spec)
     done = result_if_done(run, goal, head, accept=accept)
     if done is not None:
         return done
     require_packages_and_source(run)
+    attempts = run.attempts.read()
     # Every host checks it, so that none waits for a chief that has refused.
     if not try_again:
-        require_advancing(run, head)
+        require_advancing(run, head, attempts)
     chief = is_chief(run.spec.accelerator, os.environ)
     if chief:  # the other hosts would find their own chief's heartbeat
-        require_idle(run, take_over=take_over, telemetry=telemetry)
+        require_idle(run, take_over=take_over, telemetry=telemetry, attempts=attempts)
     notes = run.root.probe()
     return Admitted(
         run=run,
@@ -108,7 +125,7 @@ def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[
     Raises:
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
-    if head is not None:
+    if head is not None and not is_as_in_run_file(head.identity, run.spec):
         # Checked before a dataset is prepared; init-or-restore compares the rest.
         require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
     if not goal.reached(head, run.spec):
@@ -119,11 +136,17 @@ def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[
     return result_of(run, segments=0, exit_reason="nothing_to_do", report=chief)
 
 
-def require_advancing(run: Run, head: Head | None) -> None:
+def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = None) -> None:
     """Refuse to rent an accelerator for a run that fails again and again.
+
+    Args:
+        run: the run.
+        head: the newest state of its log.
+        attempts: the records of its attempts, if the caller has just read them.
 
     Raises:
         NoProgress: `stop.attempts_without_progress` attempts in a row did not advance the run.
     """
     if head is not None:
-        require_progress(run.home, head, limit=run.spec.stop.attempts_without_progress, now=datetime.now(UTC))
+        limit = run.spec.stop.attempts_without_progress
+        require_progress(run.home, head, limit=limit, now=datetime.now(UTC), attempts=attempts)

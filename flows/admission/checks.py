@@ -1,10 +1,12 @@
 """Cheap checks of the run file, the code and the data files of a run, before anything is written."""
 
 import os
+from pathlib import Path
 
 from flows.run import Run
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import cluster_of
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.user_code import require_function
 from tasks.foundation.user_imports import require_imports
@@ -25,8 +27,11 @@ def preflight(run: Run) -> None:
     if evaluating is not None:
         per_replica_batch_size(spec.train.global_batch_size, evaluating.replicas)
     require_function(spec.model.build, folder)
-    if ":" in spec.data.source:
-        require_function(spec.data.source, folder)
+    for reference in spec.data.sources:
+        if ":" in reference:
+            require_function(reference, folder)
+    for reference in spec.data.transforms:
+        require_function(reference, folder)
     if spec.train.callbacks is not None:
         require_function(spec.train.callbacks, folder)
     if spec.init.weights:
@@ -46,16 +51,25 @@ def require_packages_and_source(run: Run) -> None:
     """
     remote = run.spec.stages.remote()
     if "prepare_data" not in remote:
-        if ":" in run.spec.data.source:
-            require_imports(run.spec.data.source, run.folder)
-        else:
-            from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+        _require_source(run.spec.data, run.folder)
+        for name in run.spec.data.own_sets:
+            from tasks.prepare_data.set_names import errors_of_set
 
-            require_source(run.spec.data, run.folder)
+            with errors_of_set(name):
+                _require_source(run.spec.data.of_set(name), run.folder)
     if not {"init_or_restore", "train_segment"} <= remote.keys():
-        for reference in (run.spec.model.build, run.spec.train.callbacks):
+        for reference in (run.spec.model.build, run.spec.train.callbacks, *run.spec.data.transforms):
             if reference is not None:
                 require_imports(reference, run.folder)
+
+
+def _require_source(data: DataSpec, folder: Path) -> None:
+    if ":" in data.source:
+        require_imports(data.source, folder)
+    else:
+        from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+
+        require_source(data, folder)
 
 
 def require_lasting_storage(run: Run) -> None:

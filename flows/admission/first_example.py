@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
 
 from flows.run import Run
-from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.hosts import OneHost
 from tasks.foundation.telemetry.events import Phase, Sink
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def features_check(
     run: Run, accelerator: "Accelerator | OneHost", *, remote: Set[str], telemetry: Sink
-) -> Callable[[tuple[Feature, ...]], None] | None:
+) -> Callable[[tuple[Feature, ...], Reading], None] | None:
     """The check of the first example for a new run: it builds the model as the run would, and writes nothing.
 
     Args:
@@ -30,11 +30,18 @@ def features_check(
     if remote & {"prepare_data", "init_or_restore"} or isinstance(accelerator, OneHost) or accelerator.hosts > 1:
         return None
 
-    def check(features: tuple[Feature, ...]) -> None:
+    def check(features: tuple[Feature, ...], reading: Reading) -> None:
         from tasks.init_or_restore.new_run import check_new_run
 
         telemetry.emit(Phase(cause="build"))
-        check_new_run(run.spec, features, code_folder=run.folder, accelerator=accelerator, telemetry=telemetry)
+        check_new_run(
+            run.spec,
+            features,
+            reading=reading,
+            code_folder=run.folder,
+            accelerator=accelerator,
+            telemetry=telemetry,
+        )
         telemetry.emit(Phase(cause="prepare-data"))
 
     return check

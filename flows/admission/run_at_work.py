@@ -13,8 +13,7 @@ from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from tasks.foundation.errors import RunAtWork, StorageError
 from tasks.foundation.messages import message
 from tasks.foundation.process import is_gone, is_running, process_name
-from tasks.foundation.runlog.attempts import is_alive, read_attempts
-from tasks.foundation.storage.base import Storage
+from tasks.foundation.runlog.attempts import AttemptReader, Attempts, is_alive
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
@@ -40,6 +39,7 @@ def require_idle(
     *,
     take_over: bool,
     telemetry: Sink,
+    attempts: Attempts | None = None,
     probe: LivenessProbe = LivenessProbe(),
 ) -> None:
     """Refuse to train a run that another process is training.
@@ -52,6 +52,7 @@ def require_idle(
         run: the run.
         take_over: do not look.
         telemetry: receives a note before the wait.
+        attempts: the records of its attempts, if the caller has just read them.
         probe: clocks and the process table.
 
     Raises:
@@ -59,11 +60,11 @@ def require_idle(
     """
     if take_over:
         return
-    known = _possibly_alive(run.home, probe)
+    known = _possibly_alive(run.attempts, probe, attempts)
     rivals = [record for record in known if probe.is_running(record.process)]
     unsure = [record for record in known if record not in rivals]
     if not rivals and unsure:
-        rivals = _wait_for_heartbeats(unsure, run.home, telemetry, probe)
+        rivals = _wait_for_heartbeats(unsure, run.attempts, telemetry, probe)
     if rivals:
         raise RunAtWork(
             message(
@@ -77,9 +78,11 @@ def require_idle(
         )
 
 
-def _possibly_alive(home: Storage, probe: LivenessProbe) -> list[AttemptRecord]:
+def _possibly_alive(
+    reader: AttemptReader, probe: LivenessProbe, attempts: Attempts | None = None
+) -> list[AttemptRecord]:
     try:
-        records = read_attempts(home).records
+        records = (attempts or reader.read()).records
     except StorageError:  # the next reader of the log reports it
         return []
     now, own = probe.now(), process_name()
@@ -94,7 +97,7 @@ def _possibly_alive(home: Storage, probe: LivenessProbe) -> list[AttemptRecord]:
 
 
 def _wait_for_heartbeats(
-    unsure: list[AttemptRecord], home: Storage, telemetry: Sink, probe: LivenessProbe
+    unsure: list[AttemptRecord], reader: AttemptReader, telemetry: Sink, probe: LivenessProbe
 ) -> list[AttemptRecord]:
     seconds = max(_until_next_sign(record) for record in unsure)
     telemetry.emit(
@@ -107,7 +110,7 @@ def _wait_for_heartbeats(
     until = probe.clock() + seconds
     while probe.clock() < until:
         probe.sleep(_POLL_SECONDS)
-        alive = [record for record in _possibly_alive(home, probe) if record.attempt in seen]
+        alive = [record for record in _possibly_alive(reader, probe) if record.attempt in seen]
         again = [record for record in alive if record.alive != seen[record.attempt]]
         if again or not alive:
             return again

@@ -10,6 +10,7 @@ from tasks.foundation.contracts.log_entry import (
     Entry,
     Environment,
     Evaluation,
+    EvaluationOnTest,
     Finish,
     Head,
     Origin,
@@ -17,7 +18,7 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Rewind,
 )
-from tasks.foundation.telemetry.formatting import metric_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import epoch_words, metric_words, short_path, size_words
 
 
 def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -41,6 +42,7 @@ def _facts(entry: Entry) -> dict[str, object]:
         "time": entry.time,
         "attempt": entry.attempt,
         "step": _step(entry),
+        "epoch": _epoch(entry),
         "base": entry.head.base,
         **entry.body.model_dump(),
     }
@@ -48,17 +50,24 @@ def _facts(entry: Entry) -> dict[str, object]:
 
 def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
     step = "" if (found := _step(entry)) is None else f"{found:>8}"
-    return (f"{entry.number:>6}", entry.time, entry.body.kind, step, _what(entry, before))
+    epoch = "" if (done := _epoch(entry)) is None else f"  {epoch_words(done)}"
+    return (f"{entry.number:>6}", entry.time, entry.body.kind, f"{step}{epoch}", _what(entry, before))
 
 
 def _step(entry: Entry) -> int | None:
     """The step of an entry; None for kinds that have none."""
     match entry.body:
-        case Commit() | Evaluation() | Finish():
+        case Commit() | Evaluation() | EvaluationOnTest() | Finish():
             return entry.body.checkpoint.step
         case Rewind():
             return entry.body.to.step
     return None
+
+
+def _epoch(entry: Entry) -> float | None:
+    """The epochs that were done at an entry's step; None if it has no step, or the log does not know."""
+    step, totals = _step(entry), entry.totals
+    return None if step is None or totals is None or totals.epoch is None else totals.epoch.after(step)
 
 
 def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one return per kind
@@ -85,7 +94,9 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one retu
             )
             return "  ".join(word for word in words if word)
         case Evaluation() as evaluation:
-            return f"{metric_words(evaluation.metrics)}  ({evaluation.examples} examples)"
+            return f"{metric_words(evaluation.metrics)}  ({evaluation.examples} validation examples)"
+        case EvaluationOnTest() as test:
+            return f"{metric_words(test.metrics)}  ({test.examples} test examples)"
         case Finish() as finish:
             return f"ended early: {finish.reason}"
         case Quarantine() as quarantine:

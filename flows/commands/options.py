@@ -1,8 +1,13 @@
 """Arguments and options that several verbs share."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
+
+from flows.run import Run, RunHome, names_run_file, open_run
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.errors import InvalidInput
 
 Address = Annotated[str, typer.Argument(metavar="RUN", help="a run file, or the folder or URI of a run's home")]
 Overrides = Annotated[
@@ -10,3 +15,48 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="change a key of the run file, as train.steps=5000; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object, as the last line of stdout")]
+ChosenStep = Annotated[
+    str | None,
+    typer.Option("--step", metavar="N|best", help="a step, or best (checkpoint.keep_best); left out: the newest"),
+]
+CodeOf = Annotated[
+    Path | None, typer.Option("--run-file", help="the run file that builds the model, where RUN is a run's home")
+]
+
+
+def step_of(step: str | None) -> int | Literal["best"] | None:
+    """Return the checkpoint that `--step` names: a step, best, or None for the newest.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if step is None:
+        return None
+    if step == "best":
+        return "best"
+    if not step.isdecimal():
+        raise InvalidInput(f"--step {step} is neither a step nor best; give a whole number, or best")
+    return int(step)
+
+
+def opened_with_run_file(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[RunHome, RunFile]:
+    """Open a run and its run file, which names the model's code; the log does not.
+
+    Args:
+        address: a run file, or a run's home.
+        run_file: the run file, if `address` is a home.
+        overrides: changes of the run file.
+
+    Raises:
+        InvalidInput: there is no run file, or there are two; or see `open_run`.
+    """
+    if names_run_file(address) or run_file is None:
+        opened = open_run(address, overrides)
+        if not isinstance(opened, Run) or opened.file is None:
+            raise InvalidInput(
+                f"{address} is a run's home, which has no code; name the run file that builds the model with --run-file"
+            )
+        if run_file is not None:
+            raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
+        return opened, RunFile(path=opened.file, spec=opened.spec)
+    return open_run(address), load_run_file(run_file, overrides or ())

@@ -11,7 +11,7 @@ def report(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
 
     opened = open_run(address, overrides)
     opened.require_head()  # if the log is damaged, its error names the lost entry
-    page = write_report(opened.home, title=opened.name)
+    page = write_report(opened.log, title=opened.name)
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "report": page})
     else:

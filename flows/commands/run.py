@@ -5,8 +5,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -15,16 +16,15 @@ from flows.admission.checks import require_lasting_storage
 from flows.commands.options import AsJson, Overrides
 from flows.commands.output import say_json
 from flows.goal import Goal
+from flows.launching.devices import import_stages, read_tip_ahead
 from flows.process.exit import skip_prefect_shutdown
+from flows.process.fast_imports import fast_imports
 from flows.process.stop_signals import RESUMABLE, Terminated, stop_reason
 from flows.result import RelayResult, result_of_interrupted
 from flows.run import Run
 from flows.summary.run_summary import print_summary
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.errors import BatonError
-from tasks.foundation.runlog.history import history_of
-from tasks.foundation.stops.uninterrupted import last_stop
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
@@ -65,7 +65,9 @@ def run(
         "take_over": take_over,
     }
     with Console(sys.stderr if as_json else sys.stdout) as console, warnings_as_notes(console):
-        admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)
+        admitted: Admitted | RelayResult | None = None
+        with suppress(KeyboardInterrupt):
+            admitted = admit(opened, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=console)
         result = _train(admitted, parameters, console) if isinstance(admitted, Admitted) else admitted
         console.stop()
         if result is None:
@@ -78,61 +80,54 @@ def run(
 
 
 def _train(admitted: Admitted, parameters: Mapping[str, object], console: Console) -> RelayResult | None:
-    """Train through Prefect. Its embedded API starts while TensorFlow is being imported.
+    """Train beside the flow run that Prefect records. Its embedded server starts while TensorFlow is imported.
+
+    A run that waits for its flow run imports Prefect first. Any other imports it when the first steps are trained.
 
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
-    from flows.prefect_compat.prefect_startup import set_quiet_defaults, start_prefect_api
-    from flows.prefect_compat.require_prefect import require_prefect
+    from flows.prefect_compat.prefect_startup import PrefectStart, set_quiet_defaults
+    from flows.train_beside import flow_run_of_command, train_beside, waits_for_flow_run
 
     run, reached = admitted.run, list[RelayResult]()
     try:
         set_quiet_defaults()
-        require_prefect()
-        console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
-        api = start_prefect_api()
-        from prefect import tags
-        from prefect.exceptions import TerminationSignal
+        start = PrefectStart()
+        read_tip_ahead(run.spec, run.home, admitted.head)
+        waits = waits_for_flow_run(admitted)
+        flow_run = flow_run_of_command(admitted, parameters, wait_for_server=start.wait if waits else start.respond)
+        with ExitStack() as stack:
+            with fast_imports():
+                console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
+                if waits:
+                    start.connect()
+                    import flows.train_run  # noqa: F401 - imports Prefect
 
-        from flows.train_run import import_stages, tags_of, train_run_of_command
-
-        import_stages(run.spec)
-        api.wait()
-        train_run = train_run_of_command(admitted, console=console, on_result=reached.append)
-        try:
-            # A flow run gets its tags when it is created, so they are set before.
-            with tags(*tags_of(run.spec)):
-                # Prefect returns the data of the state that a flow returns.
-                return cast(RelayResult, train_run(**parameters))
-        except TerminationSignal as fault:
-            raise Terminated from fault
+                    stack.enter_context(flow_run).begin()
+                else:
+                    start.check_beside()
+                import_stages(run.spec)
+            if not waits:
+                start.require_checked()
+                stack.enter_context(flow_run)
+            train_beside(admitted, flow_run, console=console, on_result=reached.append)
     except (Terminated, KeyboardInterrupt) as fault:
-        # Prefect has already recorded the flow run as crashed, or as scheduled again.
-        reason = stop_reason(fault)
-    except BatonError:
-        raise
+        # Prefect has already recorded the flow run as crashed.
+        return result_of_interrupted(run, admitted.goal, stop_reason(fault), since=admitted.head)
     except Exception as fault:
-        # Prefect's API may be unreachable, or may have ended with this process. The checkpoints are committed anyway.
-        stop = last_stop()
-        if not reached and (stop is None or stop.reason == "time_budget"):
-            from flows.prefect_compat.api_refusals import require_temporary
-
-            require_temporary(fault)  # creating the flow run is the first request that a wrong API key fails
+        if not reached:
             raise
-        console.emit(Note(text=f"Prefect did not record the result: {type(fault).__name__}: {fault}", warning=True))
+        # Prefect's API may be unreachable, or may have ended with this process. The checkpoints are committed anyway.
+        console.emit(Note(text=f"Prefect did not record the result: {fault}", warning=True))
         skip_prefect_shutdown()
-        if stop is None or reached:
-            return reached[-1]
-        reason = stop.reason
-    return result_of_interrupted(run, admitted.goal, reason, since=admitted.head)
+    return reached[-1]
 
 
 def _print_summary(console: Console, run: Run, result: RelayResult, *, file: str, overrides: Sequence[str]) -> None:
     print_summary(
         console,
         run,
-        history_of(run.log.entries()),
         exit_reason=result.exit_reason,
         report_path=result.report,
         report_command=_command("report", file, overrides),
@@ -141,11 +136,13 @@ def _print_summary(console: Console, run: Run, result: RelayResult, *, file: str
 
 
 def _continue_command(file: str, overrides: Sequence[str], run: Run, result: RelayResult) -> str:
-    """The command that continues the training. For a complete run, it doubles train.steps."""
+    """The command that continues the training. For a complete run, it doubles train.steps or train.epochs."""
     kept_overrides = list(overrides)
-    if result.step >= run.spec.train.steps:
-        kept_overrides = [override for override in kept_overrides if not override.startswith("train.steps=")]
-        kept_overrides.append(f"train.steps={2 * result.step}")
+    if result.target is not None and result.step >= result.target:
+        epochs = run.spec.train.epochs
+        key, value = ("train.steps", 2 * result.step) if epochs is None else ("train.epochs", 2 * epochs)
+        kept_overrides = [override for override in kept_overrides if not override.startswith(f"{key}=")]
+        kept_overrides.append(f"{key}={value}")
     return _command("run", file, kept_overrides)
 
 

@@ -10,33 +10,38 @@ from flows.commands.status_json import (
     AtWorkJson,
     BestJson,
     CheckpointJson,
+    CommitsJson,
     EvaluationJson,
     RunJson,
     StatusJson,
     WeightsJson,
     WorkerJson,
 )
+from flows.result import target_of
 from flows.run import Run, RunHome, open_run
 from flows.summary.goodput import account_facts, account_words
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Best, Evaluation, Head, Origin
-from tasks.foundation.runlog.accounting import Account, account_of, seconds_in_log
-from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.history import History, commit_of, history_of
-from tasks.foundation.runlog.worker_stats import Worker, workers_of
+from tasks.foundation.contracts.log_entry import Best, Head, LastEvaluation, Totals
+from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
+from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
 
 
 def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the state of a run."""
     opened = open_run(address, overrides)
-    entries = list(opened.log.entries())
-    history = history_of(entries)
+    newest = opened.log.newest_seen() or opened.require_newest()
+    totals = opened.log.totals(newest)
     now = datetime.now(UTC)
-    account = account_of(read_attempts(opened.home), entries, history, now=now)
+    account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
     at_work = [] if account is None else [_at_work_facts(each.record, now) for each in account.attempts if each.alive]
-    facts: StatusJson = {**_facts(opened, history, history.head or opened.require_head(), account), "at_work": at_work}
+    facts: StatusJson = {
+        **_facts(opened, newest.head, totals, account),
+        "at_work": at_work,
+        "commits": _commit_facts(opened, account),
+    }
     if as_json:
         say_json(facts)
     else:
@@ -45,33 +50,32 @@ def status(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
             say(line)
 
 
-def _facts(opened: RunHome, history: History, head: Head, account: Account | None) -> RunJson:
+def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None) -> RunJson:
     tip = head.tip
-    evaluation = history.evaluations[-1] if history.evaluations else None
-    origin = opened.log.entry(0).body
-    forked_from = origin.forked_from if isinstance(origin, Origin) else None
     return {
         "run": opened.name,
         "home": opened.home.uri,
         "step": tip.step if tip else 0,
-        "target": opened.spec.train.steps if isinstance(opened, Run) else None,
-        "segments": history.segments,
+        "target": target_of(opened, head),
+        "epoch": None if totals.epoch is None or tip is None else totals.epoch.after(tip.step),
+        "segments": totals.segments,
         "entry": head.number,
         "base": head.base,
         "checkpoint": f"{opened.home.uri}/{tip.path}" if tip else None,
         "state_digest": tip.state_digest if tip else None,
-        "metrics": history.rows[-1].metrics if history.rows else {},
-        "evaluation": None if evaluation is None else _evaluation_facts(evaluation),
+        "metrics": {} if totals.row is None else totals.row.metrics,
+        "evaluation": None if totals.evaluation is None else _evaluation_facts(totals.evaluation),
+        "test": None if totals.test is None else _evaluation_facts(totals.test),
         "best": None if head.best is None else _best_facts(head.best),
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
         "finished": None if head.finished is None else head.finished.model_dump(),
-        "forked_from": None if forked_from is None else forked_from.model_dump(),
-        "seconds": seconds_in_log(history) if account is None else account.seconds,
+        "forked_from": None if totals.forked_from is None else totals.forked_from.model_dump(),
+        "seconds": seconds_in_log(history_of(opened.log.entries())) if account is None else account.seconds,
         "account": None if account is None else account_facts(account),
-        "initialized_from": _weights_facts(history),
-        "workers": [_worker_facts(worker) for worker in workers_of(history)],
+        "initialized_from": [cast(WeightsJson, each.model_dump()) for each in totals.initialized_from],
+        "workers": [_worker_facts(worker) for worker in workers_from(totals.workers)],
         "environment": head.environment.model_dump(),
     }
 
@@ -84,6 +88,29 @@ def _at_work_facts(record: AttemptRecord, now: datetime) -> AtWorkJson:
     return cast(AtWorkJson, {**record.model_dump(include=set(keys)), "silent_seconds": silent_seconds})
 
 
+def _commit_facts(opened: RunHome, account: Account | None) -> CommitsJson:
+    """How often the run commits within a segment, by the run file and by the newest attempt that knows."""
+    paces = [] if account is None else [each.record.commit_pace for each in account.attempts]
+    newest = next((pace for pace in reversed(paces) if pace is not None), None)
+    return {
+        "every_seconds": opened.spec.checkpoint.every_seconds if isinstance(opened, Run) else None,
+        "pace": None if newest is None else newest.model_dump(),
+    }
+
+
+def _commit_words(commits: CommitsJson) -> str:
+    every, pace = commits["every_seconds"], commits["pace"]
+    if isinstance(every, float):
+        return f"every {duration_words(every)} within a segment"
+    if pace is None:
+        return "within a segment as often as it pays; not measured yet" if every == "auto" else ""
+    return (
+        f"every {duration_words(pace['every_seconds'])} within a segment: one costs "
+        f"{duration_words(pace['cost_seconds'])}, and a process is lost about every "
+        f"{duration_words(pace['between_losses_seconds'])}"
+    )
+
+
 def _at_work_words(record: AtWorkJson) -> str:
     doing = "waits for a remote stage" if record["doing"] == LAUNCH else record["doing"]
     ago = duration_words(record["silent_seconds"])
@@ -94,10 +121,10 @@ def _checkpoint_facts(ref: CheckpointRef) -> CheckpointJson:
     return {"path": ref.path, "step": ref.step, "size": ref.size, "state_digest": ref.state_digest}
 
 
-def _evaluation_facts(evaluation: Evaluation) -> EvaluationJson:
+def _evaluation_facts(evaluation: LastEvaluation) -> EvaluationJson:
     return {
-        "step": evaluation.checkpoint.step,
-        "path": evaluation.checkpoint.path,
+        "step": evaluation.step,
+        "path": evaluation.path,
         "metrics": evaluation.metrics,
         "examples": evaluation.examples,
     }
@@ -111,13 +138,6 @@ def _best_facts(best: Best) -> BestJson:
         "mode": best.mode,
         "value": best.value,
     }
-
-
-def _weights_facts(history: History) -> list[WeightsJson]:
-    """The sources of the initial weights, as recorded in the first commit of the lineage."""
-    report = commit_of(history.commits[0]).initialized_from if history.commits else None
-    sources = () if report is None else report.sources
-    return [{"source": each.source, "place": each.place, "variables": len(each.loaded)} for each in sources]
 
 
 def _worker_facts(worker: Worker) -> WorkerJson:
@@ -142,24 +162,26 @@ def _worker_words(worker: WorkerJson) -> str:
 
 
 def _words(facts: StatusJson) -> list[tuple[str, str]]:
-    best, evaluation = facts["best"], facts["evaluation"]
+    best = facts["best"]
     lines = [
         ("run", facts["run"]),
         ("home", facts["home"]),
-        ("step", _step_words(facts["step"], facts["target"])),
+        ("step", step_words(facts["step"], facts["target"], facts["epoch"]).removeprefix("step ")),
         *(("at work", _at_work_words(record)) for record in facts["at_work"]),
         ("segments", str(facts["segments"])),
         ("log", f"entry {facts['entry']}, base {facts['base']}"),
         ("tip", facts["checkpoint"] or "no checkpoint to continue from"),
         ("digest", facts["state_digest"] or ""),
         ("training", metric_words(facts["metrics"])),
+        ("commits", _commit_words(facts["commits"])),
     ]
-    if evaluation is not None:
-        words = f"{metric_words(evaluation['metrics'])}  ({evaluation['examples']} examples, step {evaluation['step']})"
-        lines.append(("validation", words))
+    for label, evaluation in (("validation", facts["evaluation"]), ("test", facts["test"])):
+        if evaluation is not None:
+            words = f"{evaluation['examples']} examples, step {evaluation['step']}"
+            lines.append((label, f"{metric_words(evaluation['metrics'])}  ({words})"))
     if best is not None:
-        words = f"{best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})  {best['path']}"
-        lines.append(("best", words))
+        words = f"validation {best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})"
+        lines.append(("best", f"{words}  {best['path']}"))
     if facts["finished"] is not None:
         lines.append(("finished", f"early, at step {facts['finished']['step']}: {facts['finished']['reason']}"))
     lines += [
@@ -174,10 +196,6 @@ def _words(facts: StatusJson) -> list[tuple[str, str]]:
     for label, refs in (("retained", facts["retained"]), ("quarantined", facts["quarantined"])):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in refs]
     return lines
-
-
-def _step_words(step: int, target: int | None) -> str:
-    return str(step) if target is None else step_words(step, target).removeprefix("step ")
 
 
 def _time_words(facts: StatusJson, account: Account | None) -> list[tuple[str, str]]:

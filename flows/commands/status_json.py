@@ -14,7 +14,7 @@ class CheckpointJson(TypedDict):
 
 
 class EvaluationJson(TypedDict):
-    """The newest evaluation."""
+    """The newest evaluation on the validation or the test set."""
 
     step: int
     path: str
@@ -71,6 +71,13 @@ class AtWorkJson(TypedDict):
     silent_seconds: float
 
 
+class CommitsJson(TypedDict):
+    """How often the run commits within a segment: as the run file says, and with `auto` as the last attempt found."""
+
+    every_seconds: float | str | None
+    pace: Mapping[str, float] | None
+
+
 class RunJson(TypedDict):
     """The state of a run, from its log."""
 
@@ -78,6 +85,7 @@ class RunJson(TypedDict):
     home: str
     step: int
     target: int | None
+    epoch: float | None
     segments: int
     entry: int
     base: int
@@ -85,6 +93,7 @@ class RunJson(TypedDict):
     state_digest: str | None
     metrics: Mapping[str, float]
     evaluation: EvaluationJson | None
+    test: EvaluationJson | None
     best: BestJson | None
     retained: list[CheckpointJson]
     quarantined: list[CheckpointJson]
@@ -102,3 +111,4 @@ class StatusJson(RunJson):
     """The state of a run, and the processes that train it."""
 
     at_work: list[AtWorkJson]
+    commits: CommitsJson

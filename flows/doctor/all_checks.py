@@ -1,17 +1,20 @@
 """All checks of `baton doctor`, in order. Cheap checks come first; TensorFlow is imported only if they pass."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+from flows.doctor.commit_cost import check_commit
 from flows.doctor.data_sample import check_data
 from flows.doctor.finding import Checks, Finding
 from flows.doctor.input_speed import check_input
 from flows.doctor.preemption_cost import check_preemption
 from flows.doctor.run_file_checks import check_accelerator, check_batch, check_code, check_preflight, check_run_file
-from flows.doctor.storage_checks import check_commit, check_storage
+from flows.doctor.storage_checks import check_storage
+from flows.process.fast_imports import fast_imports
 from tasks.foundation.accelerator.tpu_types import TpuType
+from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -53,9 +56,17 @@ def run_checks(options: DoctorOptions, on_finding: Callable[[Finding], None]) ->
     checks.run("preflight", lambda run, storage, *_: check_preflight(run, storage), run, storage, batch, code)
     with temporary_folder(DOCTOR_PREFIX) as folder:
         sample = checks.run("data", lambda run: _check_data(run, storage.value, folder), run)
-        inputs = _ModelInputs(run=run, target=target, code=code, storage=storage, sample=sample)
+        inputs = _ModelInputs(run=_with_examples(run, sample), target=target, code=code, storage=storage, sample=sample)
         _run_model_checks(checks, options, inputs)
     return checks
+
+
+def _with_examples(run: Finding, sample: Finding) -> Finding:
+    """The run file with the number of training examples, from which epochs follow, if the sample knows it."""
+    examples = sample.value.train_examples if run.is_usable and sample.is_usable else None
+    if examples is None:
+        return run
+    return replace(run, value=replace(run.value, spec=with_examples(run.value.spec, examples)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +124,13 @@ def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInpu
 
 
 def _check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
-    if ":" in run.spec.data.source:
+    if any(":" in source for source in run.spec.data.sources):
         # The user's module may use TensorFlow at import time, and the first use fixes the devices.
         _model_checks().acquire_cpu(run)
-    return check_data(run, storage, folder)
+    found = check_data(run, storage, folder)
+    if found.value.train_examples is not None:
+        with_examples(run.spec, found.value.train_examples)  # refuses an epoch without a whole batch
+    return found
 
 
 def _is_new_run(run: RunFile, storage: Finding) -> bool:
@@ -126,7 +140,8 @@ def _is_new_run(run: RunFile, storage: Finding) -> bool:
 
 def _model_checks() -> ModuleType:
     """Import TensorFlow late, so that the cheap checks do not wait for it."""
-    from flows.doctor import model_checks
+    with fast_imports():
+        from flows.doctor import model_checks
 
     return model_checks
 

@@ -10,25 +10,24 @@ from pathlib import Path
 from flows.doctor.finding import Finding
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.features import Array
 from tasks.foundation.dataset.manifest import (
     content_digest,
     dataset_folder,
     manifest_path,
     read_manifest,
-    zero_batch,
 )
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
+from tasks.prepare_data.evaluation_sets import first_features, require_features_of_training
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter
 from tasks.prepare_data.sources.base import InPlace, Source
 from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.splits import part_sizes
 from tasks.prepare_data.stage import dataset_digest
-from tasks.prepare_data.train_validation_split import part_sizes
 
 # The sample ends at the first of these limits.
 _MAX_EXAMPLES = 4096
@@ -56,10 +55,6 @@ class DataSample:
     train_examples: int | None = None
     validation_examples: int | None = None
 
-    def zeros(self, size: int) -> tuple[Array | dict[str, Array], ...]:
-        """Return a batch of `size` zero examples, see `zero_batch`."""
-        return zero_batch(self.manifest, size)
-
 
 def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     """Check the prepared dataset, or the first examples of the source.
@@ -74,13 +69,16 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
 
     Raises:
         RunFileError: `data.source` or an option in `data.options` is invalid.
-        SourceError: the source is missing or empty, or one of its first records is invalid.
+        SourceError: the source is missing or empty, or one of its first records is invalid; or the first example of an
+            own validation or test set does not fit.
         DamagedDataset: the dataset is prepared, but its manifest cannot be read.
     """
     source = open_source(run.spec.data, run.folder, run.spec.train.seed)
     prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
     sample = prepared or _sample_source(run, source, LocalStorage(folder))
     manifest = sample.manifest
+    for name in run.spec.data.own_sets:
+        require_features_of_training(name, first_features(run.spec, name, run.folder), manifest.features)
     features = ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in manifest.features)
     if sample.is_whole:
         text = f"prepared: {manifest.train_examples + manifest.validation_examples} examples of {features}"
@@ -126,13 +124,12 @@ def _sample_source(run: RunFile, source: Source, storage: LocalStorage) -> DataS
         source=run.spec.data.source,
         origin=dict(source.origin),
         features=features,
+        reading=checker.reading,
         train=shards,
         validation=(),
     )
     storage.create(manifest_path(folder), manifest.to_json())
-    train, validation = None, None
-    if length is not None:
-        train, validation = part_sizes(length, fraction=run.spec.data.validation_fraction, seed=run.spec.train.seed)
+    train, validation = part_sizes(run.spec.data, length, seed=run.spec.train.seed) or (None, None)
     return DataSample(
         storage=storage,
         ref=_ref(folder, manifest),

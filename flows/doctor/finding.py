@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tasks.foundation.errors import BatonError
-from tasks.foundation.user_code import describe
+from tasks.foundation.user_errors import describe_with_place
 
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 
@@ -85,4 +85,4 @@ class Checks:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an unexpected error in one check must not hide the others
             if os.environ.get("BATON_DEBUG"):
                 traceback.print_exception(error)
-            return Finding(check=check, verdict="fail", text=f"unexpected: {describe(error)}")
+            return Finding(check=check, verdict="fail", text=f"unexpected: {describe_with_place(error)}")

@@ -75,7 +75,9 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
 
 def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: int) -> "tf.data.Dataset":
     from tasks.foundation.dataset.reader import training_dataset
+    from tasks.foundation.transforms.model_inputs import model_inputs
 
+    inputs = model_inputs(run.spec, sample.manifest.features, run.folder)
     return training_dataset(
         sample.storage,
         sample.ref,
@@ -84,4 +86,5 @@ def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: in
         window_shards=run.spec.data.window_shards,
         first_batch=0,
         local_replicas=replicas,
+        functions=inputs.training_functions,
     )

@@ -19,11 +19,16 @@ from flows.doctor.graph_scan import UnsupportedOp, find_unsupported_ops
 from flows.doctor.input_speed import first_batch
 from flows.doctor.run_file_checks import Target, examples_per_replica
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
+from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.class_weight import apply_class_weight
+from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.model.build import require_test_step
+from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.keras_steps import tracing_hints
+from tasks.foundation.model.random_operations import require_exact_draws
+from tasks.foundation.model.step_draws import saved_or_drawn
 from tasks.foundation.model.train_step import (
     build_train_step,
     op_errors_as_model_error,
@@ -34,6 +39,7 @@ from tasks.foundation.model.variables import Leaf, layers_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
+from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
 from tasks.init_or_restore.weights.loading import load_weights
 from tasks.init_or_restore.yielded_batches import build_state_from_examples
@@ -95,22 +101,30 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
         SourceError: the source yields batches, or probably does.
         ModelError: the user's code or model is invalid.
     """
-    spec = run.spec
+    # Of a long source, the number of examples is not known; the sample's is as good to build the model.
+    spec = run.spec if run.spec.train.epoch_examples else with_examples(run.spec, _enough(run, sample))
     cpu = acquire_cpu(run)
     began = time.monotonic()
     # Keras refuses some models on several replicas, so they are refused here although this process has one replica.
     as_target = replace(cpu, environment=cpu.environment.model_copy(update={"replicas": target.replicas}))
-    unweighted = sample.zeros(examples_per_replica(run, target))
-    batch = apply_class_weight(unweighted, spec.train.class_weight)
+    inputs = model_inputs(spec, sample.manifest.features, run.folder)
+    size = examples_per_replica(run, target)
+    unweighted = zero_examples(inputs.validation, size)
+    batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
     if is_new:
-        features = sample.manifest.features
         state = build_state_from_examples(
-            spec, features, batch, code_folder=run.folder, accelerator=as_target, training=True
+            spec,
+            inputs.train,
+            batch,
+            reading=sample.manifest.reading,
+            code_folder=run.folder,
+            accelerator=as_target,
+            training=True,
         )
     else:
         state = build_train_state(spec, code_folder=run.folder, accelerator=as_target, batch=batch, training=True)
     state.accelerator = cpu
-    _check_start(run, state, sample, batch, unweighted)
+    _check_start(replace(run, spec=spec), state, sample, batch, unweighted, inputs=inputs)
     train_step = build_train_step(
         state.model,
         batch,
@@ -118,19 +132,26 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
         reference=spec.model.build,
         accelerator=as_target,
         returned=state.returned,
+        draws=state.draws,
     )
 
     def step(*parts: Any) -> Any:
-        return run_train_step(train_step, cpu.strategy, parts)[0]
+        return run_train_step(train_step, cpu.strategy, parts, state.draws)[0]
 
     tensors = tree.map_structure(tf.convert_to_tensor, batch)
     traced = trace_train_step(
         tf.function(step, jit_compile=False),
         tensors,
-        leaves=state.leaves,
+        leaves=saved_or_drawn(state.leaves, state.draws),
         reference=spec.model.build,
         hints=partial(tracing_hints, state.model, batch),
     )
+    if not target.is_tpu:
+        require_xla_step(
+            state.model, train_step, batch, reference=spec.model.build, accelerator=as_target, draws=state.draws
+        )
+    if is_new:  # an existing run goes on with a warning
+        require_exact_draws(traced, state.draws, f"{spec.model.build}: train_step")
     built = BuiltModel(
         state=state,
         step=step,
@@ -144,16 +165,27 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
     return Finding(check="model", verdict="pass", text=text, value=built)
 
 
+def _enough(run: RunFile, sample: DataSample) -> int:
+    """The sample's number of examples, or a batch of them: the run itself refuses an epoch without a whole batch."""
+    return max(sample.manifest.train_examples, run.spec.train.global_batch_size)
+
+
 def _check_start(
-    run: RunFile, state: TrainState, sample: DataSample, batch: Sequence[Any], unweighted: Sequence[Any]
+    run: RunFile,
+    state: TrainState,
+    sample: DataSample,
+    batch: Sequence[Any],
+    unweighted: Sequence[Any],
+    *,
+    inputs: ModelInputs,
 ) -> None:
     """Check metrics, callbacks, the test step and initial weights as a run does at its start."""
     spec, cpu = run.spec, state.accelerator
-    if spec.data.validation_fraction > 0:
+    if spec.data.is_evaluated_on:
         require_best(spec, state, unweighted)
-        require_test_step(state.model, unweighted, reference=spec.model.build, accelerator=cpu)
-        if sample.validation_examples is not None:
-            require_evaluation(spec, state, sample.manifest.features, sample.validation_examples)
+        require_test_step(state.model, unweighted, reference=spec.model.build, accelerator=cpu, draws=state.draws)
+        if sample.validation_examples:
+            require_evaluation(spec, state, inputs.validation, sample.validation_examples)
     if spec.train.callbacks is not None:
         require_callbacks(spec, state, batch, unweighted, code_folder=run.folder)
     load_weights(state, spec.init, code_folder=run.folder, telemetry=Silent(), seed=spec.train.seed)

@@ -2,8 +2,8 @@
 
 import math
 
+from flows.doctor.commit_cost import CommitCost
 from flows.doctor.finding import Finding
-from flows.doctor.storage_checks import CommitCost
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.telemetry.formatting import duration_words
 
@@ -21,7 +21,7 @@ def best_interval_seconds(commit_seconds: float, hours_between: float) -> float:
     are negligible while C is far below M.
 
     Args:
-        commit_seconds: C, how long training waits for a commit.
+        commit_seconds: C, what a commit takes from the training.
         hours_between: M, mean time between preemptions.
     """
     return max(_SHORTEST_SECONDS, math.sqrt(2 * commit_seconds * hours_between * 3600))
@@ -42,7 +42,7 @@ def check_preemption(
         step_seconds: assumed duration of one step; None if unknown.
         hours_between: mean time between preemptions.
     """
-    best = best_interval_seconds(cost.commit_seconds, hours_between)
+    best = best_interval_seconds(cost.training_seconds, hours_between)
     restart_seconds = cost.restore_seconds + start_seconds
     restoring = duration_words(cost.restore_seconds)
     text = (
@@ -60,15 +60,18 @@ def check_preemption(
             remedy=f"{remedy}; or use storage that is closer",
         )
     configured = configured_interval_seconds(run, step_seconds)
+    if run.spec.checkpoint.every_seconds == "auto" and (configured is None or configured > best):
+        text += "; checkpoint.every_seconds is auto, so commits within a segment follow what they cost"
+        return Finding(check="preemption", verdict="pass", text=text, remedy=remedy if configured is None else "")
     if configured is None:
         return Finding(check="preemption", verdict="pass", text=text, remedy=remedy)
     # A short run needs no advice about commits, unless a commit takes longer than the work it saves.
-    run_seconds = math.inf if step_seconds is None else run.spec.train.steps * step_seconds
+    run_seconds = math.inf if step_seconds is None else _target(run) * step_seconds
     if run_seconds <= best and (configured >= run_seconds or configured >= cost.commit_seconds):
         text += f"; the whole run takes {duration_words(run_seconds)}"
         return Finding(check="preemption", verdict="pass", text=text)
     text += f"; the run file commits every {duration_words(configured)}"
-    wasted, least = (_wasted_share(each, cost.commit_seconds, hours_between) for each in (configured, best))
+    wasted, least = (_wasted_share(each, cost.training_seconds, hours_between) for each in (configured, best))
     if wasted <= max(_TOLERATED_TIMES * least, _TOLERATED_SHARE):
         return Finding(check="preemption", verdict="pass", text=text)
     return Finding(
@@ -82,12 +85,19 @@ def check_preemption(
 def configured_interval_seconds(run: RunFile, step_seconds: float | None) -> float | None:
     """Return the seconds between two commits as configured; None if they depend on an unknown step time."""
     train = run.spec.train
-    steps = train.segment_steps or train.steps
-    in_steps = None if step_seconds is None else min(steps, train.steps) * step_seconds
-    intervals = [
-        each for each in (in_steps, train.segment_seconds, run.spec.checkpoint.every_seconds) if each is not None
-    ]
-    return min(intervals, default=None)
+    steps: float = train.segment_steps or _target(run)
+    if train.segment_epochs is not None and train.epoch_examples is not None:
+        steps = train.epoch.period(train.segment_epochs).steps
+    in_steps = None if step_seconds is None else min(steps, _target(run)) * step_seconds
+    every = run.spec.checkpoint.every_seconds
+    in_seconds = None if every == "auto" else every  # auto follows what commits cost
+    return min((each for each in (in_steps, train.segment_seconds, in_seconds) if each is not None), default=None)
+
+
+def _target(run: RunFile) -> float:
+    """The step to train to; infinite if it follows from an unknown number of training examples."""
+    target = run.spec.train.known_target
+    return math.inf if target is None else target
 
 
 def _wasted_share(interval: float, commit_seconds: float, hours_between: float) -> float:
@@ -99,7 +109,7 @@ def _suggestion(run: RunFile, best: float, step_seconds: float | None) -> str:
     if step_seconds is None:
         return f"train.segment_seconds: {_round(best)}; for the same in steps, give --step-seconds"
     steps = _round(best / step_seconds)
-    if steps >= run.spec.train.steps:
+    if steps >= _target(run):
         return "one segment is enough: the run is shorter than the best interval"
     return f"train.segment_steps: {steps}"
 

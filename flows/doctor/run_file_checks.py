@@ -40,7 +40,8 @@ def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
     """Load the run file; the finding's value is the `RunFile`."""
     run = load_run_file(path, overrides)
     train = run.spec.train
-    text = f"{run.spec.run}: {train.steps} steps of {train.global_batch_size} examples"
+    length = f"{train.steps} steps" if train.epochs is None else f"{_counted(train.epochs, 'epoch')} in steps"
+    text = f"{run.spec.run}: {length} of {train.global_batch_size} examples"
     return Finding(check="run file", verdict="pass", text=text, value=run)
 
 
@@ -123,7 +124,7 @@ def check_code(run: RunFile) -> Finding:
             installed.
     """
     spec = run.spec
-    names = [spec.model.build, spec.data.source, spec.train.callbacks or ""]
+    names = [spec.model.build, *spec.data.sources, spec.train.callbacks or "", *spec.data.transforms]
     names += [weights.source for weights in spec.init.weights]
     references = [each for each in names if ".py:" in each]
     for reference in references:

@@ -50,6 +50,7 @@ def check_memory(built: BuiltModel, peak: int | None, target: Target) -> Finding
     Variables are counted exactly. The memory of activations, gradients and other temporary values is the peak from
     `liveness.peak_bytes`. The padding and the better fusions of a TPU are not considered. For a model that computes in
     bfloat16 the peak may be three times too high, so the check fails only if a third of it does not fit either.
+    Evaluating takes no more, because it uses the same variables. A commit copies what it saves into the host's memory.
 
     Args:
         built: the model.
@@ -63,9 +64,11 @@ def check_memory(built: BuiltModel, peak: int | None, target: Target) -> Finding
     if peak is None:
         return Finding(check="memory", verdict="skipped", text=f"{text}activations unknown: XLA refused the step")
     needed = variables + batch + peak
+    snapshot = sum(_bytes(leaf) * (target.replicas if leaf.per_replica else 1) for leaf in built.state.leaves)
     is_half = any(layer.dtype_policy.compute_dtype == "bfloat16" for layer in layers_of(built.state.model))
     method = "by liveness over XLA's CPU program" + (_BFLOAT16_NOTE if is_half else "")
     text += f"about {size_words(batch + peak)} of batch, activations and gradients ({method})"
+    text += f"; a commit keeps {size_words(snapshot)} in the host's memory while it is written"
     if target.tpu is None:
         return Finding(check="memory", verdict="pass", text=f"{text}; no TPU type given to compare with", value=needed)
     share = needed / target.tpu.hbm_bytes

@@ -1,4 +1,4 @@
-"""The devices of a command's own process."""
+"""The devices of a command's own process, and the stages that use them."""
 
 import os
 from collections.abc import Iterator
@@ -6,20 +6,42 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.foundation.accelerator.cluster import cluster_of
-from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
+from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.hosts import OneHost
+from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.stages import EVALUATE, STAGES
+from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
     from tasks.foundation.accelerator.strategy import Accelerator
 
 
 def stages_on_devices(spec: RunSpec) -> frozenset[str]:
-    """Names of the stages that need an accelerator; without validation examples, nothing is evaluated."""
+    """Names of the stages that need an accelerator; without a validation or test set, nothing is evaluated."""
     names = frozenset(stage.name for stage in STAGES if stage.needs_accelerator)
-    return names - {EVALUATE.name} if spec.data.validation_fraction == 0 else names
+    return names if spec.data.is_evaluated_on else names - {EVALUATE.name}
+
+
+def import_stages(spec: RunSpec) -> None:
+    """Import the stages that run in this process, which imports TensorFlow."""
+    unused = {EVALUATE.name} - stages_on_devices(spec)
+    for stage in STAGES:
+        if stage.name not in spec.stages.remote() and stage.name not in unused:
+            stage.load()
+
+
+def read_tip_ahead(spec: RunSpec, home: Storage, head: Head | None) -> None:
+    """Begin to read the checkpoint that this process will restore, before TensorFlow is imported.
+
+    Args:
+        spec: the run file.
+        home: the run's home.
+        head: the folded state of the newest entry; None if the run has not begun.
+    """
+    if head is not None and head.tip is not None and TRAIN_SEGMENT.name not in spec.stages.remote():
+        PREFETCHED_CHECKPOINT.begin(home, head.tip)
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 import time
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from flows.launching.prefect_api import FlowRuns
-from flows.launching.remote_stage import RemoteStages
 from flows.launching.runner import Runner
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -14,6 +12,9 @@ from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.stage import Place, Stage, label_of
 from tasks.foundation.telemetry.events import Sink
 from tasks.stages import CHECKPOINT_TO_GCS, TRAIN_SEGMENT
+
+if TYPE_CHECKING:
+    from flows.launching.remote_stage import RemoteStages
 
 C = TypeVar("C", bound=StageCall)
 A = TypeVar("A", bound=Contract)
@@ -41,6 +42,9 @@ def runner_for(
     placements = spec.stages.remote()
     if not placements:
         return local
+    from flows.launching.prefect_api import FlowRuns  # imports Prefect
+    from flows.launching.remote_stage import RemoteStages
+
     flow_runs = FlowRuns(telemetry=telemetry)
     for name, placement in placements.items():
         deployment = placement.deployment or ""
@@ -74,7 +78,7 @@ class Launcher:
     """Runs some stages as deployments, and the others in this process."""
 
     local: Runner
-    stages: RemoteStages
+    stages: "RemoteStages"
 
     @property
     def remote(self) -> frozenset[str]:

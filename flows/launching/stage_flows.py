@@ -5,7 +5,7 @@ A stage is imported when its flow runs, so an image needs only the packages of i
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -18,11 +18,14 @@ from prefect.states import Completed, Failed
 from flows.launching.runner import Runner
 from flows.launching.user_code import require_same_code
 from flows.prefect_compat.lease_shield import lease_shield
-from flows.prefect_compat.prefect_offline import PrefectTasks
+from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
 from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.process.fast_imports import fast_imports
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
+from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.error_report import ErrorReport
@@ -40,6 +43,7 @@ from tasks.foundation.contracts.stage_calls import (
     unpack,
 )
 from tasks.foundation.errors import BatonError, FileMissing, StaleWriter, StorageError
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
@@ -152,8 +156,10 @@ class StageProcess:
         if stage.environment is None:
             yield None
             return
-        from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
+        with fast_imports():
+            from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
 
+            stage.load()
         recorded = stage.environment(call, self.place)
         accelerator = acquire(self.spec.accelerator, recorded, deterministic=self.spec.train.deterministic)
         with may_be_lost(accelerator):
@@ -179,9 +185,13 @@ def train(call: RemoteTrainSegmentCall, process: StageProcess) -> SegmentResult:
     ready = TRAIN_SEGMENT.remote.ready_answer(segment, process.place)
     if ready is not None:
         return process.write(ready)
+    PREFETCHED_CHECKPOINT.begin(process.place.home, segment.request.start)
 
     def work() -> SegmentResult:
-        result = process.run_here(TRAIN_SEGMENT, segment)
+        # The answer names a staged checkpoint, so only commits within the segment run beside the training.
+        with Committer(across_segments=False) as committer:
+            place = replace(process.place, committer=committer)
+            result = replace(process, place=place).run_here(TRAIN_SEGMENT, segment)
         if result.staged is not None:
             process.ledger.staged(result.staged.path)
         return process.write(result)
@@ -237,16 +247,18 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             stack.enter_context(lease_shield())
             ledger = stack.enter_context(Ledger())
             stack.enter_context(PROCESS_DEADLINE.for_command(call.spec.stop.grace_seconds))
-            others = Several((PrefectRunLogger(), ledger))
-            publisher = stack.enter_context(ArtifactPublisher(call.spec, home, parts=("progress",), notes=others))
+            others = Several((PrefectRunLogger(logger_of_stage), ledger))
+            log = RunLog(home)
+            publisher = stack.enter_context(ArtifactPublisher(call.spec, log, parts=("progress",), notes=others))
             telemetry = Several((others, publisher))
             stack.enter_context(warnings_as_notes(telemetry))
-            place = Place.of(storage, call.spec.run, code_folder=folder, telemetry=telemetry)
-            head = place.log.head()
+            place = Place(root=storage, home=home, log=log, code_folder=folder, telemetry=telemetry)
+            head = log.head()
             if head is not None and context.attempt is not None:
                 ledger.open(home, head, within=context.attempt)
+            runner = stack.enter_context(PrefectTasks())
             process = StageProcess(
-                spec=call.spec, context=context, place=place, runner=PrefectTasks(), ledger=ledger,
+                spec=call.spec, context=context, place=place, runner=runner, ledger=ledger,
                 flow_run=str(flow_run.id),
             )  # fmt: skip
             answer = work(call, process)

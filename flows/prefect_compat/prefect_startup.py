@@ -1,38 +1,46 @@
-"""Sets quiet defaults for Prefect and TensorFlow, and starts Prefect's embedded server. A user's own settings win.
+"""Starts Prefect for a command: quiet defaults, a server that is configured, or the embedded one.
 
-Relies on internals of Prefect 3.8.8: `prefect.server.api.server` starts the server with its module-level name
-`subprocess`, and keeps the started servers in `SubprocessASGIServer._instances`.
+A user's own settings win. `PrefectStart()` starts the embedded server before anything heavy is imported if it is
+certain that the command needs one; `connect` then imports Prefect, checks its settings and refuses what cannot be used;
+`wait` waits until the server responds. A command that does not wait for Prefect connects later; its settings and its
+server are checked in another process before (`check_beside`, `require_checked`).
+
+Relies on `refresh_global_settings_context` of Prefect 3.8.8, which reads the environment again.
 """
 
 import os
 import subprocess
-import tempfile
-import threading
+import sys
 import warnings
-from collections.abc import Sequence
-from typing import IO, Unpack
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
-from flows.process.children import ChildSettings, start_child
+from flows.prefect_compat.check_prefect import REFUSED
+from flows.prefect_compat.embedded_server import SERVER_LEVEL, SILENT, TIMEOUT, EmbeddedServer
+from flows.prefect_compat.require_prefect import DATABASE_FILE, require_database, require_prefect
+from flows.process.children import start_child
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
-from tasks.foundation.errors import PrefectUnavailable
-from tasks.foundation.messages import message, without_password
-from tasks.foundation.stops.leave_at_once import before_leaving_at_once
+from tasks.foundation.contracts.error_report import ErrorReport
 
 _PREFECT_DEFAULTS = {
     # Prefect's run logs go to its API; the console belongs to the command.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # Silences tracebacks at the embedded API's shutdown.
-    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
+    SERVER_LEVEL: SILENT,
     # A new PREFECT_HOME takes long while TensorFlow is imported.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    TIMEOUT: "120",
     # Usage data is sent only if the user enables it.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
-_SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
 _LOOPBACK = "127.0.0.1,localhost"
+_API_URL: Final = "PREFECT_API_URL"
+_HOME: Final = "PREFECT_HOME"
+# Settings that have no say in which server is used and where its database is.
+_UNRELATED: Final = ("PREFECT_LOGGING_", "PREFECT_CLIENT_", "PREFECT_TASKS_", "PREFECT_FLOWS_", "PREFECT_RESULTS_")
 
 
 def set_quiet_defaults() -> None:
@@ -49,128 +57,123 @@ def set_quiet_defaults() -> None:
         os.environ[name] = f"{known},{_LOOPBACK}" if known else _LOOPBACK
 
 
-class ServerSubprocess:
-    """Replaces `subprocess` in Prefect's module: the server has its own process group and ends with this process."""
-
-    def __getattr__(self, name: str) -> object:
-        value: object = getattr(subprocess, name)
-        return value
-
-    def Popen(  # noqa: N802 - Python's own name
-        self, args: Sequence[str], **settings: Unpack[ChildSettings]
-    ) -> subprocess.Popen[bytes]:
-        """Start a process as `subprocess.Popen` does; it ends with this process, even if that is killed."""
-        settings["process_group"] = 0
-        if os.environ.get(_SERVER_LEVEL) != _PREFECT_DEFAULTS[_SERVER_LEVEL]:  # the user wants the server's log
-            return _fail_at_first_exit(start_child(args, **settings), None)
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - the process writes to it until it ends
-        settings["stderr"] = log
-        return _fail_at_first_exit(start_child(args, **settings), log)
-
-
-def _fail_at_first_exit(process: subprocess.Popen[bytes], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    """Make a failed start an error at once: Prefect would retry it for minutes. A taken port is retried."""
-
-    def poll() -> int | None:
-        code = subprocess.Popen.poll(process)
-        if code is None:
-            return None
-        _accept_exit(process)
-        lines = _log_lines(log)
-        if any("address already in use" in line for line in lines):
-            return code
-        why = lines[-1] if lines else f"it ended with code {code}"
-        raise PrefectUnavailable(
-            message(
-                f"PREFECT_HOME = {os.environ.get('PREFECT_HOME', '~/.prefect')}: Prefect's embedded server does not "
-                f"start: {without_password(why)}",
-                hints=[
-                    "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server",
-                    f"{_SERVER_LEVEL}=ERROR shows its log",
-                ],
-            )
-        )
-
-    process.__dict__["poll"] = poll
-    return process
-
-
-def _accept_exit(process: subprocess.Popen[bytes]) -> None:
-    """The server has started; from now on its end is no failed start."""
-    process.__dict__.pop("poll", None)
-
-
-def _log_lines(log: IO[bytes] | None) -> list[str]:
-    """The lines of the server's log, without empty lines and its last one."""
-    if log is None:
-        return []
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    return [line for line in lines if line and not line.endswith("Application startup failed. Exiting.")]
-
-
-def _servers() -> list[subprocess.Popen[bytes]]:
-    from prefect.server.api.server import SubprocessASGIServer
-
-    processes = [server.server_process for server in list(SubprocessASGIServer._instances.values())]
-    return [process for process in processes if process is not None]
-
-
-def _end_servers() -> None:
-    """End the servers; no signal of the terminal reaches their process group."""
-    for server in _servers():
-        server.kill()
-
-
-class ServerStart(threading.Thread):
-    """Starts the embedded server while TensorFlow is imported."""
+class PrefectStart:
+    """The start of Prefect in this process: with an embedded server, or with the one that is configured."""
 
     def __init__(self) -> None:
-        super().__init__(name="prefect-api", daemon=True)
-        self._fault: PrefectUnavailable | None = None
+        """Start the embedded server now if it is certain that one is needed. Prefect is not imported.
 
-    def run(self) -> None:
-        """Start the server, once."""
-        import httpx
-        from prefect import get_client
+        Raises:
+            PrefectUnavailable: the server's folder or its database cannot be used, or it cannot be started.
+        """
+        self._server: EmbeddedServer | None = None
+        self._check: subprocess.Popen[bytes] | None = None
+        self._home = home_of_certain_embedding(os.environ, Path.cwd())
+        if self._home is not None:
+            migrated = require_database(self._home / DATABASE_FILE, f"{_HOME} = {self._home}")
+            self._server = EmbeddedServer.start(migrated=migrated)
 
-        try:
-            get_client(sync_client=True)
-        except PrefectUnavailable as fault:
-            self._fault = fault
-        except (RuntimeError, OSError, httpx.HTTPError) as fault:  # no response in time, or no free port
-            _end_servers()
-            name = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
-            why = (str(fault).splitlines() or [type(fault).__name__])[0]
-            self._fault = PrefectUnavailable(
-                message(
-                    f"{name} = {os.environ.get(name)}: Prefect's embedded server does not start ({why})",
-                    hints=["raise the limit if the machine is busy, or set PREFECT_API_URL to a server"],
-                )
+    def check_beside(self) -> None:
+        """Begin to check Prefect's settings and its server in another process, unless a server is embedded already."""
+        if self._home is None:
+            checkout = Path(__file__).parents[2]
+            search_path = os.pathsep.join(filter(None, (os.fspath(checkout), os.environ.get("PYTHONPATH"))))
+            self._check = start_child(
+                [sys.executable, "-P", "-m", "flows.prefect_compat.check_prefect"],
+                env={**os.environ, "PYTHONPATH": search_path},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
-        else:
-            for server in _servers():
-                _accept_exit(server)
-            before_leaving_at_once(_end_servers)
+
+    def require_checked(self) -> None:
+        """Wait for the check.
+
+        Raises:
+            PrefectUnavailable: Prefect's settings or its server cannot be used.
+            InvalidInput: the server refuses the credentials.
+        """
+        if self._check is not None:
+            output, _ = self._check.communicate()
+            if self._check.returncode == REFUSED:
+                raise ErrorReport.model_validate_json(output).to_error()
+
+    def connect(self) -> None:
+        """Import Prefect and connect it with its server; an embedded one need not respond yet.
+
+        Raises:
+            PrefectUnavailable: Prefect's settings or its server cannot be used.
+        """
+        embedded = require_prefect(started_in=self._home)
+        if embedded is not None:
+            self._end()  # the settings say something else than expected
+        if embedded:
+            from prefect.settings import get_current_settings
+
+            settings = get_current_settings().to_environment_variables(exclude_unset=True)
+            self._server = EmbeddedServer.start({**os.environ, **settings})
+        if self._server is not None:
+            _use_server(self._server.api_url)
 
     def wait(self) -> None:
-        """Wait until the server responds.
+        """Wait until the embedded server responds, if there is one.
 
         Raises:
             PrefectUnavailable: it did not start.
         """
-        if self.is_alive():
-            self.join()
-        if self._fault is not None:
-            raise self._fault
+        if self._server is not None:
+            self._server.wait()
+
+    def respond(self) -> None:
+        """Connect, and wait until the server responds.
+
+        Raises:
+            PrefectUnavailable: Prefect's settings or its server cannot be used.
+        """
+        self.connect()
+        self.wait()
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.end()
+            self._server = None
 
 
-def start_prefect_api() -> ServerStart:
-    """Start Prefect's embedded server in a thread, if no server is configured."""
-    import prefect.server.api.server as prefect_server
+def home_of_certain_embedding(environment: Mapping[str, str], folder: Path) -> Path | None:
+    """Where Prefect would keep the database of an embedded server, if nothing is set that could change this.
 
-    # Ctrl-C reaches the whole process group, but the server must live until the flow run's last state is recorded.
-    vars(prefect_server)["subprocess"] = ServerSubprocess()
-    thread = ServerStart()
-    thread.start()
-    return thread
+    Reading Prefect's settings takes a second of imports. Most commands have none, and a look at the places where
+    settings can be is enough.
+
+    Args:
+        environment: variables of this process.
+        folder: the working folder.
+
+    Returns:
+        PREFECT_HOME; None if only Prefect itself can tell whether a server is configured.
+    """
+    for name in (name for name, value in environment.items() if value):
+        upper = name.upper()  # Prefect's settings ignore the case
+        known = upper == _HOME or upper in _PREFECT_DEFAULTS or upper.startswith(_UNRELATED)
+        if upper.startswith("PREFECT_") and not known:
+            return None
+    home = Path(environment.get(_HOME) or "~/.prefect").expanduser()
+    pyproject = folder / "pyproject.toml"
+    if pyproject.is_file() and "tool.prefect" in pyproject.read_text(encoding="utf-8", errors="replace"):
+        return None
+    if any(file.exists() for file in (home / "profiles.toml", folder / "prefect.toml", folder / ".env")):
+        return None
+    return home if home.is_absolute() else None
+
+
+def _use_server(api_url: str) -> None:
+    """Make this process a client of a server. Processes that it starts do not become clients."""
+    from prefect.context import refresh_global_settings_context
+
+    before = os.environ.get(_API_URL)
+    os.environ[_API_URL] = api_url
+    try:
+        refresh_global_settings_context()
+    finally:
+        del os.environ[_API_URL]
+        if before is not None:
+            os.environ[_API_URL] = before

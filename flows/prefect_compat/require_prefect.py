@@ -3,9 +3,12 @@
 With PREFECT_API_URL, a Prefect API must respond there. Without it, Prefect's server is embedded in the command, which
 needs a writable folder and a database that this version of Prefect can use.
 
-Relies on an internal of Prefect 3.8.8: its database migrations are files below `server/database/_migrations`.
+Relies on internals of Prefect 3.8.8: the name of its database file, and its database migrations, which are files below
+`server/database/_migrations`.
 """
 
+import importlib.util
+import re
 import sqlite3
 import ssl
 import tempfile
@@ -31,11 +34,21 @@ _BUSY: Final = frozenset({408, 429})
 _SERVER_FAULT: Final = 500
 _EXAMPLE: Final = "http://HOST:4200/api"
 _EMBED: Final = "or unset PREFECT_API_URL to use the server that is embedded in the command"
+_REVISION: Final = re.compile(r"""^(revision|down_revision)\s*=\s*["'](\w+)["']""", re.MULTILINE)
+DATABASE_FILE: Final = "prefect.db"  # the embedded server's, in PREFECT_HOME
 _OTHER_SETTINGS: Final = "or set PREFECT_HOME to another folder, or PREFECT_API_URL to a server"
 
 
-def require_prefect() -> None:
+def require_prefect(*, started_in: Path | None = None) -> bool | None:
     """Refuse to start if Prefect cannot be used.
+
+    Args:
+        started_in: the PREFECT_HOME whose database was checked before the embedded server was started on it; None if
+            no server was started.
+
+    Returns:
+        Whether a server must be embedded: False if one is configured, True if one must be started, and None if the one
+        that was started is right.
 
     Raises:
         PrefectUnavailable: the message has the wrong setting, its value and the remedy.
@@ -54,15 +67,20 @@ def require_prefect() -> None:
         ) from fault
     if settings.api.url:
         _require_server(settings.api.url)
-    elif not settings.server.ephemeral.enabled:
+        return False
+    if not settings.server.ephemeral.enabled:
         raise PrefectUnavailable(
             message(
                 "PREFECT_API_URL is not set, and PREFECT_SERVER_EPHEMERAL_ENABLED = false disables the embedded server",
                 hints=[f"set PREFECT_API_URL to a server, as {_EXAMPLE}, or unset PREFECT_SERVER_EPHEMERAL_ENABLED"],
             )
         )
-    else:
-        _require_database(settings.server.database.connection_url, settings.home)
+    url = settings.server.database.connection_url
+    address: str = getattr(url, "get_secret_value", lambda: str(url))()
+    if started_in is not None and address == f"sqlite+aiosqlite:///{started_in / DATABASE_FILE}":
+        return None
+    _require_database_at(address, settings.home)
+    return True
 
 
 def _require_server(url: str) -> None:
@@ -124,20 +142,35 @@ def _is_tls_error(fault: BaseException) -> bool:
     return known is not None
 
 
-def _require_database(url: object, home: Path) -> None:
-    """Check the folder and, if it exists, the database file. Prefect itself reports on other databases."""
+def _require_database_at(address: str, home: Path) -> None:
+    """Check the database at an address. Prefect itself reports on other databases than SQLite's files."""
     from sqlalchemy.engine import make_url
 
-    address = make_url(getattr(url, "get_secret_value", lambda: str(url))())
-    if address.get_backend_name() != "sqlite" or not address.database or address.database.startswith((":", "file:")):
+    url = make_url(address)
+    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith((":", "file:")):
         return
-    path = Path(address.database)
+    path = Path(url.database)
     named = f"PREFECT_HOME = {home}"
     if path.parent != home:
-        named = f"PREFECT_SERVER_DATABASE_CONNECTION_URL = {address.render_as_string()}"
+        named = f"PREFECT_SERVER_DATABASE_CONNECTION_URL = {url.render_as_string()}"
+    require_database(path, named)
+
+
+def require_database(path: Path, named: str) -> bool:
+    """Check the folder of a database and, if it exists, the database. Does not import Prefect.
+
+    Args:
+        path: the SQLite file.
+        named: the setting that says where it is, for messages.
+
+    Returns:
+        Whether the database has every migration of this Prefect, so that its server need not look for more.
+
+    Raises:
+        PrefectUnavailable: the folder is not writable, or the database cannot be used.
+    """
     _require_writable(path.parent, named)
-    if path.exists():
-        _require_usable(path, named)
+    return path.exists() and _require_usable(path, named)
 
 
 def _require_writable(folder: Path, named: str) -> None:
@@ -155,7 +188,7 @@ def _require_writable(folder: Path, named: str) -> None:
         ) from fault
 
 
-def _require_usable(path: Path, named: str) -> None:
+def _require_usable(path: Path, named: str) -> bool:
     try:
         with closing(sqlite3.connect(path, timeout=_DATABASE_SECONDS, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -171,13 +204,15 @@ def _require_usable(path: Path, named: str) -> None:
             hint = "give this user write access to it"
         words = f"{named}: Prefect's database {path.name} cannot be used ({fault})"
         raise PrefectUnavailable(message(words, hints=[hint, _OTHER_SETTINGS])) from fault
-    unknown = [version for version in versions if not _has_migration(version)]
+    known, newest = _migrations()
+    unknown = [version for version in versions if known and version not in known]
     if unknown:
         import prefect
 
         words = f"{named}: a newer Prefect than this one, {prefect.__version__}, wrote the database {path.name}"
         hints = [f"install that version of Prefect (the database revision is {unknown[0]})", _OTHER_SETTINGS]
         raise PrefectUnavailable(message(words, hints=hints))
+    return bool(versions) and set(versions) == newest
 
 
 def _versions(database: sqlite3.Connection) -> list[str]:
@@ -187,10 +222,12 @@ def _versions(database: sqlite3.Connection) -> list[str]:
     return [str(version) for (version,) in database.execute("SELECT version_num FROM alembic_version")]
 
 
-def _has_migration(version: str) -> bool:
-    """Whether this Prefect has the migration of a revision."""
-    import prefect
-
-    folder = Path(prefect.__file__).parent / "server" / "database" / "_migrations" / "versions" / "sqlite"
-    files = list(folder.glob("*.py"))
-    return not files or any(version in file.read_text(encoding="utf-8") for file in files)
+def _migrations() -> tuple[set[str], set[str]]:
+    """The revisions of this Prefect's migrations, and those that no other follows; both empty if they are not found."""
+    spec = importlib.util.find_spec("prefect")  # without importing it
+    if spec is None or spec.origin is None:
+        return set(), set()
+    folder = Path(spec.origin).parent / "server" / "database" / "_migrations" / "versions" / "sqlite"
+    found = [_REVISION.findall(file.read_text(encoding="utf-8")) for file in folder.glob("*.py")]
+    known = {revision for lines in found for kind, revision in lines if kind == "revision"}
+    return known, known - {revision for lines in found for kind, revision in lines if kind == "down_revision"}

@@ -1,7 +1,8 @@
 """A sink that keeps a flow run's artifacts in Prefect's UI up to date.
 
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
-the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct.
+the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct. An
+update costs the same however long the log is. The curves are drawn once, when the training has ended.
 """
 
 import contextvars
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from prefect.context import FlowRunContext
-
 from flows.prefect_ui.artifacts import (
     Artifact,
     ArtifactStore,
@@ -24,11 +23,12 @@ from flows.prefect_ui.artifacts import (
     progress_of,
     report_of,
 )
-from tasks.foundation.contracts.log_entry import Entry
+from flows.prefect_ui.commit_table import CommitTable
+from tasks.foundation.contracts.epochs import with_recorded_examples
+from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 
 _LOGGER = logging.getLogger(__name__)
@@ -96,11 +96,12 @@ class ArtifactPublisher:
     def __init__(
         self,
         spec: RunSpec,
-        home: Storage,
+        log: RunLog,
         *,
         parts: Collection[str] = _INTERVAL_SECONDS.keys(),
         notes: Sink = Silent(),  # noqa: B008 - Silent has no state
         store: ArtifactStore | None = None,
+        context: Callable[[], contextvars.Context] | None = None,
         request_seconds: float = _REQUEST_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,17 +109,19 @@ class ArtifactPublisher:
 
         Args:
             spec: the run file's content.
-            home: the run's home, whose log is read.
+            log: the run's log; it may be read in several threads.
             parts: names of the artifacts; only "progress" for a stage's flow run, whose parent shows the others.
             notes: receives one warning if Prefect's API does not accept artifacts.
-            store: stores the artifacts; None: Prefect's API, for the flow run of the current context.
+            store: stores the artifacts; None: Prefect's API, for the flow run of the context.
+            context: waits for the context of the flow run; None: the current one.
             request_seconds: limit of one request, and of the last update.
             clock: monotonic time in seconds.
         """
         self._spec = spec
-        self._log = RunLog(home.with_deadline(request_seconds))
+        self._log = log
         self._notes = notes
         self._store = store
+        self._context = context
         self._request_seconds = request_seconds
         self._clock = clock
         self._changed = threading.Condition()
@@ -128,20 +131,20 @@ class ArtifactPublisher:
         self._step: int | None = None
         self._closing = False
         self._warned = False
-        self._curves_can_be_drawn = True
-        self._entries: list[Entry] = []
-        self._newest: Entry | None = None
+        self._draws_curves = False
+        self._commits = CommitTable(log)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        flow_run = FlowRunContext.get()
-        if self._store is None and flow_run is not None and flow_run.flow_run is not None:
-            self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
-        if self._store is not None:
+        context = self._context
+        if context is None:
+            self._open_store()
+            # The copied context holds Prefect's settings.
+            context = contextvars.copy_context().copy
+        if self._store is not None or self._context is not None:
             self._schedule.mark(("progress", "commits"))  # the state of a continued run
-            # The copied context holds Prefect's settings. A daemon thread, so that it never delays the exit.
-            work = contextvars.copy_context().run
-            self._thread = threading.Thread(target=work, args=(self._work,), name="baton-artifacts", daemon=True)
+            # A daemon thread, so that it never delays the exit.
+            self._thread = threading.Thread(target=self._run, args=(context,), name="baton-artifacts", daemon=True)
             self._thread.start()
         return self
 
@@ -156,9 +159,9 @@ class ArtifactPublisher:
             case Training():
                 parts: tuple[str, ...] = ("progress",)
             case Committed():
-                parts = ("progress", "commits", "curves")
+                parts = ("progress", "commits")
             case Evaluated():
-                parts = ("commits", "curves")
+                parts = ("commits",)
             case _:
                 return
         with self._changed:
@@ -169,14 +172,36 @@ class ArtifactPublisher:
             self._schedule.mark(parts)
             self._changed.notify()
 
+    def draw_curves(self) -> None:
+        """Add the curves to the last state: the training has ended, and there is time."""
+        self._draws_curves = True
+
     def close(self) -> None:
         """Write the last state, if the server accepts it within the limit. Later events are dropped."""
         with self._changed:
             self._closing = True
-            self._schedule.mark(_INTERVAL_SECONDS)
+            self._schedule.mark(name for name in _INTERVAL_SECONDS if name != "curves" or self._draws_curves)
             self._changed.notify()
-        if self._thread is not None:
+        if self._thread is not None and self._store is not None:  # a flow run that has not begun has nothing to show
             self._thread.join(self._request_seconds)
+
+    def _run(self, context: Callable[[], contextvars.Context]) -> None:
+        """The thread: waits for the flow run, then writes its artifacts."""
+        try:
+            found = context()
+        except BaseException as fault:  # the flow run never begins, which the command reports
+            _LOGGER.debug("no artifacts, because there is no flow run", exc_info=fault)
+            return
+        found.run(self._open_store)
+        if self._store is not None:
+            found.run(self._work)
+
+    def _open_store(self) -> None:
+        from prefect.context import FlowRunContext  # in the thread, if there is one: a start does not wait for it
+
+        flow_run = FlowRunContext.get()
+        if self._store is None and flow_run is not None and flow_run.flow_run is not None:
+            self._store = PrefectArtifacts(flow_run.flow_run.id, request_seconds=self._request_seconds)
 
     def _work(self) -> None:
         while True:
@@ -210,37 +235,26 @@ class ArtifactPublisher:
         if name == "progress" and not self._all and self._step is None:
             return None  # the parent flow run shows the committed progress
         if name == "progress" and self._step is not None and not (self._closing and self._all):
-            return progress_of(run, step=self._step, target=self._spec.train.steps, now=self._training)
-        history = self._history()
+            target = self._training.target if self._training is not None else self._spec.train.known_target
+            return progress_of(run, step=self._step, target=target, now=self._training)
+        head = self._log.head()
         if name == "progress":
-            tip = None if history.head is None else history.head.tip
+            tip = None if head is None else head.tip
             step = 0 if tip is None else tip.step
-            return progress_of(run, step=step, target=self._spec.train.steps, now=self._training)
-        if not history.commits:
-            return None
-        return commits_of(run, history) if name == "commits" else self._curves(history)
+            known = self._spec if head is None else with_recorded_examples(self._spec, head.identity)
+            return progress_of(run, step=step, target=known.train.known_target, now=self._training)
+        return None if head is None else self._curves() if name == "curves" else self._table(head)
 
-    def _curves(self, history: History) -> Artifact | None:
-        if not self._curves_can_be_drawn:
-            return None
+    def _table(self, head: Head) -> Artifact | None:
+        self._commits.update(head)
+        return commits_of(self._spec.run, self._commits) if self._commits.rows() else None
+
+    def _curves(self) -> Artifact | None:
         try:
-            return curves_of(self._spec.run, history)
+            return curves_of(self._spec.run, history_of(self._log.entries()))
         except ImportError as fault:
-            self._curves_can_be_drawn = False
             _LOGGER.debug("Prefect shows no curves, because this process cannot draw them: %s", fault)
             return None
-
-    def _history(self) -> History:
-        """The run's history. Entries never change, so only new ones are read.
-
-        To save memory, the other entries share the folded state of the first; only the newest keeps its own.
-        """
-        head = self._log.head()
-        for number in range(len(self._entries), 0 if head is None else head.number + 1):
-            self._newest = self._log.entry(number)
-            first = self._entries[0] if self._entries else self._newest
-            self._entries.append(self._newest.model_copy(update={"head": first.head}))
-        return history_of([*self._entries[:-1], *([] if self._newest is None else [self._newest])])
 
     def _warn(self, fault: Exception) -> None:
         _LOGGER.debug("the artifacts in Prefect are outdated", exc_info=fault)

@@ -4,24 +4,22 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote
 from uuid import UUID
 
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.runlog.history import History, commit_of
+from flows.prefect_ui.commit_table import CommitTable
+from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.events import Training
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, short_path, size_words, step_words
+from tasks.foundation.telemetry.formatting import metric_words, step_words
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
-_MAX_ROWS = 500
 _MAX_PICTURES = 6
 
 
@@ -68,52 +66,35 @@ def key_of(run: str, part: str) -> str:
     return f"{plain}-{part}"
 
 
-def progress_of(run: str, *, step: int, target: int, now: Training | None) -> Artifact:
+def progress_of(run: str, *, step: int, target: int | None, now: Training | None) -> Artifact:
     """Make the progress bar: the step in per cent of the target.
 
     Args:
         run: name of the run.
         step: the newest step, committed or not.
-        target: train.steps.
+        target: the step to train to; None if it is not known yet.
         now: the last training event in this process; None if there was none.
     """
-    words = [step_words(step, target)]
+    same = now is not None and now.step == step
+    words = [step_words(step, target, now.epoch if same and now is not None else None)]
     if now is not None and now.metrics:
         words.append(metric_words(now.metrics).replace("  ", ", "))
-    if now is not None and step < target:
+    if now is not None and target is not None and step < target:
         words.append(f"{now.examples_per_second:,.0f} examples/s")
-    percent = min(100.0, 100.0 * step / target)
+    percent = 0.0 if target is None else min(100.0, 100.0 * step / target)
     return Artifact(key=key_of(run, "progress"), kind="progress", data=percent, description=", ".join(words))
 
 
-def commits_of(run: str, history: History) -> Artifact:
-    """Make a table of the commits up to the tip, newest first."""
-    evaluated = {evaluation.checkpoint.path: evaluation for evaluation in history.evaluations}
-    newest = history.commits[: -_MAX_ROWS - 1 : -1]
-    rows = []
-    for entry in newest:
-        commit = commit_of(entry)
-        ref = commit.checkpoint
-        rows.append(
-            {
-                "step": ref.step,
-                "training": _words(commit.history[-1].metrics if commit.history else {}),
-                "validation": _validation(evaluated.get(ref.path)),
-                "ended by": commit.exit_reason.replace("_", " "),
-                "size": size_words(ref.size),
-                "took": duration_words(sum(commit.seconds.values())) if commit.seconds else "",
-                "committed, UTC": entry.time[:19].replace("T", " "),
-                "checkpoint": short_path(ref.path).removeprefix("checkpoints/"),
-            }
-        )
-    count = len(history.commits)
-    shown = f"{count} commits" if count <= _MAX_ROWS else f"the newest {_MAX_ROWS} of {count} commits"
+def commits_of(run: str, table: CommitTable) -> Artifact:
+    """Make a table of the newest commits up to the tip, newest first."""
+    rows = table.rows()
+    shown = f"the newest {len(rows)} commits" if table.is_full else f"{len(rows)} commits"
     # JSON text, as in Prefect's own `create_table_artifact`.
     return Artifact(key=key_of(run, "commits"), kind="table", data=json.dumps(rows), description=f"{shown} of {run}")
 
 
 def curves_of(run: str, history: History) -> Artifact | None:
-    """Draw the report's curves; None before the first training step.
+    """Draw the report's curves; None before the first training step. Imports matplotlib.
 
     The artifact is Markdown, because Prefect prints the address of an image artifact below the image. The address of an
     embedded image has about 30 kB.
@@ -220,14 +201,6 @@ class PrefectArtifacts:
         )
         found = client.read_artifacts(artifact_filter=wanted, limit=1)
         return found[0].id if found else None
-
-
-def _validation(evaluation: Evaluation | None) -> str:
-    return "" if evaluation is None else _words(evaluation.metrics)
-
-
-def _words(metrics: Mapping[str, float]) -> str:
-    return metric_words(metrics).replace("  ", ", ")
 
 
 def _alt(caption: str) -> str:

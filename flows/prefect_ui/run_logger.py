@@ -1,40 +1,71 @@
 """A sink that writes to a flow run's log in Prefect."""
 
-from prefect import get_run_logger
-from prefect.exceptions import MissingContextError
+import logging
+import threading
+from collections.abc import Callable
 
 from tasks.foundation.messages import shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 class PrefectRunLogger:
     """A `Sink` that logs notes, commits and evaluations in Prefect, but not every step."""
 
-    def __init__(self) -> None:
-        """Take the logger of the current flow run.
+    def __init__(
+        self,
+        logger_of_stage: Callable[[], Log | None] = lambda: None,
+        *,
+        flow_logger: Callable[[], Log | None] | None = None,
+    ) -> None:
+        """Take the logger of the current flow run, unless `flow_logger` is given.
+
+        Args:
+            logger_of_stage: returns the logger of the task run of the stage that runs in this thread, if there is one.
+            flow_logger: returns the logger of a flow run; None as long as it has not begun.
 
         Raises:
             MissingContextError: called outside a flow run.
         """
-        self._flow_logger = get_run_logger()
+        if flow_logger is None:
+            from prefect import get_run_logger
+
+            current = get_run_logger()
+            flow_logger = lambda: current  # noqa: E731
+        self._flow_logger = flow_logger
+        self._logger_of_stage = logger_of_stage
+        self._waiting: list[tuple[int, str]] = []  # what came before the flow run began
+        self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Log one event."""
-        try:
-            logger = get_run_logger()
-        except MissingContextError:  # threads of the storage and the ledger have no flow run context
-            logger = self._flow_logger
+        """Log one event, now or when the flow run has begun."""
         match event:
-            case Note(text=text, warning=True):
-                logger.warning(shown_lines(text))
-            case Note(text=text):
-                logger.info(shown_lines(text))
+            case Note(text=text, warning=warning):
+                self._log(logging.WARNING if warning else logging.INFO, shown_lines(text))
             case Committed(step=step, path=path, metrics=metrics):
-                logger.info("step %d committed as %s %s", step, path, _text(metrics))
-            case Evaluated(step=step, metrics=metrics, examples=examples):
-                logger.info("step %d evaluated on %d examples: %s", step, examples, _text(metrics))
+                self._log(logging.INFO, f"step {step} committed as {path} {_text(metrics)}")
+            case Evaluated(step=step, metrics=metrics, examples=examples, on=on):
+                self._log(logging.INFO, f"step {step} evaluated on {examples} {on} examples: {_text(metrics)}")
             case _:
                 pass
+
+    def flush(self) -> None:
+        """Log what came before the flow run began."""
+        logger = self._flow_logger()
+        with self._lock:
+            if logger is not None:
+                while self._waiting:
+                    logger.log(*self._waiting.pop(0))
+
+    def _log(self, level: int, text: str) -> None:
+        self.flush()
+        logger = self._logger_of_stage() or self._flow_logger()
+        if logger is not None:
+            logger.log(level, text)
+        else:
+            with self._lock:
+                self._waiting.append((level, text))
 
 
 def _text(metrics: object) -> str:

@@ -30,6 +30,7 @@ class ChildSettings(TypedDict, total=False):
     env: Mapping[str, str] | None
     process_group: int | None
     start_new_session: bool
+    pass_fds: Sequence[int]
     stdin: int | IO[bytes] | None
     stdout: int | IO[bytes] | None
     stderr: int | IO[bytes] | None
@@ -71,7 +72,8 @@ def start_child(
 def _with_pipe(command: Sequence[str], settings: ChildSettings) -> "subprocess.Popen[bytes]":
     reader, writer = os.pipe()
     try:
-        process = subprocess.Popen(_wrapped(command, reader), pass_fds=(reader,), **settings)
+        settings["pass_fds"] = (reader, *settings.get("pass_fds", ()))
+        process = subprocess.Popen(_wrapped(command, reader), **settings)
     except BaseException:
         os.close(writer)
         raise

@@ -160,7 +160,7 @@ def _receipt(run: RunFile, findings: _Findings, *, share_data: bool) -> Receipt:
         run=run.spec.run,
         run_file=run.path.name,
         spec_digest=hashlib.sha256(run.spec.to_json()).hexdigest(),
-        identity=straight.head.identity,
+        identity=dict(straight.head.identity),
         environment=straight.head.environment,
         baton=version("baton"),
         steps=straight.tip.step,

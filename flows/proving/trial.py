@@ -16,6 +16,8 @@ _FEWEST_STEPS = 4
 
 # These settings could cut, stop or evaluate at other steps. None of them changes the bits.
 _SWITCHED_OFF = (
+    "train.epochs=null",
+    "train.segment_epochs=null",
     "train.segment_seconds=null",
     "train.stop_after_seconds=null",
     "train.on_blowup=stop",
@@ -23,6 +25,7 @@ _SWITCHED_OFF = (
     "checkpoint.every_seconds=null",
     "checkpoint.keep_every_steps=null",
     "evaluate.every_steps=null",
+    "evaluate.every=null",
 )
 
 
@@ -89,7 +92,7 @@ def trial_of(
         storage=storage,
         file=run.path,
         overrides=overrides,
-        target=max(run.spec.train.steps, steps + 1),
+        target=max(run.spec.train.known_target or 0, steps + 1),
         steps=steps,
         segment_steps=segment_steps,
         callback_settings=(f"evaluate.every_steps={steps // 2}",)

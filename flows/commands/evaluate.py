@@ -1,0 +1,94 @@
+"""`baton evaluate`: evaluates a committed checkpoint on the validation or the test set."""
+
+import sys
+from typing import Annotated, get_args
+
+import typer
+
+from flows.commands.options import Address, AsJson, ChosenStep, CodeOf, Overrides, opened_with_run_file, step_of
+from flows.commands.output import aligned, say, say_json
+from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
+from flows.launching.runner import InProcess, Runner
+from flows.process.fast_imports import fast_imports
+from flows.run import Run, RunHome
+from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.contracts.evaluation_sets import SetName
+from tasks.foundation.contracts.log_entry import Evaluation
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.formatting import metric_words
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
+
+
+def evaluate(
+    address: Address,
+    overrides: Overrides = None,
+    *,
+    step: ChosenStep = None,
+    on: Annotated[str, typer.Option("--on", metavar="SET", help="validation or test")] = "validation",
+    run_file: CodeOf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a committed checkpoint on the validation or the test set, and compare the metrics with the log.
+
+    Metrics that the log does not have are added to it. Those of the test set decide nothing: keep-best and early
+    stopping never see them.
+    """
+    chosen_step, chosen_set = step_of(step), _set_of(on)
+    opened, file = opened_with_run_file(address, run_file, overrides)
+    run = _with_code(opened, file)
+    chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
+    quiet_tensorflow()
+    with Console(sys.stderr) as console, warnings_as_notes(console):
+
+        def work(chosen: Chosen) -> Evaluation:
+            return run_stages(run, chosen, _runner(run, console), console)
+
+        done = evaluate_again(run, chosen_step, work, console, on=chosen_set)
+    if as_json:
+        say_json(done.model_dump())
+        return
+    for line in aligned(_words(done)):
+        say(line)
+
+
+def _set_of(on: str) -> SetName:
+    for name in get_args(SetName):
+        if on == name:
+            return name  # type: ignore[no-any-return]
+    raise InvalidInput(f"--on {on} is not a set; use {' or '.join(get_args(SetName))}")
+
+
+def _with_code(opened: RunHome, file: RunFile) -> Run:
+    """The run at a home, with the settings and the code of a run file."""
+    if isinstance(opened, Run):
+        return opened
+    spec = file.spec.model_copy(update={"run": opened.name})
+    return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
+
+
+def _runner(run: Run, telemetry: Sink) -> Runner:
+    """Runs the stages in this process, or as the deployments that the run file names."""
+    local = InProcess()
+    if not run.spec.stages.remote():
+        return local
+    with fast_imports():
+        from flows.launching.launcher import runner_for  # imports Prefect
+
+    return runner_for(run.spec, local, attempt=None, telemetry=telemetry)
+
+
+def _words(done: FreshEvaluation) -> list[tuple[str, str]]:
+    logged = {
+        None: "the log had no evaluation of it on this set; it has this one now",
+        True: "the log has the same metrics",
+        False: f"DIFFERS: the log has {metric_words(done.logged or {})}",
+    }
+    return [
+        ("checkpoint", done.checkpoint),
+        ("step", str(done.step)),
+        (done.on, f"{metric_words(done.metrics)}  ({done.examples} examples)"),
+        ("log", logged[done.agrees]),
+    ]

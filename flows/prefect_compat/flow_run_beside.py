@@ -1,0 +1,216 @@
+"""A command's flow run, which Prefect records beside the work.
+
+The work runs in the main thread, which alone receives signals. Another thread runs Prefect's engine: it waits for the
+server, creates the flow run, waits for the end of the work, and records how it ended. So the model is built, restored
+and traced while Prefect's server starts and answers its first requests. The thread begins when the first steps are
+trained, because it imports Prefect, and Python runs one thread at a time.
+
+Relies on an internal of Prefect 3.8.8: its engine also runs flows outside the main thread, and then handles no signals.
+"""
+
+import contextvars
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+from flows.process.exit import skip_prefect_shutdown
+from flows.process.stop_signals import Terminated
+from tasks.foundation.telemetry.events import Event, Training
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+R = TypeVar("R")
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+# After a stop, Prefect has this long to record it: the machine may disappear.
+_STOP_SECONDS: Final = 10.0
+# The flow run is not held back longer than this: a large model is built and traced for minutes.
+_LATEST_SECONDS: Final = 10.0
+
+
+class NotRecorded(Exception):
+    """The work is done, but Prefect has not recorded it; the cause says why."""
+
+
+class FlowRunBeside(Generic[R]):
+    """The flow run of the work in a block; use it as a context manager.
+
+    An exception of the block ends the flow run as the engine would end it: failed after an error, crashed after a
+    signal. If Prefect cannot create the flow run, the block is interrupted as by SIGTERM, so that what is trained by
+    then is committed, and Prefect's error is raised in place of the stop.
+
+    Attributes:
+        logger: of the flow run; None until it has begun.
+        awaited: whether the work waits, or has waited, for the flow run to begin.
+    """
+
+    def __init__(
+        self,
+        wait_for_server: Callable[[], None],
+        engine: Callable[[Callable[[], "State[R]"]], object],
+        *,
+        latest_seconds: float = _LATEST_SECONDS,
+    ) -> None:
+        """Make no request yet.
+
+        Args:
+            wait_for_server: returns when the server responds; may import Prefect.
+            engine: calls the flow, whose function is the given one.
+            latest_seconds: the flow run begins after this time, unless `begin` is called before.
+        """
+        self.logger: Log | None = None
+        self.awaited = False
+        self._wait_for_server = wait_for_server
+        self._engine = engine
+        self._latest_seconds = latest_seconds
+        self._may_begin = threading.Event()
+        self._context: contextvars.Context | None = None
+        self._asked = False  # Prefect is being asked to create the flow run
+        self._known = threading.Event()  # the flow run has begun, or never will
+        self._ended = threading.Event()  # the work has ended
+        self._lock = threading.Lock()
+        self._outcome: Callable[[], State[R]] | None = None
+        self._fault: BaseException | None = None  # of the work
+        self._unavailable: BaseException | None = None  # why the flow run could not begin
+        self._unrecorded: BaseException | None = None  # why Prefect did not record the outcome
+        self._thread = threading.Thread(target=self._run, name="baton-flow-run", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self._thread.start()
+        except BaseException as fault:  # a signal, or a refusal that comes at once
+            self.__exit__(type(fault), fault, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
+    ) -> None:
+        stopped = isinstance(fault, Terminated | KeyboardInterrupt)
+        if self._unavailable is not None and stopped:
+            raise self._unavailable
+        with self._lock:
+            if self._outcome is None:
+                self._fault = fault
+            self._ended.set()
+            asked = self._asked
+        self.begin()
+        if asked or not stopped:  # a server that is not up yet delays no stop
+            self._thread.join(_STOP_SECONDS if stopped else None)
+            if self._thread.is_alive():
+                skip_prefect_shutdown()
+        unrecorded = self._unavailable or self._unrecorded
+        if fault is None and unrecorded is not None:
+            raise NotRecorded(f"{type(unrecorded).__name__}: {unrecorded}") from unrecorded
+
+    def begin(self) -> None:
+        """Let Prefect create the flow run now."""
+        self._may_begin.set()
+
+    def context(self) -> contextvars.Context:
+        """Wait until the flow run has begun, and return a copy of its context.
+
+        Raises:
+            BaseException: why it could not begin.
+        """
+        self.wait()
+        if self._context is None:
+            raise RuntimeError("the flow run did not begin") if self._unavailable is None else self._unavailable
+        return self._context.copy()  # only one thread at a time may be in a context
+
+    def wait(self) -> None:
+        """Wait until the flow run has begun, or it is known that it never will."""
+        if threading.current_thread() is threading.main_thread():
+            with self._lock:
+                self.awaited = True
+            self.begin()
+        self._known.wait()
+
+    def end(self, outcome: Callable[[], "State[R]"]) -> None:
+        """Say how the work ended. Prefect records it while the rest of the block runs.
+
+        Args:
+            outcome: returns the last state of the flow run, or raises what ends it; called within the flow run.
+        """
+        self._outcome = outcome
+        self._ended.set()
+        self.begin()
+
+    def _run(self) -> None:
+        """The thread: everything of Prefect's engine."""
+        self._may_begin.wait(self._latest_seconds)
+        try:
+            if not self._stopped():
+                self._wait_for_server()
+            with self._lock:
+                if self._stopped():
+                    return
+                self._asked = True
+            self._engine(self._body)
+        except BaseException as fault:  # noqa: BLE001 - raised in the main thread
+            from prefect.exceptions import TerminationSignal
+
+            if self._context is None:
+                self._refuse(fault)
+            elif not isinstance(fault, TerminationSignal):  # it ends the flow run of a machine that is going
+                self._unrecorded = fault
+        finally:
+            self._known.set()
+
+    def _stopped(self) -> bool:
+        return isinstance(self._fault, Terminated | KeyboardInterrupt)
+
+    def _body(self) -> "State[R]":
+        """The function of the flow."""
+        from prefect import get_run_logger
+        from prefect.exceptions import MissingContextError
+
+        with suppress(MissingContextError):
+            self.logger = get_run_logger()
+        self._context = contextvars.copy_context()
+        self._known.set()
+        self._ended.wait()
+        if self._fault is not None or self._outcome is None:
+            raise _as_the_engine_knows_it(self._fault or RuntimeError("the work has no outcome"))
+        return self._outcome()
+
+    def _refuse(self, fault: BaseException) -> None:
+        """Keep why the flow run cannot begin, and interrupt the work."""
+        from flows.prefect_compat.api_refusals import require_temporary
+
+        try:
+            if isinstance(fault, Exception):
+                require_temporary(fault)  # creating the flow run is the first request that a wrong API key fails
+        except Exception as refused:  # noqa: BLE001 - raised in the main thread
+            fault = refused
+        with self._lock:
+            self._unavailable = fault
+            interrupts = not self.awaited and not self._ended.is_set()
+        main = threading.main_thread().ident
+        if interrupts and main is not None:
+            signal.pthread_kill(main, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginsWithTraining:
+    """A sink that lets a flow run begin when the first steps are trained."""
+
+    flow_run: FlowRunBeside[Any]
+
+    def emit(self, event: Event) -> None:
+        """Take notice of training."""
+        if isinstance(event, Training):
+            self.flow_run.begin()
+
+
+def _as_the_engine_knows_it(fault: BaseException) -> BaseException:
+    """What the flow raises for an exception of the work; errors stay what they are, for Prefect's log."""
+    from prefect.exceptions import TerminationSignal
+
+    return TerminationSignal(signal.SIGTERM) if isinstance(fault, Terminated) else fault

@@ -1,0 +1,97 @@
+"""A run that the command trains in its main thread, beside the flow run that Prefect records.
+
+A run that is continued does not wait for Prefect, and imports it only when the first steps are trained.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from flows.admission.admit import Admitted, require_still_idle
+from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside
+from flows.prefect_compat.prefect_offline import logger_of_stage
+from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.recorded_relay import recorded_relay
+from flows.result import RelayResult
+from tasks.foundation.telemetry.events import Several, Sink
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+def waits_for_flow_run(admitted: Admitted) -> bool:
+    """Whether a run waits for its flow run: a new run writes, and stages elsewhere are children of the flow run."""
+    return admitted.head is None or bool(admitted.run.spec.stages.remote())
+
+
+def flow_run_of_command(
+    admitted: Admitted, parameters: Mapping[str, object], *, wait_for_server: Callable[[], None]
+) -> FlowRunBeside[RelayResult]:
+    """The flow run of a run that the command has opened and admitted; it begins when the server responds.
+
+    Args:
+        admitted: the run.
+        parameters: those of `train_run`, which are shown on Prefect's page and not read again.
+        wait_for_server: returns when the server responds.
+    """
+
+    def engine(body: "Callable[[], State[RelayResult]]") -> None:
+        from prefect import flow, tags
+
+        from flows.train_run import tags_of, train_run
+
+        @functools.wraps(train_run.fn)
+        def work(*_args: object, **_parameters: object) -> "State[RelayResult]":
+            return body()
+
+        # A flow run gets its tags when it is created, so they are set before.
+        with tags(*tags_of(admitted.run.spec)):
+            flow(name=train_run.name, flow_run_name=admitted.run.name, validate_parameters=True)(work)(**parameters)
+
+    return FlowRunBeside(wait_for_server, engine)
+
+
+def train_beside(
+    admitted: Admitted,
+    flow_run: FlowRunBeside[RelayResult],
+    *,
+    console: Sink,
+    on_result: Callable[[RelayResult], None],
+) -> None:
+    """Train a run that the command has opened and admitted, beside the flow run that Prefect records.
+
+    A new run first waits for the flow run, so nothing is written if Prefect cannot be used. So does a run with stages
+    in other processes, which are its children.
+
+    Args:
+        admitted: the run.
+        flow_run: of `flow_run_of_command`; it is ended with the run's last state.
+        console: receives every event, besides Prefect.
+        on_result: called with the result before Prefect records it, since Prefect may be unreachable by then.
+    """
+    logger = PrefectRunLogger(logger_of_stage, flow_logger=lambda: flow_run.logger)
+    sinks = Several((console, logger, BeginsWithTraining(flow_run)))
+    require_still_idle(admitted, telemetry=sinks)
+
+    def last_state(result: RelayResult) -> "State[RelayResult]":
+        from flows.train_run import final_state
+
+        return final_state(result, admitted.run.spec, sinks)
+
+    def end(result: RelayResult) -> None:
+        """Let Prefect record the last state while the last artifacts are made."""
+        on_result(result)
+        flow_run.wait()
+        logger.flush()
+        flow_run.end(lambda: last_state(result))
+
+    def train() -> None:
+        recorded_relay(
+            admitted.run, lambda _: admitted, telemetry=sinks, whole_process=True, on_result=end,
+            context=flow_run.context,
+        )  # fmt: skip
+
+    if waits_for_flow_run(admitted):
+        flow_run.context().run(train)
+    else:
+        train()
