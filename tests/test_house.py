@@ -27,6 +27,7 @@ ALLOWED = {
         "accelerator",
         "contracts",
         "errors",
+        "host_memory",
         "hosts",
         "messages",
         "model",
@@ -35,14 +36,31 @@ ALLOWED = {
         "storage",
         "telemetry",
     },
-    "state": {"accelerator", "contracts", "errors", "messages", "model"},
-    "seeding": set(),
-    "user_code": {"errors", "seeding"},
-    "stage": {"contracts", "runlog", "storage", "telemetry"},
+    "state": {"accelerator", "contracts", "dataset", "errors", "messages", "model", "storage", "transforms"},
+    "transforms": {"contracts", "dataset", "errors", "messages", "model", "user_code", "user_errors", "user_folder"},
+    "numpy_entropy": set(),
+    "seeding": {"numpy_entropy"},
+    "user_folder": set(),
+    "user_frames": set(),
+    "user_errors": {"messages", "user_frames"},
+    "user_code": {"errors", "seeding", "user_errors", "user_folder", "user_frames"},
+    "stage": {"checkpoint", "contracts", "runlog", "storage", "telemetry"},
     "stops": {"contracts", "errors", "hosts", "storage", "telemetry"},
 }
 # Of the checkpoint: what commits, selects, retires and forks needs no TensorFlow.
-LIGHT_CHECKPOINT = ("commit", "fork", "fork_status", "quarantine", "retention", "selection", "verify")
+LIGHT_CHECKPOINT = (
+    "commit",
+    "committer",
+    "fork",
+    "fork_status",
+    "landing",
+    "prefetch",
+    "quarantine",
+    "retention",
+    "rewinding",
+    "selection",
+    "verify",
+)
 # Files that only move files need: an image without TensorFlow holds them.
 LIGHT = (
     "contracts/",
@@ -56,6 +74,8 @@ LIGHT = (
     "stage.py",
     "stops/",
     "user_code.py",
+    "user_errors.py",
+    "user_frames.py",
     "telemetry/__init__.py",
     "telemetry/events.py",
     "telemetry/ledger.py",
@@ -160,12 +180,18 @@ ARROWS_OF_FLOWS = {
     "admission": {"goal", "result", "run"},
     "prefect_ui": set(),
     "prefect_compat": {"process"},
-    "launching": {"prefect_compat", "prefect_ui"},
-    "relay": {"admission", "launching", "result"},
+    "launching": {"prefect_compat", "prefect_ui", "process"},
+    "commits": {"launching"},
+    "evaluation_beside": set(),
+    "evaluations": {"commits", "evaluation_beside"},
+    "segments": {"commits", "goal"},
+    "fresh_evaluation": {"admission", "launching", "run"},
+    "relay": {"admission", "commits", "evaluation_beside", "evaluations", "goal", "launching", "result", "segments"},
+    "recorded_relay": {"admission", "launching", "prefect_compat", "prefect_ui", "relay", "result", "run"},
     "proving": {"process"},
-    "doctor": {"admission", "run"},
+    "doctor": {"admission", "process", "run"},
 }
-ATOP_OF_FLOWS = {"commands", "train_run", "evaluate_best", "without_prefect", "plain"}
+ATOP_OF_FLOWS = {"commands", "train_beside", "train_run", "evaluate_best", "without_prefect", "plain"}
 
 
 def room_of(module: str) -> str:
@@ -187,7 +213,7 @@ def test_arrows_within_flows_run_one_way() -> None:
         if room_of(name) not in {room_of(module), *ARROWS_OF_FLOWS[room_of(module)]}
     ]
     assert not wrong, "\n".join(wrong)
-    for below in ("train_run", "evaluate_best", "without_prefect"):
+    for below in ("train_beside", "train_run", "evaluate_best", "without_prefect"):
         assert not any(room_of(name) == "commands" for name in graph[f"flows.{below}"])
 
 
@@ -246,7 +272,7 @@ def test_signatures_of_flows_and_stages_have_types() -> None:
 
 def test_folders_of_tests_mirror_folders_of_sources() -> None:
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
-    own = {"end_to_end", "fakes", "containers", "deploy", "benchmarks"}
+    own = {"end_to_end", "fakes", "containers", "deploy", "benchmarks", "gallery"}
     for folder in sorted(folders):
         if folder.parts and folder.parts[0] not in own:
             source = ROOT / folder if folder.parts[0] == "flows" else ROOT / "tasks" / folder

@@ -10,7 +10,17 @@ from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import BatonError
 from tests.support.homes import commits_in, damaged, entries_of, log_bytes, read_history
 
-HEADINGS = ("kind", "hit", "missed", "commits lost", "gaps", "wrong restores", "ends differ", "other faults")
+HEADINGS = (
+    "kind",
+    "hit",
+    "missed",
+    "in flight",
+    "commits lost",
+    "gaps",
+    "wrong restores",
+    "ends differ",
+    "other faults",
+)
 
 
 @dataclass
@@ -20,6 +30,7 @@ class Row:
     Attributes:
         hit: interruptions that hit a running process.
         missed: interruptions that came too late.
+        in_flight: hits between the snapshot of a save and its log entry.
         lost: committed files that are missing or changed.
         gaps: logs that have a gap or cannot be read.
         wrong: commits with a wrong parent or digest.
@@ -29,6 +40,7 @@ class Row:
 
     hit: int = 0
     missed: int = 0
+    in_flight: int = 0
     lost: int = 0
     gaps: int = 0
     wrong: int = 0
@@ -83,7 +95,7 @@ class Tally:
 
 
 def _cells(row: Row) -> tuple[int, ...]:
-    return row.hit, row.missed, row.lost, row.gaps, row.wrong, row.differ, row.other
+    return row.hit, row.missed, row.in_flight, row.lost, row.gaps, row.wrong, row.differ, row.other
 
 
 @dataclass

@@ -13,6 +13,7 @@ _CALLS = {
         "create",
         "write",
         "upload",
+        "write_buffers",
         "copy",
         "stat",
         "checksum",
@@ -50,9 +51,11 @@ class Counting:
             self.calls[verb] += 1
             if failure is not None and not failure[1]:
                 raise failure[0]
-            answer = inner(*arguments, **options)
-            if failure is not None:
-                raise failure[0]
+            try:
+                answer = inner(*arguments, **options)
+            finally:
+                if failure is not None:
+                    raise failure[0]
             return list(answer) if verb in {"files", "folders"} else answer
 
         return call

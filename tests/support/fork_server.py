@@ -1,9 +1,9 @@
-"""A process that has imported TensorFlow, Keras and Baton without using them. Each fork of it runs one program.
+"""A process that has imported TensorFlow, Keras, Prefect and Baton without using them. Each fork runs one program.
 
 forked.py starts it as `python fork_server.py FD PATH`. FD is one end of a socket pair, PATH is where the server listens
 for `forking_python.py`. A request is a JSON message with the program's arguments, folder and environment, together with
 file descriptors: the three standard streams and, on FD, a socket for the reply. The reply is the process id, then the
-exit code. The server ends when the other end of the pair is closed.
+exit code. When the other end of the pair is closed, the server kills the forks that are left, and ends.
 """
 
 from flows.process.exit import exits_with  # isort: skip - registers first what is to be called last
@@ -12,6 +12,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import random
 import runpy
@@ -27,6 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support.kept_modules import KeptModules
+
 # Modules that the tests' processes need. Importing them starts no thread.
 PRELOADED = (
     "flows.without_prefect",
@@ -39,7 +42,7 @@ PRELOADED = (
     "keras",
     "h5py",
     "sklearn.datasets",
-    # Not gcsfs or Prefect, which read their settings at import, but what they import.
+    # Not gcsfs, which reads its settings at import, but what it imports.
     "aiohttp",
     "anyio",
     "cyclopts",
@@ -56,29 +59,65 @@ PRELOADED = (
     "websockets",
     "tensorflow.python.data.util.convert",
 )
+# Prefect reads its settings at import, so a fork gets these when it imports one of them.
+PREFECT = (
+    "prefect.main",
+    "prefect.cli",
+    "prefect.server.api.server",
+)
 _STREAMS = 3
 _CTRL_C_EXIT = 256
 _set_by_imports: dict[str, str] = {}
 
 
-def preload() -> None:
+def preload() -> KeptModules:
     """Import the modules and check that a fork is safe: TensorFlow has no device and no thread yet.
 
     OpenBLAS has threads, and handles forks.
     """
     from tasks.foundation.accelerator.environment import quiet_tensorflow
 
+    gc.disable()  # the imports leave next to no garbage
     before = dict(os.environ)
     quiet_tensorflow()
     for name in PRELOADED:
         importlib.import_module(name)
+    kept = _preload_prefect()
     _set_by_imports.update((name, value) for name, value in os.environ.items() if before.get(name) != value)
     from tensorflow.python.eager import context
 
     if context.context()._context_handle is not None:
         raise RuntimeError("TensorFlow is already in use; a fork would miss its threads")
     gc.collect()
+    if threading.active_count() > 1:
+        raise RuntimeError("an import has started a thread, which a fork would miss")
     gc.freeze()  # collections in a fork would copy the pages of every object
+    gc.enable()
+    return kept
+
+
+def _preload_prefect() -> KeptModules:
+    """Import Prefect with a home of its own, and undo what it does to the process."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["PREFECT_HOME"] = home
+        try:
+            kept = KeptModules("prefect", PREFECT, reader="prefect.context", refresh=_read_prefect_settings)
+        finally:
+            del os.environ["PREFECT_HOME"]
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    return kept
+
+
+def _read_prefect_settings() -> None:
+    """Do what importing Prefect does with the settings of a process."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.logging import configuration
+
+    refresh_global_settings_context()
+    configuration.PROCESS_LOGGING_CONFIG.clear()
+    configuration.setup_logging()
 
 
 class ForkServer:
@@ -115,6 +154,7 @@ class ForkServer:
                 else:
                     message, descriptors, _flags, _address = socket.recv_fds(self._requests, 1 << 20, _STREAMS + 1)
                     if not message:
+                        self._kill_forks()
                         return None
                     request = self._fork(message, descriptors[:_STREAMS], socket.socket(fileno=descriptors[_STREAMS]))
                     if request is not None:
@@ -155,6 +195,12 @@ class ForkServer:
             status.send(str(child).encode())
         return None
 
+    def _kill_forks(self) -> None:
+        """The tests have ended, perhaps by a kill: a fork that trains on would take a core from the next ones."""
+        for process, _status in self._processes.values():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
     def _report_exit(self, handle: int) -> None:
         process, status = self._processes.pop(handle)
         self._poll.unregister(handle)
@@ -192,7 +238,7 @@ def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def run(request: dict[str, Any]) -> None:
+def run(request: dict[str, Any], kept: KeptModules) -> None:
     """Run the program as `python FILE`, `python -m MODULE` or `python -c CODE` does."""
     kind, what, words = request["kind"], request["what"], request["words"]
     program = types.ModuleType("__main__")
@@ -204,6 +250,7 @@ def run(request: dict[str, Any]) -> None:
         sys.path.insert(0, first)
     if kind == "module":
         sys.modules.pop(what, None)
+        kept.forget(what)
         runpy._run_module_as_main(what)  # type: ignore[attr-defined]
         return
     if kind == "file":
@@ -212,11 +259,11 @@ def run(request: dict[str, Any]) -> None:
     exec(compile(source, what if kind == "file" else "<string>", "exec"), program.__dict__)  # noqa: S102
 
 
-def run_and_exit(request: dict[str, Any]) -> NoReturn:
+def run_and_exit(request: dict[str, Any], kept: KeptModules) -> NoReturn:
     """Run the program and exit as the interpreter does, without its teardown, which takes seconds."""
     code = 0
     try:
-        run(request)
+        run(request, kept)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
@@ -242,12 +289,12 @@ def main(descriptor: int, path: str) -> None:
         # Clients may connect while the server still imports.
         listener.bind(path)
         listener.listen(64)
-        preload()
+        kept = preload()
         request = ForkServer(requests, listener).serve()
     if request is None:
         sys.exit(exits_with(0))
     become(request)
-    run_and_exit(request)
+    run_and_exit(request, kept)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ _READ_LATE = {
     "STORAGE_EMULATOR_HOST",
     "TF_CONFIG",
     "TMPDIR",
+    "TF_XLA_FLAGS",
     "XLA_FLAGS",
     "no_proxy",
 }

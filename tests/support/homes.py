@@ -78,5 +78,12 @@ def folders_of(home: Path) -> set[str]:
     return {f"checkpoints/{path.name}" for path in (home / "checkpoints").glob("*-*-*")}
 
 
+def unexpected_folders(home: Path, head: Head) -> set[str]:
+    """Checkpoint folders that are missing or left over. What was retired two commits ago may be there or not."""
+    kept, there = {ref.path for ref in head.retained}, folders_of(home)
+    recent = {old.path for old in head.retired if head.commits - old.at_commit < 2}
+    return (kept | recent) - there | (there - kept - {old.path for old in head.retired})
+
+
 def temporary_files(home: Path) -> list[str]:
     return [str(path.relative_to(home)) for path in home.rglob(".unfinished-*")]

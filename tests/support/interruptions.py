@@ -24,20 +24,43 @@ _FILE_BYTES = 16 << 10
 
 @dataclass
 class Scene:
-    """A run during training, and a way to start a process on it."""
+    """A run during training, and a way to start a process on it.
+
+    Attributes:
+        in_flight: whether the last interruption hit while a save was in flight. Of a signal that the process handles,
+            it tells of the moment before it was sent.
+    """
 
     start: Callable[..., Child]
     home: Path
     disk: SmallDisk | None
     chance: random.Random
     checker: HomeChecker
+    in_flight: bool = False
+
+    def kill(self, child: Child) -> bool:
+        """Send SIGKILL; returns whether it ended the process."""
+        hit = child.kill()
+        self.in_flight = child.save_in_flight
+        return hit
+
+    def stop(self, child: Child) -> bool:
+        """Send SIGSTOP, and wait until the process is stopped; False if it has ended."""
+        stopped = child.stop()
+        self.in_flight = child.save_in_flight
+        return stopped
 
     def working(self, *, commits: int = 1) -> Child | None:
-        """Start a process and wait for a random moment after at least `commits` commits; None if it finishes first."""
+        """Start a process, and wait for a random moment after at least `commits` commits; None if it finishes first.
+
+        Half of the moments are within a save in flight, which takes a small share of the time.
+        """
         before = commit_count(self.home)
         child = self.start()
         alive = child.until_commits(before + self.chance.randrange(commits, commits + 3))
         time.sleep(self.chance.uniform(0, 0.5))
+        if alive and self.chance.random() < 0.5:
+            alive = child.until_save_in_flight()
         return child if alive and child.alive else None
 
 
@@ -45,13 +68,13 @@ def killed_early(scene: Scene) -> bool:
     """SIGKILL between the start of the process and its first steps."""
     child = scene.start()
     time.sleep(scene.chance.uniform(0, _START_UP_SECONDS))
-    return child.kill()
+    return scene.kill(child)
 
 
 def killed(scene: Scene, *, commits: int = 1) -> bool:
     """SIGKILL during work."""
     child = scene.working(commits=commits)
-    return child is not None and child.kill()
+    return child is not None and scene.kill(child)
 
 
 def terminated(scene: Scene) -> bool:
@@ -59,6 +82,7 @@ def terminated(scene: Scene) -> bool:
     child = scene.working()
     if child is None:
         return False
+    scene.in_flight = child.save_in_flight
     child.process.send_signal(signal.SIGTERM)
     done = child.finish()
     if done.code == 0:  # it finished before the signal arrived
@@ -74,7 +98,7 @@ def terminated(scene: Scene) -> bool:
 def overtaken(scene: Scene) -> bool:
     """SIGSTOP while another process commits: the first process is refused as a stale writer."""
     child = scene.working()
-    if child is None or not child.stop():
+    if child is None or not scene.stop(child):
         return False
     before = commit_count(scene.home)
     rival = scene.start("--take-over", "--max-segments", "1").finish()
@@ -129,7 +153,7 @@ def littered(scene: Scene) -> bool:
 def full(scene: Scene) -> bool:
     """The disk fills up. Where no small disk can be mounted, a file size limit stops the writes."""
     child = scene.working()
-    if child is None or not child.stop():
+    if child is None or not scene.stop(child):
         return False
     if scene.disk is None:
         child.limit_files(_FILE_BYTES)

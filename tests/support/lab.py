@@ -87,6 +87,12 @@ class Lab:
             (code / file).write_text(text.replace(old, new), encoding="utf-8")
         return Lab(self.root, code, self.recorder)
 
+    def copy(self, root: Path) -> "Lab":
+        """A lab with a copy of the storage, and of the code if it lies beside it."""
+        shutil.copytree(self.root, root, ignore=shutil.ignore_patterns("__pycache__"))
+        inside = self.code.is_relative_to(self.root)
+        return Lab(root, root / self.code.relative_to(self.root) if inside else self.code)
+
     def place(self, spec: RunSpec, **settings: Any) -> Place:
         """Where the stages of a run are called; a clock can be given."""
         return Place.of(self.storage, spec.run, code_folder=self.code, telemetry=self.recorder, **settings)
@@ -217,7 +223,7 @@ def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
 def built(lab: Lab, spec: RunSpec) -> Any:
     """A new train state with its initial values."""
     from tasks.foundation.accelerator.strategy import acquire
-    from tasks.foundation.dataset.reader import load_manifest, zero_batch
+    from tasks.foundation.dataset.manifest import load_manifest, zero_batch
     from tasks.foundation.state.train_state import build_train_state
 
     accelerator = acquire(spec.accelerator, None)

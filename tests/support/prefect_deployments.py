@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
-from tests.support.prefect_server import environment_with, interrupt, post
+from tests.support.prefect_server import environment_with, interrupt, post, prefect
 
 POOL = "baton-process"  # as in deploy/prefect.yaml
 ENDED = {"CANCELLED", "COMPLETED", "CRASHED", "FAILED"}
@@ -33,32 +33,24 @@ class Prefect:
 
     def command(self, *words: str) -> str:
         """Run a `prefect` command; returns its output."""
-        done = forked.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *words],
-            cwd=CHECKOUT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return prefect(self.environment, *words)
 
     def deploy(self, entrypoint: str, name: str) -> str:
         """Deploy a flow to the pool with default settings; returns the deployment id."""
         self.command("deploy", entrypoint, "--name", name, "--pool", POOL)
-        return self._id_of(name)
+        return self._id_of(entrypoint.rpartition(":")[2].replace("_", "-"), name)
 
     def deploy_shipped(self, flow: str, name: str, *words: str, **parameters: Any) -> str:
         """Deploy one of deploy/prefect.yaml with other settings; returns the deployment id."""
         given = ["--prefect-file", "deploy/prefect.yaml", "--params", json.dumps(parameters)]
         self.command("deploy", "--name", f"{flow}/{name}", *given, *words)
-        return self._id_of(name)
+        return self._id_of(flow, name)
 
-    def _id_of(self, name: str) -> str:
-        found = post(self.url, "deployments/filter", {"deployments": {"name": {"any_": [name]}}})
-        return str(found[0]["id"])
+    def _id_of(self, flow: str, name: str) -> str:
+        # Tests share a server, and two flows may have deployments of the same name.
+        wanted = {"flows": {"name": {"any_": [flow]}}, "deployments": {"name": {"any_": [name]}}}
+        (found,) = post(self.url, "deployments/filter", wanted)
+        return str(found["id"])
 
     @contextmanager
     def worker(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:

@@ -19,11 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import forked
+from tests.support.checkout import CHECKOUT
 
 
 def baton(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.commands.main", *words]
     return forked.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+
+
+def prefect(environment: dict[str, str], *words: str) -> str:
+    """Run a `prefect` command; returns its output."""
+    done = forked.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", *words],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def environment_with(home: Path, **more: str) -> dict[str, str]:

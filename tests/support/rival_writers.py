@@ -1,7 +1,8 @@
-"""A run with rival writers, report_interleavings in every order of their storage calls."""
+"""A run with rival writers, in every order of their storage calls."""
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -9,12 +10,12 @@ from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, a
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import BlowUp, StaleWriter
+from tasks.foundation.errors import BlowUp, FileAlreadyThere, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tests.support.interleaving import Execution, Writer, explore
+from tests.support.interleaving import Execution, Writer, explore, sample
 from tests.support.small_logs import (
     Act,
     assert_sound,
@@ -123,16 +124,46 @@ class Scene:
         return self.tip
 
     def play(
-        self, home: Storage, writers: Callable[[], list[Writer]], check: Callable[[Execution, list[Entry]], None]
+        self,
+        home: Storage,
+        writers: Callable[[], list[Writer]],
+        check: Callable[[Execution, list[Entry]], None],
+        *,
+        drawn: int | None = None,
     ) -> int:
-        """Run the writers in every order of their storage calls; returns the number of orders."""
+        """Run the writers in every order of their storage calls, or in some that are drawn; returns the number."""
 
         def check_all(execution: Execution) -> None:
             for path in self.entries:
                 assert execution.store.read(path) == self.state[path], "an entry of the log was changed"
             check(execution, assert_sound(execution.store))
 
-        return explore(lambda: Execution(self.set_up(home), writers()), check_all)
+        def start() -> Execution:
+            return Execution(self.set_up(home), writers())
+
+        if drawn is None:
+            return explore(start, check_all)
+        sample(start, check_all, executions=drawn, seed=drawn)
+        return drawn
+
+    def play_deaths(
+        self, home: Storage, acts: tuple[Act, Act], check: Callable[[Execution, list[Entry]], None], *, changes: int
+    ) -> int:
+        """Run two writers in every order; none dies, or one of them after each number of its changes.
+
+        Args:
+            home: the run's home.
+            acts: what the writers do.
+            check: called with each finished execution.
+            changes: number of changes after which a writer may die, from 0.
+        """
+        counts = range(changes)
+        deaths = [(None, None), *((count, None) for count in counts), *((None, count) for count in counts)]
+
+        def writers(dies_after: tuple[int | None, int | None]) -> list[Writer]:
+            return [Writer(act, dies_after=count) for act, count in zip(acts, dies_after, strict=True)]
+
+        return sum(self.play(home, partial(writers, each), check) for each in deaths)
 
 
 def commits_on(entries: list[Entry], base: int) -> list[Commit]:
@@ -171,16 +202,26 @@ def assert_only_committed_folders_are_kept(store: Storage, rivals: list[Checkpoi
     committed = {ref.path for ref in head.retained}
     there = folders(store)
     assert committed <= there
+    recent = {old.path for old in head.retired if head.commits - old.at_commit < 2}
     for ref in rivals:
-        if ref.path in committed | {old.path for old in head.retired}:
+        if ref.path in committed | recent:
             assert ref.path in there
         elif ref.base != head.base:
             assert ref.path not in there
 
 
-def moments(changes: int) -> list[tuple[int | None, int | None]]:
-    """Deaths of two writers, as their `dies_after`: none dies, or one of them after each number of its changes."""
-    return [(None, None), *((count, None) for count in range(changes)), *((None, count) for count in range(changes))]
+def retried(act: Act) -> Act:
+    """Try again after a timeout, as a process does."""
+
+    def work(store: Storage) -> object:
+        try:
+            return act(store)
+        except FileAlreadyThere:
+            raise
+        except StorageError:
+            return act(store)
+
+    return work
 
 
 def report_interleavings(request: pytest.FixtureRequest, count: int, at_least: int) -> None:

@@ -16,25 +16,31 @@ import uuid
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tasks.foundation.checkpoint.commit import commit_staged
+from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
-from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, Origin
+from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit, evaluation_due
+from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.temporary_files import temporary_folder
 from tasks.foundation.telemetry.events import Silent
+from tests.support.save_marks import mark_saves
 
 STEPS = 10
-_STORE = ("read", "exists", "create", "write", "upload", "stat", "checksum", "local_path", "files", "folders", "delete")
+_STORE = (
+    *("read", "exists", "create", "write", "upload", "write_buffers"),
+    *("stat", "checksum", "local_path", "files", "folders", "delete"),
+)
 _SYSTEM = ("link", "fsync", "unlink", "mkdir", "rmdir", "replace", "rename")
 
 SPEC = RunSpec.model_validate(
@@ -89,9 +95,8 @@ def watched(store: LocalStorage, moments: Moments) -> Storage:
     return store
 
 
-def stage(home: Storage, content: bytes, *, step: int, base: int) -> CheckpointRef:
+def stage(home: Storage, content: bytes, *, step: int, base: int, attempt: str) -> CheckpointRef:
     """Stage as `TrainState.stage` does: files in parallel, checked, and the manifest last."""
-    attempt = uuid.uuid4().hex
     folder = checkpoint_folder(step=step, base=base, attempt=attempt)
     with temporary_folder("baton-staging-") as local:
         (local / "ckpt.data").write_bytes(content * 500)
@@ -141,26 +146,65 @@ def begin(log: RunLog) -> Head:
     log.append(
         lambda head: Origin(identity={"seed": 0}, environment=environment) if head is None else None, attempt=attempt
     )
-    first = stage(log.home, hashlib.sha256(b"0").digest(), step=0, base=0)
+    first = stage(log.home, hashlib.sha256(b"0").digest(), step=0, base=0, attempt=attempt)
     return commit(log, Commit(checkpoint=first, parent=None, exit_reason="initialized")).head
 
 
-def train(log: RunLog, head: Head) -> None:
-    """One segment: restore, train, stage, verify, commit, retire, delete."""
-    tip = head.tip
-    if tip is None:
-        raise AssertionError("nothing to train from")
-    content = hashlib.sha256(restored(log.home, tip)).digest()
-    step = tip.step + STEPS
-    staged = stage(log.home, content, step=step, base=head.base)
-    body = Commit(
-        checkpoint=staged,
-        parent=tip.path,
-        exit_reason="segment_end",
-        history=(MetricRow(step=step, metrics={"loss": content[0] / 256}),),
-        examples=STEPS,
-    )
-    commit_staged(log.home, body, spec=SPEC, telemetry=Silent())
+class Segments:
+    """Trains beside its saves, as the relay does: a segment begins from memory while the save before is in flight."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+        self._committer = Committer()
+        self._path, self._content = "", b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._committer.__exit__(*error)
+
+    def train(self, head: Head) -> Head:
+        """One segment: restore unless in memory, train, and begin to stage, commit, retire and delete.
+
+        Returns:
+            The head as it will be once the save has landed.
+        """
+        tip = tip_of(head)
+        if tip.path != self._path:
+            self._content = restored(self._log.home, tip)
+        content, step = hashlib.sha256(self._content).digest(), tip.step + STEPS
+        landed = self._committer.wait()
+        base = landed.number if landed is not None and tip.is_in_flight else head.base
+        reference = CheckpointRef.in_flight(step=step, base=base, attempt=uuid.uuid4().hex)
+
+        def body_of(staged: CheckpointRef) -> Commit:
+            return Commit(
+                checkpoint=staged,
+                parent=tip.path,
+                exit_reason="segment_end",
+                history=(MetricRow(step=step, metrics={"loss": content[0] / 256}),),
+                examples=STEPS,
+            )
+
+        def commit_staged_files(staged: CheckpointRef) -> Entry:
+            return commit_staged(self._log, body_of(staged), spec=SPEC, telemetry=Silent(), verified=True)
+
+        self._committer.begin(lambda: stage(self._log.home, content, step=step, base=base, attempt=reference.attempt))
+        self._committer.commit(commit_staged_files)
+        self._path, self._content = reference.path, content
+        return fold(head, body_of(reference))
+
+    def land(self) -> Head:
+        """Wait for the save in flight; returns the head of the log."""
+        self._committer.wait()
+        return self._log.require_head()
+
+
+def tip_of(head: Head) -> CheckpointRef:
+    if head.tip is None:
+        raise AssertionError("the run has no tip")
+    return head.tip
 
 
 def evaluate(log: RunLog, tip: CheckpointRef) -> None:
@@ -178,25 +222,27 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--count", action="store_true", help="print the number of moments of the first commit")
     options = parser.parse_args()
+    mark_saves()
     moments = Moments(options.kill_at)
     log = RunLog(watched(LocalStorage(options.home), moments))
     log.require_whole()
     head = quarantine_damaged_tips(log, attempt=uuid.uuid4().hex, telemetry=Silent())
     if head is None or head.tip is None:
         head = begin(log)
-    while True:
-        if evaluation_due(head, SPEC) and head.tip:
-            evaluate(log, head.tip)
-        if head.tip is None or head.tip.step >= options.until_step:
-            return
-        moments.armed = options.count or options.kill_at is not None
-        train(log, head)
-        if options.count:
-            sys.stdout.write(f"{moments.count}\n")
-            return
-        head = log.head()
-        if head is None:
-            raise AssertionError("the log is missing")
+    with Segments(log) as segments:
+        while True:
+            if evaluation_due(head, SPEC):
+                head = segments.land()
+                evaluate(log, tip_of(head))
+                head = log.require_head()
+            if tip_of(head).step >= options.until_step:
+                return
+            moments.armed = options.count or options.kill_at is not None
+            head = segments.train(head)
+            if options.count:
+                segments.land()
+                sys.stdout.write(f"{moments.count}\n")
+                return
 
 
 if __name__ == "__main__":

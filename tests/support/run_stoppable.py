@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--max-segments", type=int)
+    parser.add_argument("--take-over", action="store_true", help="start even if another process trains the run")
     parser.add_argument("--report", action="store_true", help="write the report too")
     options = parser.parse_args(arguments)
     reached, result = Reached(), {"exit_reason": "sigterm"}
@@ -52,13 +53,17 @@ def trained(options: argparse.Namespace, reached: Reached) -> dict[str, str]:
     from tasks.foundation.contracts.run_file import load_run_file
     from tasks.foundation.telemetry.console import Console
     from tasks.foundation.telemetry.events import Several
+    from tests.support.save_marks import mark_saves
 
+    mark_saves()
     if not options.report:
         result.write_report = lambda _home, **_title: None
     run = load_run_file(options.file, options.overrides)
     goal = Goal.of(run.spec, until_step=None, max_segments=options.max_segments)
     with Console(sys.stderr) as console:
-        return dict(train(Run.open(run), goal, telemetry=Several((console, reached))).model_dump(mode="json"))
+        telemetry = Several((console, reached))
+        result_of = train(Run.open(run), goal, telemetry=telemetry, take_over=options.take_over)
+        return dict(result_of.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Small runs for tests of the log."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import (
@@ -17,6 +16,7 @@ from tasks.foundation.contracts.log_entry import (
     Entry,
     Environment,
     Evaluation,
+    EvaluationOnTest,
     Head,
     Origin,
     Quarantine,
@@ -24,9 +24,11 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
-from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.entry_codec import Decoded, decode
+from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.kept_pages import PageStore
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.checksum import checksum_bytes
@@ -52,10 +54,15 @@ def ref(step: int, base: int = 0, attempt: str = "a") -> CheckpointRef:
     )
 
 
+def staged_content(step: int, attempt: str) -> bytes:
+    """What `stage` writes."""
+    return f"state at {step} by {attempt}".encode()
+
+
 def stage(home: Storage, step: int, base: int, attempt: str) -> CheckpointRef:
     """Stage a whole checkpoint: one file, and the manifest last."""
     folder = checkpoint_folder(step=step, base=base, attempt=attempt)
-    data = f"state at {step} by {attempt}".encode()
+    data = staged_content(step, attempt)
     home.write(f"{folder}/ckpt.data", data)
     stored = checksum_bytes(data)
     manifest = CheckpointManifest(
@@ -89,6 +96,10 @@ def committing(
 
 def evaluation(checkpoint: CheckpointRef, keep_best: KeepBest | None = ACCURACY, **metrics: float) -> Evaluation:
     return Evaluation(checkpoint=checkpoint, metrics=metrics, examples=3, seconds=0.5, keep_best=keep_best)
+
+
+def on_test(checkpoint: CheckpointRef, **metrics: float) -> EvaluationOnTest:
+    return EvaluationOnTest(checkpoint=checkpoint, metrics=metrics, examples=4, seconds=0.25, content_digest="t")
 
 
 def change_of_seed(head: Head | None) -> Body | None:
@@ -128,19 +139,26 @@ def head_of(log: RunLog) -> Head:
 
 
 def log_numbers(home: Storage) -> list[int]:
-    return sorted(
-        int(path.removeprefix("log/").removesuffix(".json")) for path in home.files("log") if path != "log/HINT"
-    )
+    return sorted(number for path in home.files("log") if (number := entry_number(path)) is not None)
 
 
 def folders(home: Storage) -> set[str]:
     return {path.rsplit("/", 1)[0] for path in home.files("checkpoints")}
 
 
-# Cached, because thousands of logs begin with the same entries.
-@lru_cache(maxsize=10_000)
-def _read(data: bytes, number: int) -> Entry:
-    return Entry.from_json(data, where=str(number), error=RunLogError)
+# Thousands of logs begin with the same entries.
+_READ: dict[tuple[int, bytes], Decoded] = {}
+
+
+def _read(home: Storage, log: RunLog, number: int) -> Entry:
+    data = home.read(entry_path(number))
+    known = _READ.get((number, data))
+    if known is not None:
+        return known.entry
+    found = decode(data, where=str(number), number=number, resolve=log._require, store=PageStore(home))
+    if found.lean is None or not found.lean.retained.pages:  # pages are in this home alone
+        _READ[number, data] = found
+    return found.entry
 
 
 _REPLAYED: dict[tuple[int, int], tuple[Entry, Head | None]] = {}
@@ -158,13 +176,14 @@ def assert_sound(home: Storage) -> list[Entry]:
     """Assert what holds for every log, and return its entries."""
     numbers = log_numbers(home)
     assert numbers == list(range(len(numbers))), "the log has gaps"
-    newest = RunLog(home).head()
+    log = RunLog(home)
+    newest = log.head()
     assert newest is not None
     assert newest.number == len(numbers) - 1, "the head is not the newest entry"
     entries: list[Entry] = []
     before: Head | None = None
     for number in numbers:
-        entry = _read(home.read(f"log/{number:08d}.json"), number)
+        entry = _read(home, log, number)
         entries.append(entry)
         assert entry.head.number == entry.number == number
         assert _replays(entry, before), "the log does not replay"

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.support import forked
 from tests.support.homes import commit_count
+from tests.support.save_marks import VARIABLE, save_in_flight
 from tests.support.shipped_runs import DRIVER, Finished, run_file, settings
 
 # Without these two capabilities, file permissions apply to root too.
@@ -54,12 +55,13 @@ class Child:
             command = [*_WITHOUT_ROOT_RIGHTS, *command]
         self.home = storage / {"digits": "digits-cnn", "text": "stdlib-transformer"}[name]
         self._output = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
+        self._marks = notes / f"{time.monotonic_ns()}.marks"
         with self._output[0].open("wb") as out, self._output[1].open("wb") as err:
             self.process = forked.Popen(
                 command,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, VARIABLE: str(self._marks), **(env or {})},
             )
         if file_bytes is not None:
             self.limit_files(file_bytes)
@@ -74,7 +76,12 @@ class Child:
         """Whether the process still exists, running or stopped."""
         return self.process.poll() is None
 
-    def until(self, condition: Callable[[], bool]) -> bool:
+    @property
+    def save_in_flight(self) -> bool:
+        """Whether it has a save in flight, or had one when it was killed; only `run_stoppable.py` tells."""
+        return save_in_flight(self._marks)
+
+    def until(self, condition: Callable[[], bool], *, poll_seconds: float = _POLL_SECONDS) -> bool:
         """Wait for a condition; False if the process ends first."""
         deadline = time.monotonic() + _LONGEST_SECONDS
         while not condition():
@@ -83,12 +90,16 @@ class Child:
             if time.monotonic() > deadline:
                 self.process.kill()
                 raise TimeoutError(f"the condition never became true; {self.stderr[-2000:]}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll_seconds)
         return self.alive
 
     def until_commits(self, count: int) -> bool:
         """Wait until the log has `count` commits."""
         return self.until(lambda: commit_count(self.home) >= count)
+
+    def until_save_in_flight(self) -> bool:
+        """Wait until it has a save in flight."""
+        return self.until(lambda: self.save_in_flight, poll_seconds=0.001)
 
     def until_printed(self, text: str) -> bool:
         """Wait until standard error contains a text."""

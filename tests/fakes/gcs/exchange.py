@@ -25,14 +25,30 @@ STATUS_MESSAGES = {
 
 
 @dataclass
+class Sent:
+    """One request as it was sent, for tests that count requests.
+
+    began, ended: positions in the order of all beginnings and ends; `ended` is None while it has no response.
+    """
+
+    method: str
+    kind: str
+    path: str
+    began: int
+    ended: int | None = None
+
+
+@dataclass
 class Tally:
     """Counters of requests and responses.
 
+    sent: all requests, in the order in which they began.
     counts: requests by (method, kind), including those with a fault.
     statuses, media: responses by status, and downloads by (bucket, name), even if they were cut off.
     bytes_in, bytes_out: of bodies.
     """
 
+    sent: list[Sent] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     media: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -40,17 +56,24 @@ class Tally:
     bytes_out: int = 0
     lock: Lock = field(default_factory=Lock, repr=False)
 
-    def request(self, method: str, call: Call) -> None:
+    _moment: int = 0
+
+    def request(self, method: str, call: Call) -> Sent:
         with self.lock:
             self.counts[method, call.kind] += 1
+            self._moment += 1
+            self.sent.append(Sent(method, call.kind, call.path, self._moment))
+            return self.sent[-1]
 
     def received(self, bytes_in: int) -> None:
         with self.lock:
             self.bytes_in += bytes_in
 
-    def responding(self, call: Call, status: int, bytes_out: int) -> None:
+    def responding(self, call: Call, status: int, bytes_out: int, sent: Sent) -> None:
         """Call this before sending the response, because its reader may check the counters next."""
         with self.lock:
+            self._moment += 1
+            sent.ended = self._moment
             self.statuses[status] += 1
             self.bytes_out += bytes_out
             if call.kind == "object.media" and status in {200, 206}:
@@ -71,14 +94,18 @@ class Exchange:
     def run(self) -> None:
         request, wire = self.request, self.wire
         call = route(request)
-        self.tally.request(request.method, call)
+        sent = self.tally.request(request.method, call)
         body = Body(wire, dict(request.headers))
-        fault = self.faults.next(request.method, call.kind, self._named(call, body).path)
+        sent.path = self._named(call, body).path
+        fault = self.faults.next(request.method, call.kind, sent.path)
         kind = fault.kind if fault else ""
         wire.pace = Pace(fault.bytes_per_second) if fault and kind == "slow" else Pace()
         if fault and kind == "slow":
             time.sleep(fault.delay_seconds)
         self._receive(body, fault)
+        if call.kind == "object.insert" and not call.name:
+            head = request.body[:NAME_BYTES]
+            sent.path = Call(call.kind, call.bucket, self.service.transfers.name_in_body(request, head)).path
         response = self._early_response(fault) or self._respond(call, fault)
         if kind == "response-lost":
             wire.reset()
@@ -86,7 +113,7 @@ class Exchange:
             time.sleep(fault.stall_seconds)
             if fault.stall_then == "reset":
                 wire.reset()
-        self._send(call, response, fault)
+        self._send(call, response, fault, sent)
         if request.headers.get("connection", "").lower() == "close":
             raise Hangup
 
@@ -148,7 +175,7 @@ class Exchange:
             response = self.service.respond(call, request)
         return response
 
-    def _send(self, call: Call, response: Response, fault: Fault | None) -> None:
+    def _send(self, call: Call, response: Response, fault: Fault | None, sent: Sent) -> None:
         kind = fault.kind if fault else ""
         if kind in ONLY_OF_SUCCESS and response.status >= 300:
             kind = ""
@@ -167,7 +194,7 @@ class Exchange:
             stop = int(response.size * fault.fraction)
         if fault and kind == "corrupt-download":
             response.body = flipped(response.body, fault.fraction)
-        self.tally.responding(call, response.status, response.size if stop is None else stop)
+        self.tally.responding(call, response.status, response.size if stop is None else stop, sent)
         self.wire.respond(
             response, stop=stop, claimed_size=stop if kind in {"truncate-quietly", "cut-response"} else None
         )

@@ -1,0 +1,248 @@
+"""Processes of `interleaving.py` that train on while their save is in flight, as the relay does.
+
+Everything that decides what is committed is Baton's own: the committer, the commit interval, the stage
+checkpoint-to-GCS, the segments and commits of the relay, and one `RunLog` a process, which remembers entries. Training
+is a hash, and a checkpoint is one file: what it holds is a function of its parent and of the batches skipped.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows import segments as relay_segments
+from flows.commits import Commits, is_in_flight
+from flows.goal import Goal
+from flows.launching.runner import InProcess
+from flows.segments import Segments
+from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.checkpoint.verify import manifest_digest
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
+from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import Commit, Entry, Head
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.stage_calls import TrainSegmentCall
+from tasks.foundation.errors import BlowUp, NonFinite
+from tasks.foundation.hosts import Hosts, OneHost
+from tasks.foundation.runlog.completeness import require_entry
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.stage import Place, Stage
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.telemetry.events import Silent
+from tasks.stages import TRAIN_SEGMENT
+from tasks.train_segment.commit_interval import CommitInterval
+from tests.support.small_logs import staged_content
+from tests.support.stepped_threads import step_committers
+
+_SEGMENT_STEPS, _LOOP_STEPS = 10, 5
+SPEC = RunSpec.model_validate(
+    {
+        "run": "scene",
+        "storage": "unused",
+        "data": {"source": "digits"},
+        "model": {"build": "model.py:build_model"},
+        "train": {"steps": 100, "segment_steps": _SEGMENT_STEPS, "global_batch_size": 8, "on_blowup": "rewind"},
+        "checkpoint": {"keep_last": 2},
+    }
+)
+_DATASET = DatasetRef(
+    folder="datasets/d", content_digest="c", train_examples=8, validation_examples=0, already_prepared=True
+)
+
+
+# Attempts whose checkpoints the scene has staged.
+_OF_SCENE = {"rival0", "rival1", "rival2"}
+
+
+def after(content: bytes, *, step: int, skipped_batches: int) -> bytes:
+    """What a checkpoint at `step` holds that was trained from one with `content`."""
+    return hashlib.sha256(content + f"{step} {skipped_batches}".encode()).hexdigest().encode()
+
+
+def content_of(home: Storage, ref: CheckpointRef) -> bytes:
+    return home.read(f"{ref.path}/ckpt.data")
+
+
+def _write(home: Storage, content: bytes, reference: CheckpointRef) -> CheckpointRef:
+    """Stage a checkpoint in the order of `write_snapshot`: the base is there, the file, the manifest last."""
+    require_entry(home, reference.base)
+    folder = checkpoint_folder(step=reference.step, base=reference.base, attempt=reference.attempt)
+    home.write(f"{folder}/ckpt.data", content)
+    stored = checksum_bytes(content)
+    manifest = CheckpointManifest(
+        step=reference.step,
+        base=reference.base,
+        attempt=reference.attempt,
+        replicas=1,
+        state_digest=content.decode(),
+        signature=(),
+        files=(FileRecord(name="ckpt.data", size=stored.size, crc32c=stored.crc32c),),
+    ).to_json()
+    home.create(f"{folder}/manifest.json", manifest)
+    digests = {"state_digest": content.decode(), "manifest_digest": manifest_digest(manifest), "size": stored.size}
+    return reference.model_copy(update=digests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FileSaver(Saver):
+    """Saves the content of a `_Trainer` beside its training."""
+
+    process: "Process"
+
+    def saves_beside(self, state: Any, hosts: Hosts) -> bool:  # noqa: ARG002
+        return True
+
+    def begin(
+        self, state: Any, *, base: int, where: str, hosts: Hosts, processed: Callable[[float], None] | None = None
+    ) -> CheckpointRef:
+        del where, hosts, processed
+        reference = CheckpointRef.in_flight(step=state.step, base=base, attempt=self.process.attempt(state.step))
+        content = state.content
+        if self.committer is None:
+            raise AssertionError("no committer")
+
+        def write() -> CheckpointRef:
+            if reference.step == self.process.not_finite_at:
+                self.process.not_finite_at = None
+                raise NonFinite(f"step {reference.step} holds NaN", step=reference.step)
+            return _write(self.log.home, content, reference)
+
+        self.committer.begin(write)
+        return reference
+
+
+class _Trainer:
+    """As much of a trainer as the commit interval uses; its state is itself."""
+
+    def __init__(self, content: bytes, step: int) -> None:
+        self.content, self.step = content, step
+        self.state, self.accelerator, self.traced = self, OneHost(), None
+        self.cadence = SimpleNamespace(processed=None, is_auto=False, stalled=lambda _: None)
+
+    def holds(self, ref: CheckpointRef | None) -> None:
+        """The content is kept by `Process.train`."""
+
+
+@dataclass
+class Process:
+    """A process that trains a run to a step. Each call of `work` is another process of the same name.
+
+    Attributes:
+        name: part of the ids of its attempts.
+        until_step: the step to train to.
+        commits_within: whether it also commits in the middle of each segment.
+        not_finite_at: the step whose save finds once that weights are not finite.
+        begun: the saves that it has begun.
+    """
+
+    name: str
+    until_step: int = 50
+    commits_within: bool = False
+    not_finite_at: int | None = None
+    begun: list[str] = field(default_factory=list)
+    _held: tuple[str, bytes] = ("", b"")
+
+    def attempt(self, step: int) -> str:
+        """The id of the save of a step."""
+        self.begun.append(f"{self.name}{step}")
+        return self.begun[-1]
+
+    def work(self, store: Any) -> Head:
+        """Train from the head of the log to the end, each segment beside the save of the one before."""
+        log = RunLog(store)
+        with Committer() as committer:
+            place = Place(
+                root=store, home=store, log=log, code_folder=Path(), telemetry=Silent(), clock=lambda: 0.0,
+                committer=committer,
+            )  # fmt: skip
+            curves: Any = SimpleNamespace(update=lambda _: None)
+            commits = Commits(spec=SPEC, runner=_Runner(self), place=place, hosts=OneHost(), curves=curves)
+            goal = Goal.of(SPEC, until_step=self.until_step)
+            segments = Segments(goal=goal, commits=commits, hosts=OneHost(), seconds_left=lambda: None)
+            head = log.require_head()
+            while True:
+                if goal.reached(head, SPEC):
+                    if not is_in_flight(head):
+                        return head
+                    head = commits.landed(head)
+                    continue
+                _, head, _ = segments.train_and_commit(_DATASET, head, number=1)
+
+    def train(self, request: SegmentRequest, place: Place) -> SegmentResult:
+        """The stage train-segment, with its order of operations."""
+        saver = _FileSaver(log=place.log, spec=SPEC, telemetry=place.telemetry, committer=place.committer, process=self)
+        interval = CommitInterval(request, saver, telemetry=place.telemetry, clock=place.clock)
+        hosts = OneHost()
+        try:
+            if self._held[0] != request.start.path:
+                interval.land(hosts)
+                self._held = interval.start.path, content_of(place.home, interval.start)
+            trainer = _Trainer(self._held[1], request.start.step)
+            while trainer.step < request.until_step:
+                place.home.trains()  # type: ignore[attr-defined]
+                if place.committer is not None and place.committer.failed:
+                    interval.raise_failed_save(hosts)
+                if self.commits_within and trainer.step > interval.start.step:
+                    interval.commit(trainer, "interval")  # type: ignore[arg-type]
+                trainer.step += _LOOP_STEPS
+                trainer.content = after(trainer.content, step=trainer.step, skipped_batches=request.skipped_batches)
+            result = interval.end(trainer, "segment_end")  # type: ignore[arg-type]
+        except BlowUp as found:
+            return interval.rewind(interval.earliest(found, hosts), hosts)  # type: ignore[arg-type]
+        if result.in_flight is None:
+            raise AssertionError("the save is not in flight")
+        self._held = result.in_flight.path, trainer.content
+        return result
+
+
+class _Runner(InProcess):
+    """Runs every stage but train-segment in this process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def run(self, stage: Stage[Any, Any], call: Any, place: Place) -> Any:
+        if stage.name == TRAIN_SEGMENT.name:
+            if not isinstance(call, TrainSegmentCall):
+                raise AssertionError(call)
+            return self._process.train(call.request, place)
+        return super().run(stage, call, place)
+
+
+def step_processes(patch: pytest.MonkeyPatch) -> None:
+    """Put the threads of `Process` under the control of an `Execution`."""
+    step_committers(patch)
+    # Signals do not arrive here, and its thread is one of the system.
+    stops = SimpleNamespace(requested=None)
+    patch.setattr(relay_segments, "run_uninterrupted", lambda work, *_, **__: work(stops))
+
+
+def assert_same_bits(entries: list[Entry], *, since: int) -> None:
+    """Assert that every commit was trained from the tip of its time, once, and holds what its parent determines.
+
+    Args:
+        entries: of the log.
+        since: number of the entry that the processes started from.
+    """
+    contents: dict[str, bytes] = {}
+    for before, entry in zip(entries[since:], entries[since + 1 :], strict=False):
+        if not isinstance(entry.body, Commit):
+            continue
+        tip, made = before.head.tip, entry.body.checkpoint
+        assert tip is not None
+        assert entry.body.parent == tip.path, "committed on top of what is not the tip"
+        assert made.step > tip.step, "a step was trained twice"
+        if made.attempt in _OF_SCENE:
+            continue
+        content = contents.get(tip.path) or staged_content(tip.step, tip.attempt)
+        for step in range(tip.step, made.step, _LOOP_STEPS):
+            content = after(content, step=step + _LOOP_STEPS, skipped_batches=before.head.skipped_batches)
+        assert made.state_digest == content.decode(), f"step {made.step} holds another state"
+        contents[made.path] = content
