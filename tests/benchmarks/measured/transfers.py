@@ -1,15 +1,14 @@
-"""Parallel upload and download of 8 files of 64 MB: Baton against google-cloud-storage's transfer_manager.
+"""Parallel upload and download of files: Baton against google-cloud-storage's transfer_manager.
 
-`python -m tests.benchmarks.cloud_transfers [--rounds 5] [--files 8] [--megabytes 64]`
+`transfers.py [--rounds 5] [--files 8] [--megabytes 64]`
 
-Both use the same fake server in another process, in turns. The ratios are its time over Baton's, so above 1 Baton is
-faster. transfer_manager runs with processes and with threads, and the better counts. The server computes no md5, which
-would take most of the time for both.
+Both use the same fake server in another process, in turns. The values are its time over Baton's, so above 1 Baton
+is faster. transfer_manager runs with processes and with threads, and the better counts. The server computes no md5,
+which would take most of the time for both.
 """
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -43,20 +42,14 @@ def main() -> None:
         out.mkdir()
         for file in names:
             (folder / file).write_bytes(os.urandom(options.megabytes << 20))
-        ratios: dict[str, list[float]] = {"upload": [], "download": []}
+        directions = ("upload", "download")
         for round_ in range(options.rounds + 1):
             ours, theirs = _ours(folder, out, names), _theirs(server.url, folder, out, names)
             if round_ == 0:
                 continue  # the first round also connects and imports
-            for direction, pair in zip(ratios, zip(ours, theirs, strict=True), strict=True):
-                ratios[direction].append(pair[1] / pair[0])
-            seconds_of_both = (f"{a:.2f} s against {b:.2f} s" for a, b in zip(ours, theirs, strict=True))
-            sys.stdout.write("upload {}, download {}\n".format(*seconds_of_both))
-        for direction, found in ratios.items():
-            low, middle, high = min(found), statistics.median(found), max(found)
-            sys.stdout.write(
-                f"{direction}: transfer_manager / Baton = {low:.2f} / {middle:.2f} / {high:.2f} (min/median/max)\n"
-            )
+            for direction, pair in zip(directions, zip(ours, theirs, strict=True), strict=True):
+                sys.stdout.write(f"value {direction} = {pair[1] / pair[0]}\n")
+                sys.stdout.flush()
 
 
 def _ours(folder: Path, out: Path, names: list[str]) -> tuple[float, float]:
