@@ -14,9 +14,17 @@ from tasks.foundation.telemetry.events import Committed
 from tests.support.lab import Lab, spec_of
 
 
+@pytest.fixture(scope="module")
+def begun_lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("begun"))
+    lab.begin(spec_of("plain"))
+    return lab
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path)
+def lab(begun_lab: Lab, tmp_path: Path) -> Lab:
+    """A lab where the run "plain" has begun; beginning takes seconds."""
+    return begun_lab.copy(tmp_path / "begun")
 
 
 def staged(lab: Lab, spec: Any, until: int) -> tuple[SegmentRequest, SegmentResult]:

@@ -25,7 +25,7 @@ from tasks.foundation.storage.opening import open_storage
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.engine import Engine
-from tests.support.prefect_server import environment_with, interrupt, post, running_server
+from tests.support.prefect_server import environment_with, interrupt, post, prefect, running_server
 from tests.support.shipped_runs import DRIVER, SHORT, run_file
 from tests.support.watching import wait_until
 
@@ -63,25 +63,13 @@ class Cluster:
             BATON_STORAGE="gs://bucket/runs",
         )
 
-    def prefect(self, *words: str) -> None:
-        done = forked.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *words],
-            cwd=CHECKOUT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
     def deploy(self, images: dict[str, str], env: dict[str, str]) -> None:
         """Deploy as in deploy/README.md, then set the images, the network and the Cloud Storage of this test."""
         for pool, template in POOLS.items():
             kind = "kubernetes" if template == "tpu" else template
             file = f"deploy/work-pools/{template}.json"
-            self.prefect("work-pool", "create", pool, "--type", kind, "--base-job-template", file)
-        self.prefect("deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
+            prefect(self.environment, "work-pool", "create", pool, "--type", kind, "--base-job-template", file)
+        prefect(self.environment, "deploy", "--all", "--prefect-file", "deploy/prefect.yaml")
         for flow, image in images.items():
             (found,) = post(
                 self.url,

@@ -11,10 +11,12 @@ There are two parts:
   store and of the file system, also while it retires and deletes checkpoints.
 
 An interruption counts only if it hit: the process was alive, and it ended as this kind of interruption ends a process.
+Those that hit while a save was in flight, between its snapshot and its log entry, are counted too.
 The exit code is 1 if a check failed. Nothing is timed, so other work may run at the same time.
 """
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -32,8 +34,9 @@ from tests.support import forked
 from tests.support.chaos_tally import HomeChecker, Tally
 from tests.support.checkout import CHECKOUT
 from tests.support.disks import SmallDisk, can_mount, small_disk
-from tests.support.homes import commits_in, entries_of, folders_of, head_of, temporary_files
+from tests.support.homes import commits_in, entries_of, head_of, temporary_files, unexpected_folders
 from tests.support.interruptions import KINDS, Scene
+from tests.support.save_marks import VARIABLE, save_in_flight
 from tests.support.training_child import Child
 
 STOPPABLE = CHECKOUT / "tests" / "support" / "run_stoppable.py"
@@ -127,16 +130,18 @@ def _round(plan: Plan, run: str, chance: random.Random, tally: Tally, *, name: s
             if hits == wanted or _is_done(scene.home, straight):
                 break
             began = time.monotonic()
+            scene.in_flight = False
             hit = KINDS[kind](scene)
             hits += hit
             with tally.row(kind) as row:
                 row.hit += hit
                 row.missed += not hit
+                row.in_flight += hit and scene.in_flight
             checker.check(kind)
             head = head_of(scene.home)
             step = head.tip.step if head and head.tip else 0
             tally.log(
-                f"{tally.hits:4d}  {name}  {kind:<18} {'hit' if hit else 'missed'}  tip at step {step}, "
+                f"{tally.hits:4d}  {name}  {kind:<18} {_words(hit, scene.in_flight)}  tip at step {step}, "
                 f"{head.commits if head else 0} commits, {time.monotonic() - began:.0f} s"
             )
         last = start().finish()
@@ -146,6 +151,10 @@ def _round(plan: Plan, run: str, chance: random.Random, tally: Tally, *, name: s
             checker.compare(straight)
     shutil.rmtree(storage, ignore_errors=True)
     return hits
+
+
+def _words(hit: bool, in_flight: bool) -> str:
+    return f"hit{', save in flight' if in_flight else ''}" if hit else "missed"
 
 
 def _is_done(home: Path, straight: Path) -> bool:
@@ -186,10 +195,13 @@ def _at_moments(plan: Plan, tally: Tally) -> None:
         shutil.copytree(begun, home)
         checker = HomeChecker(home, known, tally)
         checker.check("SIGKILL at a call")
-        hit = _run_commits(home, KILLED, "--kill-at", str(moment)).returncode == -signal.SIGKILL
+        marks = plan.folder / f"commits-{moment}.marks"
+        killed = _run_commits(home, KILLED, "--kill-at", str(moment), marks=marks)
+        hit = killed.returncode == -signal.SIGKILL
         with tally.row("SIGKILL at a call") as row:
             row.hit += hit
             row.missed += not hit
+            row.in_flight += hit and save_in_flight(marks)
         checker.check("SIGKILL at a call")
         continued = _run_commits(home, AFTER)
         if continued.returncode == 0:
@@ -209,14 +221,17 @@ def _compare_checkpoints(home: Path, straight: Path, checker: HomeChecker) -> No
         raise AssertionError("no log")
     if [ref.step for ref in here.retained] != [ref.step for ref in there.retained]:
         checker.fault("differ", f"kept {[ref.step for ref in here.retained]}")
-    named = {ref.path for ref in here.retained} | {old.path for old in here.retired}
-    if folders_of(home) != named or temporary_files(home):
-        checker.fault("other", f"left behind: {folders_of(home) ^ named} {temporary_files(home)}")
+    unexpected = unexpected_folders(home, here)
+    if unexpected or temporary_files(home):
+        checker.fault("other", f"left behind: {unexpected} {temporary_files(home)}")
 
 
-def _run_commits(home: Path, until_step: int, *options: str) -> subprocess.CompletedProcess[str]:
+def _run_commits(
+    home: Path, until_step: int, *options: str, marks: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(COMMITS), str(home), "--until-step", str(until_step), *options]
-    return forked.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ if marks is None else {**os.environ, VARIABLE: str(marks)}
+    return forked.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def main() -> int:
@@ -228,6 +243,8 @@ def main() -> int:
     parser.add_argument("--runs", default="digits,text", help="names of the run files, used in turn")
     options = parser.parse_args()
     began = time.monotonic()
+    # Its processes import `tests.support`.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
     def print_line(line: str) -> None:
         sys.stdout.write(f"[{time.monotonic() - began:6.0f} s] {line}\n")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 from tests.support.cloud_runs import CloudChild, copied, left_on
-from tests.support.homes import commits_in, damaged, entries_of, head_of, read_history, tip_of
+from tests.support.homes import commits_in, damaged, entries_of, head_of, read_history, tip_of, unexpected_folders
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def _assert_only_known_files(root: Path) -> None:
     names = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     folders = {ref.path for ref in head.retained} | {old.path for old in head.retired}
     shapes = [
-        r"digits-cnn/log/(\d{8}\.json|HINT)",
+        r"digits-cnn/log/(\d{8}\.json|HINT|retained/[0-9a-f]{32}\.json)",
         rf"digits-cnn/({'|'.join(sorted(folders))})/(ckpt\.index|ckpt\.data-\d{{5}}-of-\d{{5}}|manifest\.json)",
         r"digits-cnn/attempts/[0-9a-f]{32}\.json",
         r"digits-cnn/tensorboard/(train|validation)/events\.out\.tfevents\.\d{10}\.step-\d+",
@@ -78,9 +78,7 @@ def _assert_only_known_files(root: Path) -> None:
     ]
     beyond = [name for name in names if not any(re.fullmatch(shape, name) for shape in shapes)]
     assert beyond == []
-    assert {name.split("/")[2] for name in names if "/checkpoints/" in name} == {
-        Path(folder).name for folder in folders
-    }
+    assert unexpected_folders(root / "digits-cnn", head) == set()
 
 
 def _assert_commands_read_the_home(cloud: FakeGcs, home: Path) -> None:
@@ -156,7 +154,10 @@ def test_corrupt_uploads_are_never_committed(cloud: FakeGcs, tmp_path: Path, loc
     CloudChild(cloud, "digits", "--max-segments", "1", root="runs", disk=tmp_path / "first", extra=SEGMENTS).finish()
     before = copied(cloud, "runs", tmp_path / "before") / "digits-cnn"
     cloud.faults = FaultPlan.scripted(
-        [{"match": {"kind": "object.insert", "path": r"ckpt\.data"}, "fault": "corrupt-upload", "times": None}]
+        [
+            {"match": {"kind": kind, "path": r"ckpt\.data"}, "fault": "corrupt-upload", "times": None}
+            for kind in ("object.insert", "upload.chunk")  # a repeated upload is a session
+        ]
     )
     child = CloudChild(cloud, "digits", root="runs", disk=tmp_path / "second", extra=SEGMENTS)
     child.finish(1)

@@ -32,10 +32,31 @@ except KeyboardInterrupt:
 """
 
 
+PREFECT_SETTINGS = """
+import json, sys
+from prefect.settings import get_current_settings
+settings = get_current_settings()
+from prefect.main import flow
+from prefect.logging.configuration import PROCESS_LOGGING_CONFIG
+print(json.dumps([str(settings.home), settings.api.url, PROCESS_LOGGING_CONFIG["loggers"]["prefect"]["level"],
+    flow.__module__, sys.modules["prefect"].__spec__.name, "prefect.server.api.server" in sys.modules]))
+"""
+REFUSED_SETTINGS = """
+import prefect
+for _ in range(2):
+    try:
+        from prefect.settings import get_current_settings
+        get_current_settings()
+    except ValueError as fault:
+        print(type(fault).__name__)
+"""
+
+
 def run_code(code: str, *words: str, **named: object) -> "subprocess.CompletedProcess[str]":
     return forked.run([sys.executable, "-c", code, *words], capture_output=True, text=True, **named)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
     # Variables that this process sets itself must not cause fresh processes.
     for name in ("tensorflow", "prefect"):
@@ -60,6 +81,22 @@ def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
     assert len({each["numpy"] for each in processes}) == 3
     assert processes[0]["parent"] != processes[1]["parent"]
     assert processes[0]["hash"] != processes[1]["hash"]
+
+
+def test_kept_prefect_reads_the_settings_of_the_fork(tmp_path: Path) -> None:
+    wanted = {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": "http://here/api", "PREFECT_LOGGING_LEVEL": "ERROR"}
+    environment = os.environ | wanted
+    forks, fresh = (
+        json.loads(run([sys.executable, "-c", PREFECT_SETTINGS], capture_output=True, env=environment).stdout)
+        for run in (forked.run, subprocess.run)
+    )
+    *forks, was_kept = forks
+    *fresh, was_imported = fresh
+    assert forks == fresh == [str(tmp_path), "http://here/api", "ERROR", "prefect.flows", "prefect"]
+    assert was_kept
+    assert not was_imported
+    refused = environment | {"PREFECT_API_ENABLE_HTTP2": "perhaps"}
+    assert run_code(REFUSED_SETTINGS, env=refused).stdout.split() == ["ValidationError"] * 2
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_two_workers_continue_after_kills_and_stops(
     longer = ["train.steps=100000", "train.segment_steps=50000", "evaluate.every_steps=50000"]
     workers = Workers(2, tmp_path / "cut", extra=longer, notes=tmp_path)
     chief, other = workers.children
-    assert chief.until_printed("/100000  loss")
+    assert chief.until_printed("/100000  epoch")
     other.process.send_signal(signal.SIGTERM)
     stopped = chief.finish(3).result
     assert other.finish(None).code in {3, -signal.SIGTERM}

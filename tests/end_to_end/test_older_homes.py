@@ -2,7 +2,7 @@
 
 The folders in tests/older_homes are named for the commits that made them. Each holds a run file and a run that stopped
 at step 20 of 40. In `33ed8fb-staged` the segment to step 20 is staged and not committed: a remote stage trained it, and
-its flow run's result is in the home.
+its flow run's result is in the home. The run of `8322cfc` keeps every checkpoint.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pytest
 from tasks.foundation.contracts.log_entry import Change, Commit, Entry
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
-from tests.support.homes import commits_in, entries_of, tip_of
+from tests.support.homes import commits_in, entries_of, log_bytes, tip_of
 from tests.support.prefect_server import baton, environment_with, post
 from tests.support.shipped_runs import DRIVER
 
@@ -104,6 +104,22 @@ def test_older_home_continues_unchanged_on_request(tmp_path: Path) -> None:
 
 def test_older_home_continues_to_the_same_bits(straight_digest: str | None, continued_digest: str) -> None:
     assert straight_digest in {None, continued_digest}
+
+
+def test_log_that_repeats_everything_goes_on_lean(continued_digest: str, tmp_path: Path) -> None:
+    folder = copy_of("8322cfc", tmp_path)
+    home = folder / "storage" / "small"
+    before = log_bytes(home)
+    same_bits = tip_of(home).state_digest == tip_of(HOMES / "33ed8fb" / "storage" / "small").state_digest
+    result, _console = train(folder)
+    assert not same_bits or result["state_digest"] == continued_digest
+    after = log_bytes(home)
+    assert {name: after[name] for name in before} == before
+    schemas = [json.loads(data)["schema_version"] for data in after.values()]
+    assert schemas == [1] * len(before) + [2] * (len(after) - len(before))
+    assert max(len(data) for name, data in after.items() if name not in before) < 4096
+    assert [ref.step for ref in commits_in(entries_of(home))] == [0, 10, 20, 30, 40]
+    assert [ref.step for ref in entries_of(home)[-1].head.retained] == [0, 10, 20, 30, 40]
 
 
 def test_staged_segment_of_an_older_version_is_committed(continued_digest: str, server: str, tmp_path: Path) -> None:

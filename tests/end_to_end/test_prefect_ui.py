@@ -69,10 +69,11 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
     assert {run["name"] for run in recorded.flow_runs} == {"digits-cnn"}
     assert all(set(run["tags"]) == {"baton", "run:digits-cnn"} for run in recorded.flow_runs)
     assert (first["state_type"], first["state_name"]) == ("COMPLETED", "Stopped")
-    message = r"max segments: digits-cnn is at step 30 of 60, validation loss \S+, accuracy \S+, with work left to do"
+    metrics = r"epoch \S+, validation loss \S+, accuracy \S+"
+    message = rf"max segments: digits-cnn is at step 30 of 60, {metrics}, with work left to do"
     assert re.fullmatch(message, first["state"]["message"])
     assert (second["state_type"], second["state_name"]) == ("COMPLETED", "Completed")
-    message = r"digits-cnn is at step 60 of 60, validation loss \S+, accuracy \S+"
+    message = rf"digits-cnn is at step 60 of 60, {metrics}"
     assert re.fullmatch(message, second["state"]["message"])
     tasks = post(
         recorded.url, "task_runs/filter", {"flow_runs": {"id": {"any_": [second["id"]]}}, "sort": "END_TIME_DESC"}
@@ -92,7 +93,7 @@ def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     kinds = {part: artifact["type"] for part, artifact in recorded.artifacts.items()}
     assert kinds == {"progress": "progress", "commits": "table", "curves": "markdown", "report": "markdown"}
     assert recorded.artifacts["progress"]["data"] == 100
-    assert recorded.artifacts["progress"]["description"].startswith("step 60 of 60, loss ")
+    assert recorded.artifacts["progress"]["description"].startswith("step 60 of 60, epoch ")
     rows = json.loads(recorded.artifacts["commits"]["data"])
     # Includes the commits of the first flow run.
     assert [(row["step"], row["ended by"].replace(" ", "_")) for row in reversed(rows)] == commits_of(recorded.home)
@@ -165,5 +166,5 @@ def test_run_survives_a_killed_prefect_server(tmp_path: Path) -> None:
     assert output.count("Prefect is not responding and does not record what is done") == 1
     assert output.count("the run's artifacts in Prefect are outdated") == 1
     assert "Prefect did not record the result" in output
-    assert "Done: digits-cnn is at step 1500 of 1500." in output
+    assert "Done: digits-cnn is at step 1500 of 1500" in output
     assert (home / "report" / "index.html").is_file()

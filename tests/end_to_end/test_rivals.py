@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.homes import commit_count, commits_in, damaged, entries_of, folders_of, head_of, read_history
+from tests.support.homes import commit_count, commits_in, damaged, entries_of, head_of, read_history, unexpected_folders
 from tests.support.shipped_runs import Finished
 from tests.support.training_child import Child
 
@@ -33,7 +33,7 @@ def assert_one_history(home: Path) -> None:
     assert damaged(home) == set()
     head = head_of(home)
     assert head is not None
-    assert folders_of(home) == {ref.path for ref in head.retained} | {old.path for old in head.retired}
+    assert unexpected_folders(home, head) == set()
 
 
 def test_stale_writer_is_refused(straight: Finished, tmp_path: Path) -> None:

@@ -29,3 +29,11 @@ def test_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:
     assert result["exit_reason"] == "until_step"
     # An even guess needs 8 bits.
     assert result["metrics"]["bits_per_byte"] < 4.5
+
+
+def test_images_are_learned_with_augmentation(tmp_path: Path) -> None:
+    command = [sys.executable, str(DRIVER), str(run_file("images")), "--set", f"storage={tmp_path}"]
+    done = subprocess.run([*command, "--until-step", "400"], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["metrics"]["validation_accuracy"] > 0.75

@@ -201,5 +201,5 @@ def test_three_ways_to_start_continue_one_run(
     runs = post(prefect.url, "flow_runs/filter", {"flows": {"name": {"any_": ["evaluate-best"]}}})
     assert {run["name"] for run in runs} == {"digits-cnn"}
     messages = sorted(run["state"]["message"] for run in runs)
-    assert [text.partition(":")[0] for text in messages] == ["step 45", "step 60"]
+    assert [text.partition(":")[0] for text in messages] == ["step 45, validation", "step 60, validation"]
     assert [text.rpartition("; ")[2] for text in messages] == ["not evaluated before", "same as the log"]

@@ -69,7 +69,7 @@ def lab_at(folder: str) -> Lab:
 
 def examples(lab: Lab, spec: RunSpec) -> list[Any]:
     """The validation examples, one by one."""
-    from tasks.foundation.dataset.reader import validation_dataset
+    from tasks.foundation.dataset.validation_reader import validation_dataset
 
     dataset = validation_dataset(lab.storage, lab.prepare(spec), batch_size=1)
     return [[part[0] for part in element] for element in dataset.as_numpy_iterator()]
@@ -177,6 +177,7 @@ def test_ema_averages_are_evaluated_on_two_replicas(lab: Lab) -> None:
     assert_averaged(*in_fresh_process(averages, folder=str(lab.root), replicas=2, mixed=False))
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
     start = lab.begin(spec).tip
@@ -194,6 +195,7 @@ def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("metric", "mode", "pick"), [("accuracy", "max", max), ("loss", "min", min)])
+@pytest.mark.slow
 def test_best_checkpoint_is_in_the_log(lab: Lab, metric: str, mode: str, pick: Any) -> None:
     spec = run_of("linear", 1, 4, checkpoint__keep_best={"metric": metric, "mode": mode}, train__seed=3)
     found: dict[float, str] = {}

@@ -7,8 +7,9 @@ import pytest
 from prefect.logging import disable_run_logger
 from prefect.states import Cancelled, Completed
 
-from flows.evaluate_best import Chosen, Step, chosen_of, differences, ended, evaluate_again, evaluate_best, stopped
-from flows.launching import launcher
+from flows.evaluate_best import ended, evaluate_best, stopped
+from flows.fresh_evaluation import Chosen, Step, chosen_of, differences, evaluate_again
+from flows.launching import prefect_api
 from flows.launching.runner import StageStopped
 from flows.run import Run
 from flows.train_run import MachineIsGoing
@@ -117,8 +118,8 @@ def test_difference_from_the_log_is_reported(tmp_path: Path, accuracy: float, *,
 @pytest.mark.parametrize(
     ("accuracy", "name", "message"),
     [
-        (0.9, "Completed", "step 100: accuracy 0.9; same as the log"),
-        (0.8, "Differs", "step 100: accuracy 0.8; DIFFERS from the log"),
+        (0.9, "Completed", "step 100, validation: accuracy 0.9; same as the log"),
+        (0.8, "Differs", "step 100, validation: accuracy 0.8; DIFFERS from the log"),
     ],
 )
 def test_last_state_shows_step_and_metrics(tmp_path: Path, accuracy: float, name: str, message: str) -> None:
@@ -173,7 +174,7 @@ def remote_stages(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -
     """Return a fake of Prefect's API, and settings that run two stages as deployments."""
     (run.folder / "model.py").write_text("def build_model():\n    raise NotImplementedError\n")
     api = Api(run, *plays)
-    monkeypatch.setattr(launcher, "FlowRuns", lambda **_: api)
+    monkeypatch.setattr(prefect_api, "FlowRuns", lambda **_: api)
     return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
 
 
@@ -186,7 +187,7 @@ def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.
         api, settings = remote_stages(monkeypatch, run, answers(DATASET, Completed()), answers(done, Completed()))
         with disable_run_logger():
             state = evaluate_best.fn(str(run.run_file()), settings)
-        assert state.message == "step 100: accuracy 0.9; same as the log"
+        assert state.message == "step 100, validation: accuracy 0.9; same as the log"
         assert [started["call"]["attempt"] for started in api.started] == [None, None]
         keys |= {started["key"] for started in api.started}
     assert len(keys) == 4

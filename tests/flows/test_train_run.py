@@ -1,19 +1,24 @@
 """The flow train-run: the names of its flow runs, and the flow that `baton run` runs."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect import Flow
-from prefect.logging import disable_run_logger
+from prefect.client.schemas.objects import State
 
+from flows import recorded_relay
 from flows import train_run as module
 from flows.admission.admit import Admitted, admit
 from flows.evaluate_best import evaluate_best
 from flows.goal import Goal
+from flows.prefect_compat.flow_run_beside import FlowRunBeside
 from flows.run import Run
-from flows.train_run import train_run, train_run_of_command
+from flows.train_beside import train_beside
+from flows.train_run import train_run
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunFileError
 from tests.support.event_recorder import EventRecorder
@@ -45,27 +50,42 @@ def test_flow_run_is_named_after_the_run_or_the_file(
             flow.fn(**given)
 
 
-def test_flow_of_the_command_takes_the_same_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect's UI shows the parameters; the flow trains the run that the command has opened and admitted."""
-    run = Run.open(load_run_file(run_with_code(tmp_path).run_file()))
-    recorder, results = EventRecorder(), []
+@pytest.mark.parametrize("is_new", [True, False])
+def test_command_trains_the_admitted_run_beside_its_flow_run(
+    is_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow trains what the command has opened and admitted; only a new run waits for Prefect."""
+    fake = run_with_code(tmp_path)
+    name = "new" if is_new else fake.name
+    run = Run.open(load_run_file(fake.run_file(), [f"run={name}"]))
+    recorder, results, relayed = EventRecorder(), [], []
     admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
     assert isinstance(admitted, Admitted)
-    reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, stopped=False)
-    relayed = []
+    assert (admitted.head is None) == is_new
+    reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, target=400, epoch=None, stopped=False)
+    server, begun = threading.Event(), threading.Event()
 
     def relay(given: Admitted, *_: object, **__: object) -> Any:
-        relayed.append(given)
+        relayed.append((given, begun.is_set()))
+        server.set()
         return reached
 
+    def engine(body: Callable[[], State[Any]]) -> None:
+        begun.set()
+        states.append(body())
+
+    states: list[State[Any]] = []
     monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
     monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
-    monkeypatch.setattr(module, "relay", relay)
+    monkeypatch.setattr(recorded_relay, "relay", relay)
     monkeypatch.setattr(module, "prefect_responds", lambda: True)
-    flow = train_run_of_command(admitted, console=recorder, on_result=results.append)
-    assert (flow.name, flow.flow_run_name) == (train_run.name, "digits")
-    assert flow.parameters == train_run.parameters
-    with disable_run_logger():
-        state = flow.fn(str(run.file), [], until_step=150)
-    assert (relayed, results) == ([admitted], [reached])
-    assert (state.name, state.message) == ("Completed", "digits is at step 150 of 400")
+    if is_new:
+        server.set()
+
+    def wait_for_server() -> None:
+        server.wait()
+
+    with FlowRunBeside[Any](wait_for_server, engine) as flow_run:
+        train_beside(admitted, flow_run, console=recorder, on_result=results.append)
+    assert (relayed, results) == ([(admitted, is_new)], [reached])
+    assert [(state.name, state.message) for state in states] == [("Completed", f"{name} is at step 150 of 400")]

@@ -1,6 +1,5 @@
 """User functions are loaded by file with their siblings, and never shadow Baton's packages."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 import tasks
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_code import USER_PACKAGE_PREFIX, describe, load_function, require_function
+from tasks.foundation.user_code import USER_PACKAGE_PREFIX, load_function, require_function
 
 
 @pytest.fixture(autouse=True)
@@ -93,33 +92,15 @@ def test_missing_function_is_named_with_existing_ones(tmp_path: Path) -> None:
 def test_import_error_has_message_and_line(tmp_path: Path) -> None:
     folder = write(tmp_path, model="from .layers import x", layers="\n\nraise RuntimeError('out of cheese')")
     message = refusal("model.py:build", folder)
-    assert "importing it raised RuntimeError: out of cheese (layers.py, line 3)" in message
-
-
-def test_library_error_names_the_users_line(tmp_path: Path) -> None:
-    folder = write(
-        tmp_path,
-        model="from .layers import deep\ndef build(): return deep()",
-        layers="import numpy as np\ndef deep():\n    return np.concatenate([np.arange(3).reshape(2, 2)])",
-        stacks="import json\ndef build():\n    return json.loads('{')",
-    )
-    for file, place in (("model", "(layers.py, line 3)"), ("stacks", "(stacks.py, line 3)")):
-        with pytest.raises(ValueError) as raised:
-            load_function(f"{file}.py:build", folder)()
-        assert describe(raised.value).endswith(place)
-
-
-def test_error_outside_user_code_names_innermost_line() -> None:
-    with pytest.raises(json.JSONDecodeError) as raised:
-        json.loads("{")
-    assert "(decoder.py, line" in describe(raised.value)
-    assert describe(ValueError("never raised")) == "ValueError: never raised (unknown line)"
+    assert message.startswith("layers.py, line 3:\n    raise RuntimeError('out of cheese')\n")
+    assert "importing it raised RuntimeError: out of cheese" in message
 
 
 def test_missing_sibling_is_named(tmp_path: Path) -> None:
     message = refusal("model.py:build", write(tmp_path, model="from .layerz import x"))
     assert "layerz" in message
-    assert "(model.py, line 1)" in message
+    assert message.startswith("model.py, line 1:\n    from .layerz import x\n")
+    assert "No module named '.layerz'" in message
 
 
 def test_syntax_error_has_its_line(tmp_path: Path) -> None:
@@ -141,12 +122,8 @@ def test_missing_module_is_refused(tmp_path: Path) -> None:
 
 def test_module_that_exits_is_a_model_error(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
-    with pytest.raises(ModelError, match=r"importing it raised SystemExit: 0 \(leaving.py, line 1\)"):
+    with pytest.raises(ModelError, match=r"leaving.py, line 1:\n.*\n.*importing it raised SystemExit: 0"):
         load_function("leaving.py:build", tmp_path)
-
-
-def test_coloured_multiline_message_becomes_one_line() -> None:
-    assert describe(ValueError("\x1b[1mone\x1b[0m\n\n  two")) == "ValueError: one two (unknown line)"
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,6 @@ def build(optimizer="sgd", rate=0.1, summed=False):
 RATE = ("model.options", "compile.optimizer")
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return lab_of(tmp_path, MODEL)
-
-
 def begin(lab: Lab, spec: RunSpec, *accept: str) -> Head:
     from tasks.init_or_restore.stage import init_or_restore
 
@@ -56,9 +51,9 @@ def digest(head: Head) -> str:
     return head.tip.state_digest
 
 
+@pytest.mark.slow
 def test_accepted_learning_rate_is_logged_once_and_used(lab: Lab) -> None:
     spec = spec_of("build")
-    lab.begin(spec)
     before = lab.train_and_commit(spec, 3)
     changed = spec_of("build", model__options={"rate": 0.25})
     head = begin(lab, changed, *RATE)
@@ -83,12 +78,11 @@ def test_accepted_learning_rate_is_logged_once_and_used(lab: Lab) -> None:
         begin(lab, spec)
 
 
+@pytest.mark.slow
 def test_bits_after_an_accepted_change_do_not_depend_on_cuts(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "cut").mkdir()
     ends = []
-    for one, borders in ((lab, (7,)), (lab_of(tmp_path / "cut", MODEL), (4, 5, 7))):
+    for one, borders in ((lab, (7,)), (lab.copy(tmp_path / "cut"), (4, 5, 7))):
         spec, changed = spec_of("build"), spec_of("build", model__options={"rate": 0.25})
-        one.begin(spec)
         unchanged = digest(one.train_and_commit(spec, 3))
         begin(one, changed, *RATE)
         ends.append(digest(one.train_and_commit(changed, *borders)))
@@ -119,7 +113,6 @@ def test_learning_rate_set_by_the_model_belongs_to_the_state(tmp_path: Path) -> 
 
 def test_other_optimizer_slots_are_refused_before_logging(lab: Lab) -> None:
     spec = spec_of("build")
-    lab.begin(spec)
     before = lab.train_and_commit(spec, 3)
     changed = spec_of("build", model__options={"optimizer": "adam"})
     with pytest.raises(StateMismatch, match=r"only in the model: optimizer/\S+momentum float32") as refused:
@@ -148,7 +141,7 @@ def test_refusal_names_the_keys_to_accept(lab: Lab, change: str) -> None:
     from tasks.foundation.contracts.identity import accepted_keys
 
     changes, words = CHANGES[change]
-    before = lab.begin(spec_of("build"))
+    before = lab.log(spec_of("build")).require_head()
     changed = spec_of("build", **changes)
     with pytest.raises(IdentityChanged) as refused:
         begin(lab, changed, "compile.metrics")
@@ -165,13 +158,12 @@ def test_refusal_names_the_keys_to_accept(lab: Lab, change: str) -> None:
 
 
 def test_accepting_an_unchanged_key_logs_nothing(lab: Lab) -> None:
-    before = lab.begin(spec_of("build"))
+    before = lab.log(spec_of("build")).require_head()
     assert begin(lab, spec_of("build", data__classes=3, data__allow_nan=True), "compile.loss", *RATE) == before
 
 
 def test_change_logged_by_another_process_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, changed = spec_of("build"), spec_of("build", train__global_batch_size=16)
-    lab.begin(spec)
     emit = lab.recorder.emit
 
     def rival_comes_first(_: Event) -> None:
@@ -184,9 +176,9 @@ def test_change_logged_by_another_process_is_enough(lab: Lab, monkeypatch: pytes
     assert kinds(lab, spec) == ["origin", "checkpoint", "change"]
 
 
+@pytest.mark.slow
 def test_fork_continues_with_the_bits_of_its_run(lab: Lab) -> None:
     spec = spec_of("build")
-    lab.begin(spec)
     lab.train_and_commit(spec, 3)
     fork(lab.storage, "build", "forked", at_step=3, attempt=uuid.uuid4().hex)
     source = lab.train_and_commit(spec, 6, 11)
@@ -203,8 +195,7 @@ def test_fork_continues_with_the_bits_of_its_run(lab: Lab) -> None:
 
 
 def test_unfinished_fork_does_not_start_at_step_0(lab: Lab) -> None:
-    spec, forked = spec_of("build"), spec_of("build", run="forked")
-    lab.begin(spec)
+    forked = spec_of("build", run="forked")
     fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
     made = fork(lab.storage, "build", "forked", at_step=0, attempt=uuid.uuid4().hex)
     home, origin_file = lab.home(forked), lab.home(forked).read("log/00000000.json")

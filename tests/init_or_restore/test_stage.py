@@ -38,7 +38,7 @@ def build(width=5, rate=0.1, loss="sparse_categorical_crossentropy", metric="acc
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def new_lab(tmp_path: Path) -> Lab:
     return lab_of(tmp_path, MODEL)
 
 
@@ -53,11 +53,11 @@ def flip(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> None:
     file.write_bytes(data)
 
 
-def test_new_run_commits_its_origin_and_step_0(lab: Lab) -> None:
+def test_new_run_commits_its_origin_and_step_0(new_lab: Lab) -> None:
     spec = spec_of("build")
-    head = lab.begin(spec)
-    assert [entry.body.kind for entry in entries(lab, spec)] == ["origin", "checkpoint"]
-    assert head == lab.log(spec).head()
+    head = new_lab.begin(spec)
+    assert [entry.body.kind for entry in entries(new_lab, spec)] == ["origin", "checkpoint"]
+    assert head == new_lab.log(spec).head()
     assert head.tip is not None
     assert (head.tip.step, head.base, head.commits) == (0, 1, 1)
     assert head.tip.base == 0
@@ -67,16 +67,16 @@ def test_new_run_commits_its_origin_and_step_0(lab: Lab) -> None:
 
 def test_second_call_has_nothing_to_do(lab: Lab) -> None:
     spec = spec_of("build")
-    first = lab.begin(spec)
+    first = lab.log(spec).require_head()
     files = {path: path.stat().st_mtime_ns for path in lab.root.rglob("storage/**/*") if path.is_file()}
     assert lab.begin(spec) == first
     assert {path: path.stat().st_mtime_ns for path in lab.root.rglob("storage/**/*") if path.is_file()} == files
 
 
-def test_run_begins_with_the_same_bits_in_every_home(lab: Lab, tmp_path: Path) -> None:
+def test_run_begins_with_the_same_bits_in_every_home(new_lab: Lab, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    heads = [each.begin(spec_of("build")) for each in (lab, lab_of(elsewhere, MODEL))]
+    heads = [each.begin(spec_of("build")) for each in (new_lab, lab_of(elsewhere, MODEL))]
     assert len({head.tip.state_digest for head in heads if head.tip is not None}) == 1
     assert heads[0].identity == heads[1].identity
 
@@ -101,7 +101,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 def test_another_run_of_the_same_name_is_refused(lab: Lab, change: str) -> None:
     changes, text = CHANGES[change]
     spec = spec_of("build")
-    before = lab.begin(spec)
+    before = lab.log(spec).require_head()
     with pytest.raises(IdentityChanged) as refused:
         lab.begin(spec_of("build", **changes))
     assert refused.value.exit_code == 2
@@ -119,13 +119,12 @@ def test_another_run_of_the_same_name_is_refused(lab: Lab, change: str) -> None:
     ],
 )
 def test_other_code_is_refused(lab: Lab, file: str, old: str, new: str, text: str) -> None:
-    lab.begin(spec_of("build"))
     with pytest.raises(IdentityChanged) as refused:
         lab.copy_of_code("changed", (file, old, new)).begin(spec_of("build"))
     assert text in str(refused.value)
 
 
-def test_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_without_a_key_is_continued(new_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.init_or_restore import stage
 
     spec = spec_of("build", model__options={"scale": 2.0})
@@ -136,13 +135,13 @@ def test_log_without_a_key_is_continued(lab: Lab, monkeypatch: pytest.MonkeyPatc
             "run_identity",
             lambda *given: {key: value for key, value in complete(*given).items() if key != "model.options"},
         )
-        before = lab.begin(spec)
+        before = new_lab.begin(spec)
     assert "model.options" not in before.identity
-    assert lab.begin(spec) == before
+    assert new_lab.begin(spec) == before
 
 
 def test_operational_keys_may_change(lab: Lab) -> None:
-    before = lab.begin(spec_of("build"))
+    before = lab.log(spec_of("build")).require_head()
     moved = lab.copy_of_code(
         "moved/elsewhere",
         ("model.py", "def build(", "# A comment.\n\n\ndef build("),
@@ -163,11 +162,12 @@ def test_operational_keys_may_change(lab: Lab) -> None:
     assert lab.recorder.warnings == []
 
 
+@pytest.mark.slow
 def test_changed_environment_is_reported_and_logged(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.init_or_restore import stage
 
     spec = spec_of("build")
-    before = lab.begin(spec)
+    before = lab.log(spec).require_head()
     acquired = stage.acquire(spec.accelerator, None)
     versions = {**acquired.environment.versions, "keras": "9.9"}
     other = type(acquired)(acquired.strategy, acquired.environment.model_copy(update={"versions": versions}))
@@ -182,16 +182,22 @@ def test_changed_environment_is_reported_and_logged(lab: Lab, monkeypatch: pytes
     assert "'keras': '9.9'" in lab.recorder.warnings[0]
 
 
-def test_untrainable_model_is_refused_before_the_run_begins(lab: Lab) -> None:
+def test_untrainable_model_is_refused_before_the_run_begins(new_lab: Lab) -> None:
     spec = spec_of("build")
-    wrong = lab.copy_of_code("wrong", ("layers.py", "seed=self.seeds) if training", ") if training"))
+    wrong = new_lab.copy_of_code(
+        "wrong",
+        ("layers.py", "seed=self.seeds) if training", "seed=OUTSIDE[0]) if training"),
+        ("layers.py", "class SeededNoise", "OUTSIDE = []\n\n\nclass SeededNoise"),
+        ("layers.py", "self.seeds = keras.random.SeedGenerator(5)", "OUTSIDE[:] = [keras.random.SeedGenerator(5)]"),
+    )
     with pytest.raises(ModelError, match=r"train_step uses variables .* would miss them: \S*seed_generator"):
         wrong.begin(spec)
-    assert lab.log(spec).head() is None
+    assert new_lab.log(spec).head() is None
     # Otherwise the corrected model would be refused as another run.
-    assert lab.begin(spec).tip is not None
+    assert new_lab.begin(spec).tip is not None
 
 
+@pytest.mark.slow
 def test_side_effects_of_tracing_are_not_in_the_identity(tmp_path: Path) -> None:
     marked = """
     class Marked(keras.layers.Layer):
@@ -218,7 +224,6 @@ def test_side_effects_of_tracing_are_not_in_the_identity(tmp_path: Path) -> None
 
 def test_damaged_tip_is_quarantined(lab: Lab) -> None:
     spec = spec_of("build")
-    lab.begin(spec)
     middle = lab.train_and_commit(spec, 3)
     last = lab.train_and_commit(spec, 6)
     assert middle.tip is not None
@@ -241,7 +246,6 @@ def test_damaged_tip_is_quarantined(lab: Lab) -> None:
 
 def test_run_with_only_damaged_checkpoints_is_refused(lab: Lab) -> None:
     spec = spec_of("build")
-    lab.begin(spec)
     head = lab.train_and_commit(spec, 3, 6)
     for ref in head.retained:
         flip(lab, spec, ref)
@@ -256,7 +260,7 @@ def test_run_with_only_damaged_checkpoints_is_refused(lab: Lab) -> None:
 
 def test_damaged_step_0_is_created_again(lab: Lab) -> None:
     spec = spec_of("build")
-    before = lab.begin(spec).tip
+    before = lab.log(spec).require_head().tip
     assert before is not None
     flip(lab, spec, before)
     after = lab.begin(spec).tip
@@ -269,7 +273,7 @@ def test_damaged_step_0_is_created_again(lab: Lab) -> None:
 
 def test_crash_before_the_commit_of_step_0_is_recovered(lab: Lab) -> None:
     spec = spec_of("build")
-    first = lab.begin(spec)
+    first = lab.log(spec).require_head()
     home = lab.root / "storage" / spec.run
     # The process died between staging and committing.
     (home / "log" / "00000001.json").unlink()
@@ -284,7 +288,7 @@ def test_crash_before_the_commit_of_step_0_is_recovered(lab: Lab) -> None:
 
 def test_unknown_files_in_the_home_are_ignored(lab: Lab) -> None:
     spec = spec_of("build")
-    before = lab.begin(spec)
+    before = lab.log(spec).require_head()
     assert before.tip is not None
     checkpoints = lab.root / "storage" / spec.run / "checkpoints"
     (checkpoints / "checkpoint").write_text('model_checkpoint_path: "elsewhere"', encoding="utf-8")

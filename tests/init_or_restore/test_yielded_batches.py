@@ -1,5 +1,6 @@
 """Sources that yield batches are refused; single examples are accepted."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,37 @@ def test_batch_larger_than_the_data_warns_at_the_start(lab: Lab, tmp_path: Path)
     examples = own.prepare(spec).train_examples
     message = f"train.global_batch_size = 64 is larger than the number of training examples ({examples})"
     assert [message in text for text in own.recorder.warnings] == [True]
+
+
+def test_rows_of_a_batch_are_not_refused_as_batches(lab: Lab) -> None:
+    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.init_or_restore.new_run import build_new_run
+
+    spec = spec_of("own", data__validation_fraction=0)
+    features = [Feature(name="x", dtype="float32", shape=(16, 8)), Feature(name="y", dtype="int64", shape=(16,))]
+    run = build_new_run(
+        spec,
+        features,
+        reading="rows",
+        code_folder=lab.code,
+        accelerator=acquire(spec.accelerator, None),
+        telemetry=lab.recorder,
+    )
+    assert run.state.step == 0
+
+
+def test_text_is_refused_on_a_tpu_with_the_remedy() -> None:
+    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.init_or_restore.yielded_batches import require_placeable_text
+
+    cpu = acquire(spec_of("own").accelerator, None)
+    tpu = replace(cpu, environment=cpu.environment.model_copy(update={"accelerator": "tpu"}))
+    features = [
+        Feature(name="x/city", dtype="string", shape=(1,), encoding="text"),
+        Feature(name="y", dtype="int64", shape=()),
+    ]
+    require_placeable_text(features, cpu, reference="data.py:load")
+    require_placeable_text(features[1:], tpu, reference="data.py:load")
+    with pytest.raises(SourceError, match=r"data\.py:load: the examples have x/city string\[1\], but a TPU") as refused:
+        require_placeable_text(features, tpu, reference="data.py:load")
+    assert "StringLookup" in str(refused.value)

@@ -43,6 +43,7 @@ def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
+@pytest.mark.slow
 def test_every_shard_has_all_classes_of_a_sorted_source(workshop: Any, scattered: list[int]) -> None:
     write_sorted(workshop, 20_000)
     ref = workshop.prepare("npz", NPZ, shard_examples=200, validation_fraction=0, classes=CLASSES)

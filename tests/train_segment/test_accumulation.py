@@ -126,7 +126,8 @@ def assert_close(result: dict[str, Any], whole: dict[str, Any]) -> None:
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
-@pytest.mark.parametrize("form", ["plain", pytest.param("weighted", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["plain", "weighted"])
 def test_micro_batches_train_like_the_whole_batch(tmp_path: Path, form: str) -> None:
     lab_of(tmp_path, MODELS)
     whole = trained(str(tmp_path), 1, 1, form)

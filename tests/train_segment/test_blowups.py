@@ -96,6 +96,7 @@ def test_rewind_returns_to_a_border_and_skips_batches(lab: Lab) -> None:
     )
 
 
+@pytest.mark.slow
 def test_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
     """Commits by time between the borders change neither the border of the rewind nor the bits."""
     straight = divergent("straight")
@@ -112,6 +113,7 @@ def test_rewound_run_is_the_same_however_it_is_cut(lab: Lab) -> None:
     assert "interval" in {body.exit_reason for body in committed}
 
 
+@pytest.mark.slow
 def test_loss_above_the_median_can_rewind(lab: Lab) -> None:
     """With a factor, blow-ups are detected at log steps, and also after a cold start."""
     rewinds_of = {}

@@ -15,22 +15,23 @@ from flows.goal import Goal
 from flows.result import RelayResult
 from flows.run import Run
 from flows.without_prefect import train as train_to
-from tasks.evaluate.warm_evaluator import WARM_EVALUATOR
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
+from tasks.foundation.model import built_model
 from tasks.foundation.model.callback_state import callback_state, restore_callback_state
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
+from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.storage.local import LocalStorage
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
-from tasks.train_segment.trainer import Recipe, Trainer
+from tasks.train_segment.warm_trainer import WARM_TRAINER
 from tests.support import forked
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, in_fresh_process, lab_of
@@ -130,7 +131,6 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget() -> None:
     """Drop warm models, as a new process would start."""
     forget_trainer()
-    WARM_EVALUATOR.forget()
 
 
 def train(run: Any, *until: int, accept: tuple[str, ...] = ()) -> RelayResult:
@@ -292,29 +292,37 @@ def test_callbacks_are_exact_on_one_and_two_replicas(tmp_path: Path) -> None:
     assert calls == ["finished_early", True, 30, [0, 1, 2, 3]]
 
 
+def test_model_with_callbacks_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_code(tmp_path)
+    built: list[object] = []
+    build = built_model.build_model
+    monkeypatch.setattr(built_model, "build_model", lambda *given, **named: built.append(0) or build(*given, **named))
+    train(run_file(tmp_path, "one", "train.steps=12"))
+    assert len(built) == 1
+    train(run_file(tmp_path, "one", "train.steps=24", callbacks="scheduled"), accept=("train.callbacks",))
+    assert len(built) == 2
+
+
 def test_warm_trainer_does_not_call_callbacks_twice(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
     run = run_file(tmp_path, "twice", callbacks="scheduled")
     start = lab.begin(run.spec).tip
     assert start is not None
     accelerator = acquire(run.spec.accelerator, None)
-    trainer = Trainer(
-        Recipe(spec=run.spec, dataset=lab.prepare(run.spec), code_folder=lab.code),
-        storage=lab.storage,
-        accelerator=accelerator,
-    )
+    recipe = Recipe(spec=run.spec, dataset=lab.prepare(run.spec), code_folder=lab.code)
+    trainer = WARM_TRAINER.take(recipe, storage=lab.storage, accelerator=accelerator)
     home = lab.home(run.spec)
     digests = set()
-    for _ in range(2):
-        assert trainer.restore(home, start)
+    for again in (False, True):
+        assert trainer.restore(home, start) is again, "step 0 of a new run is in memory"
         assert trainer.state.digest() == start.state_digest
-        assert trainer.begin(home, start) is None
+        assert trainer.begin(lab.log(run.spec), start) is None
         digests.add(trainer.state.digest())
     assert len(digests) == 1
     assert start.state_digest not in digests
     later = start.model_copy(update={"step": 1})
     trainer.restore(home, start)
-    trainer.begin(home, later)
+    trainer.begin(lab.log(run.spec), later)
     assert not trainer.restore(home, start), "begin changed the state although no callback was due"
 
 
@@ -344,16 +352,32 @@ def made(what: str) -> str:
 def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
     make_code(tmp_path)
     for body, words in (
-        (made("[keras.callbacks.ModelCheckpoint('x.keras')]"), "ModelCheckpoint cannot be used: Baton commits"),
-        (made("[keras.callbacks.BackupAndRestore('x')]"), "BackupAndRestore cannot be used: Baton"),
-        (made("[keras.callbacks.TensorBoard('x')]"), "TensorBoard cannot be used: Baton writes"),
-        (made("[keras.callbacks.SwapEMAWeights()]"), "SwapEMAWeights cannot be used"),
-        (made("[keras.callbacks.EarlyStopping(restore_best_weights=True)]"), "baton export --step best"),
         (made("[keras.callbacks.EarlyStopping('val_f1', mode='max')]"), "monitor = 'val_f1'; the available metrics"),
         (made("[keras.callbacks.LambdaCallback(on_train_batch_end=print)]"), "has on_train_batch_end: steps run"),
+        (
+            made("[keras.callbacks.ModelCheckpoint('x.keras', 'loss', save_best_only=True)]"),
+            "use monitor='val_loss', or save_best_only=False",
+        ),
+        (
+            made("[keras.callbacks.ModelCheckpoint('x.keras', 'val_f1', mode='max', save_best_only=True)]"),
+            "ModelCheckpoint has monitor = 'val_f1'; the available metrics",
+        ),
+        (
+            made(
+                "[keras.callbacks.ModelCheckpoint('x.keras', 'val_accuracy', save_best_only=True), "
+                "keras.callbacks.EarlyStopping(restore_best_weights=True)]"
+            ),
+            "different best checkpoints (ModelCheckpoint: accuracy (max), EarlyStopping: loss (min))",
+        ),
+        (made("[keras.callbacks.CSVLogger('a/x.csv'), keras.callbacks.CSVLogger('b/x.csv')]"), "two CSVLoggers write"),
+        (made("[keras.callbacks.CSVLogger('a/x y.csv')]"), "use letters, digits"),
+        (
+            "class Own(keras.callbacks.CSVLogger):\n    pass\n\n\ndef make():\n    return [Own('x.csv')]",
+            "Own is a subclass of CSVLogger, which is not called",
+        ),
         (made("keras.callbacks.EarlyStopping()"), "returned EarlyStopping; return a list"),
         (made("[1 / 0]"), "ZeroDivisionError"),
-        (own("def on_batch_end(self, batch, logs=None)"), "callback Own has on_batch_end: steps run inside"),
+        (own("def on_batch_end(self, batch, logs=None)"), "callback Own has on_batch_end: steps run inside one"),
         (own("def on_test_end(self, logs=None)"), "Own has on_test_end: it is never called"),
         (
             own("def on_train_begin(self, logs=None)", "self.lock = threading.Lock()"),
@@ -365,9 +389,10 @@ def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
     ):
         assert words in refused(tmp_path, body)
     early = made("[keras.callbacks.EarlyStopping('val_loss')]")
-    assert "set evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
+    assert "set evaluate.every or evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
 
 
+@pytest.mark.slow
 def test_last_epoch_ends_at_the_end_of_training(tmp_path: Path) -> None:
     lab = make_code(tmp_path)
     calls = tmp_path / "code" / "callbacks.py.calls"

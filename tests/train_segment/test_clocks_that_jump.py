@@ -13,9 +13,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Head, Origin
+from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, TracedStep
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import history_of
@@ -68,6 +70,7 @@ class Trained:
     def __init__(self, step: int, accelerator: Hosts) -> None:
         self.accelerator, self.state, self.step = accelerator, self, step
         self.staging_seconds: float | None = None
+        self.cadence = CommitCadence(CheckpointSpec(every_seconds=None), state_bytes=0)
         self.traced: TracedStep | None = None
 
     def holds(self, ref: CheckpointRef | None) -> None:
@@ -77,14 +80,19 @@ class Trained:
 class AppendingSaver:
     """Stages nothing; only appends the log entry of a commit."""
 
+    committer = None
+
+    def saves_beside(self, *_: Any) -> bool:
+        return False
+
     def __init__(self, home: Storage) -> None:
-        self.home = home
+        self.log = RunLog(home)
 
     def stage(self, state: Trained, *, base: int, **_: Any) -> CheckpointRef:
         return staged(state.step, base)
 
     def commit(self, body: Commit, _hosts: Hosts) -> Head:
-        return commit(RunLog(self.home), body).head
+        return commit(self.log, body).head
 
 
 def begun() -> tuple[Storage, Entry]:
@@ -119,10 +127,10 @@ def test_commits_are_made_whatever_was_measured(
         telemetry=recorder,
         clock=lambda: next(readings),  # type: ignore[arg-type]
     )
-    interval.begin_cause("train")
-    interval.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
+    interval.work.begin_cause("train")
+    interval.work.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
     for seconds in loops:
-        interval.add_inner_loop(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
+        interval.work.add_inner_loop(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
     interval.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
     made = RunLog(home).require_head()
     assert made.tip is not None
@@ -151,6 +159,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     forget_trainer()
 
 
+@pytest.mark.slow
 def test_clock_set_back_during_a_step_loses_nothing(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each reading, the clock of the compiled loop goes back an hour, then forward a day."""
     spec = spec_of("plain")

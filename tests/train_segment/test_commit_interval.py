@@ -17,10 +17,13 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import StaleWriter
 from tasks.foundation.runlog.history import history_of
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Committed, Event, Sink, Training
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.losses import PRIOR_SECONDS
+from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Sink, Training
 from tasks.train_segment.stage import forget_trainer
+from tests.support.clock import FakeClock
 from tests.support.lab import Lab, differing, spec_of
+from tests.support.ledger_records import record_of
 from tests.support.sigterm_raises import sigterm_raises
 
 
@@ -55,14 +58,15 @@ def sigterm(lab: Lab) -> Callable[[], None]:
 
 
 class At:
-    """Calls an action when training has reached a step."""
+    """Calls an action when training has reached a step, or each of some steps."""
 
-    def __init__(self, lab: Lab, step: int, action: Callable[[], object]) -> None:
-        self.recorder, self.step, self.action = lab.recorder, step, action
+    def __init__(self, lab: Lab, step: int | tuple[int, ...], action: Callable[[], object]) -> None:
+        self.recorder, self.action = lab.recorder, action
+        self.steps = (step,) if isinstance(step, int) else step
 
     def emit(self, event: Event) -> None:
         self.recorder.emit(event)
-        if isinstance(event, Training) and event.step == self.step:
+        if isinstance(event, Training) and event.step in self.steps:
             self.action()
 
 
@@ -105,6 +109,35 @@ def test_commits_are_made_by_time_within_a_segment(lab: Lab) -> None:
     made = [body for body in bodies if isinstance(body, Commit)]
     assert [body.examples for body in made[1:]] == [8 * (after - before) for before, after in itertools.pairwise(steps)]
     assert [body.parent for body in made[1:]] == [body.checkpoint.path for body in made[:-1]]
+
+
+@pytest.mark.slow
+def test_an_interval_that_adapts_changes_no_bits(lab: Lab) -> None:
+    """A minute passes between two logged steps."""
+    never = spec_of("functional", run="never", checkpoint__every_seconds=None)
+    auto = spec_of("functional", run="auto")
+    assert auto.checkpoint.every_seconds == "auto"
+    clock = FakeClock()
+    for spec in (never, auto):
+        lab.begin(spec)
+        lab.home(spec).write("attempts/k.json", record_of("k", seconds={"train": 1e-3}).to_json())
+        sink = At(lab, (4, 8), lambda: clock.advance(60))
+        staged = train_with_sink(lab, spec, sink, 11, clock=clock).staged
+        lab.relay(spec, 11)
+        assert staged.state_digest == lab.log(spec).head().tip.state_digest  # type: ignore[union-attr]
+        forget_trainer()
+    assert commits(lab, never) == [(0, "initialized"), (11, "segment_end")]
+    assert commits(lab, auto) == [(0, "initialized"), (4, "interval"), (8, "interval"), (11, "segment_end")]
+    one, other = (lab.log(spec).head() for spec in (never, auto))
+    assert one is not None
+    assert other is not None
+    assert one.tip is not None
+    assert other.tip is not None
+    assert one.tip.state_digest == other.tip.state_digest
+    assert rows_logged(lab, never) == rows_logged(lab, auto)
+    paces = [event for event in lab.recorder.events if isinstance(event, CommitPace)]
+    assert [pace.every_seconds for pace in paces] == [60.0, 60.0]
+    assert paces[0].between_losses_seconds == pytest.approx(PRIOR_SECONDS / 2, rel=0.1), "an attempt was killed"
 
 
 def test_commits_within_a_segment_retire_older_ones(lab: Lab) -> None:
@@ -173,9 +206,9 @@ def test_overtaken_segment_ends_at_its_next_commit(lab: Lab) -> None:
 def test_commits_within_a_segment_go_through_commit_staged(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = []
 
-    def counting(home: Storage, body: Commit, *, spec: RunSpec, telemetry: Sink) -> Entry:
+    def counting(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink) -> Entry:
         committed.append(body.checkpoint.step)
-        return commit_staged(home, body, spec=spec, telemetry=telemetry)
+        return commit_staged(log, body, spec=spec, telemetry=telemetry)
 
     spec = spec_of("plain", checkpoint__every_seconds=8.0)
     lab.begin(spec)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -9,6 +10,7 @@ from flows.proving.comparison import same_step
 from flows.proving.diagnosis import causes_of
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import TracedStep
+from tasks.train_segment import trainer
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, lab_of, spec_of
 
@@ -29,6 +31,10 @@ def counting():
 
 def honest():
     return compiled(keras.layers.Dropout(0.3))
+
+
+def noisy():
+    return compiled(keras.layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x))))
 
 
 def compiled(layer):
@@ -55,6 +61,7 @@ def traced(lab: Lab, build: str) -> list[TracedStep]:
     return [body.traced for body in commits if body.traced is not None]
 
 
+@pytest.mark.slow
 def test_same_code_has_the_same_fingerprint(lab: Lab) -> None:
     one, other = traced(lab, "honest")
     assert one == other
@@ -62,6 +69,7 @@ def test_same_code_has_the_same_fingerprint(lab: Lab) -> None:
     assert lab.recorder.warnings == []
 
 
+@pytest.mark.slow
 def test_step_that_reads_changing_state_is_warned_about(lab: Lab) -> None:
     one, other = traced(lab, "counting")
     assert one.circumstances == other.circumstances
@@ -71,6 +79,18 @@ def test_step_that_reads_changing_state_is_warned_about(lab: Lab) -> None:
     assert "make it a constant or a variable" in warning
 
 
+@pytest.mark.slow
+def test_run_of_an_earlier_version_is_told_of_exact_draws(lab: Lab) -> None:
+    spec = spec_of("noisy")
+    earlier = TracedStep.model_validate_json('{"fingerprint": "f", "circumstances": "c"}')
+    with patch.object(trainer, "traced_step", lambda *_function, **_settings: earlier):
+        lab.relay(spec, 2, cold=True)
+    lab.relay(spec, 4, 6, cold=True)
+    (warning,) = lab.recorder.warnings
+    assert warning.startswith("from step 2 on, the random operations of the train step draw as functions of train.seed")
+
+
+@pytest.mark.slow
 def test_two_models_have_different_fingerprints(lab: Lab) -> None:
     assert traced(lab, "honest")[0].fingerprint != traced(lab, "counting")[0].fingerprint
 

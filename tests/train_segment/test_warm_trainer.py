@@ -11,6 +11,7 @@ from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, restored, spec_of
 
 
+@pytest.mark.slow
 def test_warm_trainer_continues_from_memory(tmp_path: Path) -> None:
     lab, spec = Lab(tmp_path), spec_of("functional")
     start = lab.begin(spec).tip
@@ -41,6 +42,7 @@ def test_warm_trainer_restores_another_checkpoint(tmp_path: Path) -> None:
     assert warm.staged.state_digest != lab.train(spec, held, 11).staged.state_digest
 
 
+@pytest.mark.slow
 def test_trainer_of_another_run_is_not_used(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     one, other = spec_of("plain", run="one"), spec_of("plain", run="other", train__seed=1)

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.evaluate.report.report import write_report
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Origin
+from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, EvaluationOnTest, Origin
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
@@ -68,7 +68,7 @@ class Run:
         self.home.write(f"attempts/{name}.json", record.to_json())
 
     def report(self, title: str = "a-run") -> str:
-        address = write_report(self.home, title=title, now=NOON + timedelta(seconds=10))
+        address = write_report(RunLog(self.home), title=title, now=NOON + timedelta(seconds=10))
         assert address == f"{self.home.uri}/report/index.html"
         return Path(address).read_text(encoding="utf-8")
 
@@ -223,7 +223,7 @@ def test_run_without_checkpoints_has_a_page(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path)
     origin = Origin(identity={}, environment=ENVIRONMENT)
     RunLog(home).append(lambda _: origin, attempt="a" * 32)
-    write_report(home, title="x")
+    write_report(RunLog(home), title="x")
     assert "No checkpoint is committed yet." in home.read("report/index.html").decode()
 
 
@@ -267,7 +267,23 @@ def test_quarantined_checkpoint_shows_the_reason(run: Run) -> None:
     assert "Evaluations" not in page
 
 
+def test_each_metric_names_its_set(run: Run) -> None:
+    trained(run)
+    head = run.log.head()
+    assert head is not None
+    assert head.tip is not None
+    body = EvaluationOnTest(
+        checkpoint=head.tip, metrics={"accuracy": 0.7654}, examples=77, seconds=0.5, content_digest="t"
+    )
+    run.log.append(lambda _: body, attempt="e" * 32)
+    page = run.report()
+    for words in ("Evaluations on the validation set", "Evaluations on the test set", "test accuracy", "0.7654"):
+        assert words in page, words
+    assert "validation accuracy" in page
+    assert page.index("0.8125") < page.index("Evaluations on the test set")
+
+
 def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run is at"):
-        write_report(LocalStorage(tmp_path / "none"), title="none")
+        write_report(RunLog(LocalStorage(tmp_path / "none")), title="none")
     assert not (tmp_path / "none").exists()

@@ -27,7 +27,10 @@ REFUSED = {
         ["data={source: csv, options: {path: t.csv, label: y}}"],
         ["data.options.path: 't.csv'", "t.csv does not exist", "model.py"],
     ),
-    "batches": (["data.batched=true"], ["data.batched is true", "batches are not read yet", "yield from zip(x, y)"]),
+    "a key of another source": (
+        ["data={source: digits, examples: 5}"],
+        ["data.examples: 5: the source digits does not use it", "remove it"],
+    ),
     "a missing package of the model": (["model=other.py:build"], ["other.py, line 1, imports no_such_package"]),
     "a missing package of the data": (["data.source=other.py:load"], ["other.py:load: other.py, line 1"]),
     "a missing package of the callbacks": (["train.callbacks=other.py:build"], ["other.py:build: other.py, line 1"]),
@@ -67,11 +70,11 @@ def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
 
 
 def test_a_mistyped_key_is_reported_before_the_missing_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text(RUN.replace("steps:", "stepz:"), encoding="utf-8")
+    file.write_text(RUN.replace("global_batch_size:", "global_batch_sise:"), encoding="utf-8")
     assert main(["run", str(file)]) == 2
     stderr = capsys.readouterr().err
-    assert "did you mean train.steps?" in stderr
-    assert stderr.index("did you mean train.steps?") < stderr.index("train.steps is missing")
+    assert "did you mean train.global_batch_size?" in stderr
+    assert stderr.index("did you mean train.global_batch_size?") < stderr.index("train.global_batch_size is missing")
 
 
 def test_changed_identity_is_refused_before_imports(

@@ -14,7 +14,10 @@ from flows.admission.admit import Admitted, admit
 from flows.admission.run_at_work import LivenessProbe, require_idle
 from flows.commands.main import main
 from flows.goal import Goal
+from flows.prefect_compat.flow_run_beside import FlowRunBeside
+from flows.result import RelayResult
 from flows.run import Run
+from flows.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunAtWork
@@ -171,6 +174,5 @@ def test_a_rival_that_starts_after_admission_is_refused(run: FakeRun, monkeypatc
     monkeypatch.setattr(run_at_work, "process_name", lambda: "")  # otherwise it is this process
     now = datetime.now().astimezone()
     run.attempt("a" * 32, process=process_name(), began=now.isoformat(), alive=now.isoformat())
-    flow = train_run.train_run_of_command(admitted, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))
-    with disable_run_logger(), pytest.raises(RunAtWork):
-        flow.fn(str(run.run_file()))
+    with pytest.raises(RunAtWork), FlowRunBeside[RelayResult](lambda: None, lambda body: [body()]) as flow_run:
+        train_beside(admitted, flow_run, console=EventRecorder(), on_result=lambda _: pytest.fail("trained"))

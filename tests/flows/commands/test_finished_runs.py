@@ -15,7 +15,6 @@ from flows.run import Run
 from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import finish
-from tasks.foundation.runlog.history import history_of
 from tasks.foundation.telemetry.console import Console
 from tests.support.fake_run import FakeRun
 
@@ -64,7 +63,6 @@ def test_the_summary_says_how_to_continue(run: FakeRun, exit_reason: str, word: 
     print_summary(
         Console(stream),
         Run.open(load_run_file(run.run_file())),
-        history_of(run.log.entries()),
         exit_reason=exit_reason,
         report_path=None,
         report_command="baton report run.yaml",

@@ -38,12 +38,14 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 def test_an_older_home_is_read(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files_below(older.parent)
+    keeps_all = "keep_every_steps" in (older.parents[1] / "run" / "run.yaml").read_text()
+    last, kept = (4, 3) if keeps_all else (5, 2)  # nothing is retired where all are kept
     [status] = as_json(capsys, "status", str(older))
-    assert (status["step"], status["entry"]) == (20, 5)
+    assert (status["step"], status["entry"]) == (20, last)
     [log] = as_json(capsys, "log", str(older))
-    assert [entry["number"] for entry in log["entries"]] == list(range(6))
+    assert [entry["number"] for entry in log["entries"]] == list(range(last + 1))
     *_, found = as_json(capsys, "verify", str(older))
-    assert (found["ok"], found["entries"], found["checkpoints"], found["files"]) == (True, 6, 2, 2 * 2 + 4)
+    assert (found["ok"], found["entries"], found["checkpoints"], found["files"]) == (True, last + 1, kept, 2 * kept + 4)
     [listed] = as_json(capsys, "list", str(older.parent))
     assert [(run["run"], run["step"], run["error"]) for run in listed["runs"]] == [("small", 20, None)]
     assert files_below(older.parent) == before
@@ -59,12 +61,12 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_every_verb_refuses_an_entry_of_a_newer_version(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(run.path("log/00000003.json"), schema_version=2)
+    edit(run.path("log/00000003.json"), schema_version=3)
     before = run.files()
     for verb in (["status"], ["log"], ["verify"], ["fork", "--as", "new"], ["report"]):
         assert main([verb[0], run.address, *verb[1:]]) == AnotherVersion.exit_code == 2
         err = capsys.readouterr().err
-        assert "log/00000003.json: this Entry was written by another version of Baton: schema_version is 2" in err
+        assert "log/00000003.json: this Entry was written by another version of Baton: schema_version is 3" in err
         assert "hint: use the version of Baton that wrote it" in err
         assert "delete" not in err
     assert run.files() == before
@@ -73,14 +75,14 @@ def test_every_verb_refuses_an_entry_of_a_newer_version(run: FakeRun, capsys: py
 def test_list_includes_a_run_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = FakeRun(tmp_path, "newer")
     FakeRun(tmp_path, "sound")
-    edit(newer.path("log/00000001.json"), schema_version=2)
+    edit(newer.path("log/00000001.json"), schema_version=3)
     [listed] = as_json(capsys, "list", str(newer.root.root), code=2)
     assert [(run["run"], run.get("error_class")) for run in listed["runs"]] == [
         ("newer", "AnotherVersion"),
         ("sound", None),
     ]
     assert main(["list", str(newer.root.root)]) == 2
-    assert re.search(r"^newer +newer +.*schema_version is 2", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^newer +newer +.*schema_version is 3", capsys.readouterr().out, re.MULTILINE)
     FakeRun(tmp_path, "torn").path("log/00000001.json").write_bytes(b"{")
     as_json(capsys, "list", str(newer.root.root), code=4)
 

@@ -20,6 +20,7 @@ from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing
+from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, take_answer
 from tasks.foundation.storage.checksum import checksum_bytes
@@ -28,6 +29,7 @@ from tests.support.hostile_homes import ESCAPES, LENGTH, PREPARED, SEGMENT, Case
 
 MOST_PRINTED = 60_000
 EXIT_CODES = {0, 2, 3, 4}
+KINDS = [pytest.param("log", marks=pytest.mark.slow), "manifest", "dataset", "attempt", "answer"]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def commands(
     return Commands(home, capsys, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_paths_that_leave_the_home_do_no_harm(kind: str, home: HostileHome, commands: Commands) -> None:
     for number, case in enumerate(case for case in home.cases() if case.kind == kind):
         paths = traversals(home)
@@ -147,7 +149,7 @@ def test_paths_that_leave_the_home_do_no_harm(kind: str, home: HostileHome, comm
             commands.run_all(case, path)
 
 
-@pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_control_characters_never_reach_the_terminal(kind: str, home: HostileHome, commands: Commands) -> None:
     for case in home.cases():
         if case.kind == kind:
@@ -155,7 +157,7 @@ def test_control_characters_never_reach_the_terminal(kind: str, home: HostileHom
             commands.run_all(case, "escapes")
 
 
-@pytest.mark.parametrize("kind", ["log", "manifest", "dataset", "attempt", "answer"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_very_long_strings_do_no_harm(kind: str, home: HostileHome, commands: Commands) -> None:
     for case in home.cases():
         if case.kind == kind:
@@ -189,7 +191,7 @@ def test_file_names_never_overwrite_user_files(home: HostileHome, commands: Comm
 
 
 def test_retiring_deletes_nothing_outside_the_home(home: HostileHome, commands: Commands) -> None:
-    newest = max(path for path in home.run.home.files("log") if path.endswith(".json"))
+    newest = entry_path(home.run.head.number)
     entry = home.json_of(newest)
     assert entry["head"]["retired"]
     entry["head"]["retired"] = [{"path": "../../../victim", "at_commit": 0}]
@@ -201,14 +203,12 @@ def test_retiring_deletes_nothing_outside_the_home(home: HostileHome, commands: 
 
 def test_a_checkpoint_that_is_its_own_parent_does_no_harm(home: HostileHome, commands: Commands) -> None:
     """Following the parents from the tip would never end."""
-    newest = max(path for path in home.run.home.files("log") if path.endswith(".json"))
-    numbers = range(int(newest[4:12]) + 1)
-    entries = {path: home.json_of(path) for path in (f"log/{number:08d}.json" for number in numbers)}
+    entries = {path: home.json_of(path) for path in map(entry_path, range(home.run.head.number + 1))}
     for entry in entries.values():
         if "parent" in entry["body"]:
             entry["body"]["parent"] = entry["body"]["checkpoint"]["path"]
     home.spoil_files(entries)
-    assert main(["status", home.run.address]) == 4
+    assert main(["report", home.run.address]) == 4
     assert "or the checkpoint is its own ancestor" in commands.capsys.readouterr().err
 
 
@@ -217,7 +217,7 @@ def test_a_report_escapes_unusual_names(home: HostileHome, commands: Commands) -
     text = "</script><b>$\\frac{[/x]"
     changed = {}
     for number in range(20):
-        path = f"log/{number:08d}.json"
+        path = entry_path(number)
         if not home.run.home.exists(path):
             break
         entry = home.json_of(path)

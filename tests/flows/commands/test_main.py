@@ -16,7 +16,7 @@ from typing import NoReturn
 import pytest
 
 from flows import run as opening
-from flows.commands import status
+from flows.commands import run, status
 from flows.commands.main import main
 from tasks.foundation import errors
 from tasks.foundation.stops.process_stop import PROCESS_STOP
@@ -93,6 +93,19 @@ def test_the_stop_signal_is_named(
     finally:
         signal.signal(number, before)
     assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_during_the_first_checks_of_a_run_exits_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def admit(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "admit", admit)
+    assert main(["run", str(FakeRun(tmp_path).run_file()), "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"exit_reason": "stopped"}
+    assert "the same command starts it" in captured.err
 
 
 def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

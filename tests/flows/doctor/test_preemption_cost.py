@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from flows.doctor.commit_cost import CommitCost
 from flows.doctor.preemption_cost import best_interval_seconds, check_preemption, configured_interval_seconds
-from flows.doctor.storage_checks import CommitCost
 from tests.support.faulty_runs import load_faulty_run
+
+FIXED = ["checkpoint.every_seconds=null"]
+
+
+def cost_of(commit_seconds: float, training_seconds: float | None = None) -> CommitCost:
+    """The cost of a commit; in line, unless it takes less from the training."""
+    taken = commit_seconds if training_seconds is None else training_seconds
+    return CommitCost(commit_seconds=commit_seconds, training_seconds=taken, restore_seconds=1.0, state_bytes=1)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +46,9 @@ def test_configured_interval_is_read_from_run_file(
     ("overrides", "step_seconds", "commit_seconds", "verdict", "words"),
     [
         ([], None, 8.0, "pass", ["a commit every 8 min 00 s", "about 4 min 11 s", "train.segment_seconds: 480"]),
-        (["train.steps=100000", "train.segment_steps=1000"], 0.5, 8.0, "pass", ["commits every 8 min 20 s"]),
-        (["train.steps=100000"], 0.5, 8.0, "warn", ["13 h 53 min", "100% of the time", "train.segment_steps: 960"]),
+        ([*FIXED, "train.steps=100000", "train.segment_steps=1000"], 0.5, 8.0, "pass", ["commits every 8 min 20 s"]),
+        ([*FIXED, "train.steps=100000"], 0.5, 8.0, "warn", ["13 h 53 min", "100% of the time", "segment_steps: 960"]),
+        (["train.steps=100000"], 0.5, 8.0, "pass", ["every_seconds is auto, so commits within a segment follow"]),
         (["train.steps=100000", "train.segment_steps=10"], 0.5, 8.0, "warn", ["every 5.0 s", "segment_steps: 960"]),
         ([], 0.01, 8.0, "pass", ["the whole run takes 10 s"]),
         ([], 1e-7, 8.0, "pass", ["the whole run takes 0.0 s"]),
@@ -57,10 +66,20 @@ def test_preemption_cost_and_advice(
     verdict: str,
     words: list[str],
 ) -> None:
-    cost = CommitCost(commit_seconds=commit_seconds, restore_seconds=1.0, state_bytes=1)
+    cost = cost_of(commit_seconds)
     found = check_preemption(
         load_faulty_run(tmp_path, *overrides), cost, start_seconds=10.0, step_seconds=step_seconds, hours_between=4.0
     )
     text = f"{found.text} {found.remedy}"
     assert found.verdict == verdict, text
     assert [word for word in words if word not in text] == [], text
+
+
+def test_advice_counts_what_a_commit_takes_from_training(tmp_path: Path) -> None:
+    """A commit beside the training takes less from it than it lasts; the grace period must last for all of it."""
+    run = load_faulty_run(tmp_path, *FIXED)
+    settings = {"start_seconds": 10.0, "step_seconds": None, "hours_between": 4.0}
+    beside = check_preemption(run, cost_of(8.0, 0.5), **settings)  # type: ignore[arg-type]
+    assert "a commit every 2 min 00 s" in beside.text
+    long = check_preemption(run, cost_of(40.0, 0.5), **settings)  # type: ignore[arg-type]
+    assert "a commit takes longer than stop.grace_seconds = 25" in long.text

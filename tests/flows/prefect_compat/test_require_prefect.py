@@ -200,6 +200,20 @@ def test_a_locked_database_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             require_prefect.require_prefect()
 
 
+@pytest.mark.parametrize(
+    ("rows", "complete"),
+    [
+        (["INSERT INTO alembic_version VALUES ('a3b9c7d2e5f1')"], True),
+        (["INSERT INTO alembic_version VALUES ('f416ea180ae1')"], False),
+        ([], False),
+    ],
+)
+def test_a_database_with_every_migration_is_known(rows: list[str], complete: bool, tmp_path: Path) -> None:
+    home = database(tmp_path, "CREATE TABLE alembic_version (version_num)", *rows)
+    assert require_prefect.require_database(home / "prefect.db", "PREFECT_HOME") == complete
+    assert not require_prefect.require_database(tmp_path / "new" / "prefect.db", "PREFECT_HOME")
+
+
 def test_a_current_and_a_new_database_are_accepted(tmp_path: Path) -> None:
     home = database(tmp_path, "CREATE TABLE alembic_version (version_num)")
     for version in ("a1b2c3d4e5f7", "a3b9c7d2e5f1"):  # the file name of the first revision does not contain it

@@ -1,5 +1,6 @@
 """The artifacts of a run in Prefect: their content and how often they are updated. The run never waits for them."""
 
+import contextvars
 import json
 import logging
 import sys
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.prefect_ui import artifact_publisher
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher, UpdateSchedule
 from flows.prefect_ui.artifacts import Artifact, key_of, report_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Committed, Evaluated, Note, Phase, Training
 from tests.support.clock import FakeClock
@@ -66,7 +69,7 @@ def publisher(
     spec = load_run_file(run.run_file(steps=400)).spec
     sink = ArtifactPublisher(
         spec,
-        run.home,
+        RunLog(run.home),  # it remembers nothing yet
         notes=notes or EventRecorder(),
         store=store,
         request_seconds=request_seconds,
@@ -102,10 +105,10 @@ def test_outdated_artifacts_are_due_once_per_interval() -> None:
 def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
     store = FakeArtifactStore()
     spec = load_run_file(run.run_file(steps=400)).spec
-    with ArtifactPublisher(spec, run.home, parts=("progress",), store=store, clock=FakeClock(0.0)) as sink:
+    with ArtifactPublisher(spec, run.log, parts=("progress",), store=store, clock=FakeClock(0.0)) as sink:
         sink.emit(training(150))
         sink.emit(committed(150))
-    with ArtifactPublisher(spec, run.home, parts=("progress",), store=store, clock=FakeClock(0.0)):
+    with ArtifactPublisher(spec, run.log, parts=("progress",), store=store, clock=FakeClock(0.0)):
         pass  # the stage trained no step, and the parent flow run shows the committed progress
     assert set(store.keys()) == {"digits-progress"}
 
@@ -127,6 +130,7 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
         sink.emit(Phase(cause="train"))
         sink.emit(committed(200))
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
+        sink.draw_curves()
     assert set(store.keys()) == {"digits-progress", "digits-commits", "digits-report", "digits-curves"}
     rows = json.loads(store.newest("commits").data)
     assert [row["step"] for row in rows] == [200, 100, 0]
@@ -215,7 +219,7 @@ def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:
     run.path("log/00000001.json").write_text("{")
     with publisher(run, store, notes=notes) as sink:
         sink.emit(committed(200))
-    assert store.written == []
+    assert set(store.keys()) <= {"digits-progress"}  # the newest entry can be read
     assert len(notes.events) == 1
 
 
@@ -228,10 +232,22 @@ def test_only_curves_need_matplotlib(
         caplog.at_level(logging.DEBUG, logger="flows.prefect_ui.artifact_publisher"),
         publisher(run, store, notes=notes) as sink,
     ):
-        sink.emit(committed(200))
+        sink.draw_curves()
     assert set(store.keys()) == {"digits-progress", "digits-commits"}
     assert notes.events == []
     assert len([record for record in caplog.records if "cannot draw them" in record.message]) == 1
+
+
+def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """matplotlib takes seconds of the processor that the training needs."""
+    monkeypatch.setattr(artifact_publisher, "curves_of", lambda *_: pytest.fail("drawn while the run trains"))
+    store = FakeArtifactStore()
+    with publisher(run, store) as sink:
+        for step in range(10):
+            sink.emit(training(step))
+            sink.emit(committed(200))
+            sink.emit(Evaluated(step=200, metrics={}, examples=1))
+    assert set(store.keys()) == {"digits-progress", "digits-commits"}
 
 
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
@@ -239,14 +255,31 @@ def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
     empty_home: Storage = run.root.at("other")
     store = FakeArtifactStore()
     spec = load_run_file(run.run_file()).spec
-    with ArtifactPublisher(spec, empty_home, store=store, clock=FakeClock(0.0)):
+    with ArtifactPublisher(spec, RunLog(empty_home), store=store, clock=FakeClock(0.0)):
         pass
     assert {artifact.key: artifact.data for artifact in store.written} == {"digits-progress": 0.0}
     assert not run.path("../other").exists()
 
 
+def test_close_does_not_wait_for_a_flow_run_to_begin(run: FakeRun) -> None:
+    begun = threading.Event()
+
+    def context() -> contextvars.Context:
+        begun.wait()
+        raise ConnectionError("refused")
+
+    spec = load_run_file(run.run_file()).spec
+    with ArtifactPublisher(spec, run.log, context=context, request_seconds=A_LONG_TIME) as sink:
+        sink.emit(training(1))
+    threads = [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
+    begun.set()
+    for thread in threads:
+        thread.join(A_LONG_TIME)
+    assert len(threads) == 1
+
+
 def test_nothing_is_published_outside_a_flow_run(run: FakeRun) -> None:
-    with ArtifactPublisher(load_run_file(run.run_file()).spec, run.home) as sink:
+    with ArtifactPublisher(load_run_file(run.run_file()).spec, run.log) as sink:
         sink.emit(training(1))
     assert not [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
 

@@ -33,14 +33,10 @@ time.sleep(600)
 """
 
 PREFECT = """
-import threading, time
-from flows.prefect_compat.prefect_startup import set_quiet_defaults, start_prefect_api
+import time
+from flows.prefect_compat.prefect_startup import PrefectStart, set_quiet_defaults
 set_quiet_defaults()
-start_prefect_api()
-from prefect.server.api.server import SubprocessASGIServer
-while not [each for each in SubprocessASGIServer._instances.values() if each.server_process]:
-    time.sleep(0.05)
-print([each.server_process.pid for each in SubprocessASGIServer._instances.values()][0], flush=True)
+print(PrefectStart()._server.process.pid, flush=True)
 time.sleep(600)
 """
 

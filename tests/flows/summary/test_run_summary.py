@@ -15,7 +15,6 @@ from flows.result import result_of_interrupted
 from flows.run import Run
 from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.runlog.history import history_of
 from tasks.foundation.telemetry.console import Console
 from tests.support.fake_run import FakeRun
 
@@ -25,7 +24,6 @@ def summary_of(run: FakeRun, *, exit_reason: str, report: str | None = "/home/re
     print_summary(
         Console(stream),
         Run.open(load_run_file(run.run_file(steps=300))),
-        history_of(run.log.entries()),
         exit_reason=exit_reason,
         report_path=report,
         report_command="baton report run.yaml",

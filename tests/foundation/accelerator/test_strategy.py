@@ -16,7 +16,7 @@ from tasks.foundation.accelerator.strategy import Accelerator, acquire, may_be_l
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.user_code import describe
+from tasks.foundation.user_errors import describe
 from tests.support.lab import Lab, in_fresh_process, spec_of
 from tests.support.stand_in_tpu import ANNOUNCED, StandInSystem, look_like_a_tpu_vm
 

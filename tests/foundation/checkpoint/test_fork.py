@@ -294,6 +294,7 @@ def test_two_forks_to_one_name_in_random_orders(death: int | None) -> None:
     forks.root.delete("")
 
 
+@pytest.mark.slow
 def test_a_fork_and_a_new_run_of_one_name_in_every_order() -> None:
     root = MemoryStorage(f"forks-{uuid.uuid4().hex}")
     small_source(root)

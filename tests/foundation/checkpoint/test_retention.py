@@ -1,5 +1,7 @@
 """Retention: which checkpoints are kept and deleted, and that a crash at any call does not change the final state."""
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 from tasks.foundation.checkpoint.retention import (
@@ -9,6 +11,7 @@ from tasks.foundation.checkpoint.retention import (
     KeepLast,
     RetentionPolicy,
     apply_retention,
+    files_to_delete,
     retention_policies,
 )
 from tasks.foundation.contracts.log_entry import Change, Head, Retire
@@ -19,6 +22,7 @@ from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.history import commit_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import (
@@ -128,6 +132,50 @@ def test_retention_with_nothing_to_do_writes_nothing(store: Storage) -> None:
     before = sorted(store.files(""))
     apply_retention(log, [KeepLast(1)], attempt="keeper")
     assert sorted(store.files("")) == before
+
+
+class RemoteMemory(MemoryStorage):
+    """Memory as a remote store: what is due for deletion is listed beforehand."""
+
+    transfers = 4  # type: ignore[assignment]
+
+
+class Unlisted(RemoteMemory):
+    def files(self, folder: str) -> Iterator[str]:
+        raise StorageError(f"{folder}: 503")
+
+
+class Undeletable(RemoteMemory):
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:  # noqa: ARG002 - as in `Storage`
+        raise StorageError(f"{folder}: 403")
+
+
+def test_files_are_listed_for_what_is_deleted_next(memory: MemoryStorage) -> None:
+    log = begin(memory)
+    for step in (10, 20, 30):
+        train(log, step)
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
+    head = head_of(log)
+    gone, due, later = (old.path for old in head.retired)
+    remote = RemoteMemory(memory.root)
+    listed = {gone: (), due: (f"{due}/ckpt.data", f"{due}/manifest.json")}
+    assert {path: tuple(sorted(files)) for path, files in files_to_delete(remote, head).items()} == listed
+    assert later in folders(memory)
+    assert files_to_delete(memory, head) == files_to_delete(remote, None) == {}
+    assert files_to_delete(Unlisted(memory.root), head) == {}, "deletion lists them, or reports why it cannot"
+
+
+def test_what_cannot_be_deleted_is_not_listed_at_each_commit(memory: MemoryStorage) -> None:
+    log = begin(memory)
+    for step in (10, 20, 30):
+        train(log, step)
+        apply_retention(log, [KeepLast(1)], attempt="keeper")
+    head, remote = head_of(log), Undeletable(memory.root)
+    due = head.retired[1].path
+    assert due in files_to_delete(remote, head)
+    assert not discard(remote, due, now=head.commits + 1)
+    assert due not in files_to_delete(remote, head)
+    assert due in files_to_delete(remote, head.model_copy(update={"commits": head.commits + 1}))
 
 
 def test_retention_is_idempotent(store: Storage) -> None:

@@ -1,13 +1,16 @@
 """Saving and restoring a train state on one replica: what is written, refused and restored."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks.foundation.checkpoint import save
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.save import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
@@ -22,6 +25,7 @@ from tasks.foundation.errors import (
 )
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import digest_of
+from tasks.foundation.storage import local
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
@@ -142,22 +146,33 @@ def test_restored_step_and_digest_must_match_the_log(state: Any, home: LocalStor
         restore_checkpoint(state, home, ref.model_copy(update=change))
 
 
-def test_a_store_with_other_bytes_is_detected(state: Any, home: LocalStorage) -> None:
-    class OtherChecksum(LocalStorage):
-        def stat(self, path: str) -> FileStat:
-            return super().stat(path).model_copy(update={"crc32c": "00000000"})
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_store_with_other_bytes_is_detected(
+    state: Any, home: LocalStorage, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    write, written = local.write_buffers_durably, []
 
-    with pytest.raises(StorageError, match=r"sent \d+ bytes with crc32c .* the store has"):
-        staged(state, OtherChecksum(home.root))
+    def garble(file: Path, buffers: Sequence[memoryview]) -> None:
+        write(file, buffers)
+        if len(written) == number:
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        written.append(file)
+
+    monkeypatch.setattr(local, "write_buffers_durably", garble)
+    with pytest.raises(StorageError, match=r"the disk returned other bytes than were written"):
+        staged(state, home)
     assert not list(home.root.rglob("manifest.json"))
 
 
 class SweptByRival(LocalStorage):
     """Another process moved the tip, and deletes what others have staged."""
 
-    def stat(self, path: str) -> FileStat:
+    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
+        super().write_buffers(path, buffers)
         self.delete(path.rpartition("/")[0])
-        return super().stat(path)
+        raise FileMissing(f"{path} does not exist")
 
 
 def test_a_staging_deleted_by_a_rival_is_stale(state: Any, home: LocalStorage) -> None:
@@ -217,3 +232,11 @@ def test_the_manifest_has_the_signature(state: Any, home: LocalStorage) -> None:
     assert [record["path"] for record in manifest["signature"]] == sorted(
         record["path"] for record in manifest["signature"]
     )
+
+
+def test_every_host_learns_that_weights_are_not_finite(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "take_snapshot", lambda *_given, **_settings: None)  # as on hosts other than the chief
+    chief_found = SimpleNamespace(step=7, accelerator=SimpleNamespace(all_agree=lambda _yes: False))
+    with pytest.raises(NonFinite, match="step 7, in segment 2: the chief found weights that are not finite") as found:
+        stage_checkpoint(cast(Any, chief_found), home, base=7, attempt="abc", where=", in segment 2")
+    assert found.value.step == 7

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,11 @@ class StoreWithHolds(MemoryStorage):
         self.tries: list[str] = []
         self.fault: Exception = StoreRefused("403: the object is under active Temporary hold\nhint: release it")
 
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:
         self.tries.append(folder)
         if folder in self.held:
             raise self.fault
-        super().delete(folder)
+        super().delete(folder, files=files)
 
 
 @pytest.fixture

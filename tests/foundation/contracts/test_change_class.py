@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tasks.foundation.contracts.change_class import change_class_of, keys_of, operational
-from tasks.foundation.contracts.identity import IDENTITY, accepted_keys
+from tasks.foundation.contracts.identity import accepted_keys
+from tasks.foundation.contracts.identity_keys import IDENTITY, TRANSFORMS
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 from tests.support.checkout import CHECKOUT
@@ -23,8 +24,8 @@ KEYS = {name: change_class_of(field) for name, field in FIELDS.items()}
 
 HEAD = """# The run file
 
-One YAML file, like [this one](digits/run.yaml) or [this](text/run.yaml). Unknown keys are refused. `--set KEY=VALUE`
-changes a key for one command.
+One YAML file, like [digits](digits/run.yaml), [text](text/run.yaml) or [images](images/run.yaml). Unknown keys are
+refused. `--set KEY=VALUE` changes a key for one command.
 
 The class of a key says what happens if you change it after the run has started:
 
@@ -116,7 +117,8 @@ def test_the_page_lists_every_key() -> None:
         ("loss, metrics", ("compile.loss", "compile.metrics")),
         ("seed,optimizer,train.seed", ("train.seed", "compile.optimizer")),
         ("global_batch_size", ("train.global_batch_size",)),
-        ("data", ("data.content_digest", "data.window_shards")),
+        ("data", ("data.content_digest", "data.validation", "data.window_shards", *TRANSFORMS)),
+        ("validation", ("data.validation",)),
         ("model", ("model.config", "model.code", "model.options")),
         ("compile", ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")),
         ("model.options", ("model.options",)),

@@ -51,3 +51,25 @@ def test_name_that_is_no_baton_error_becomes_the_base(name: str) -> None:
 
 def test_report_holds_the_bases_nearest_first() -> None:
     assert ErrorReport.of(errors.RunFileError("x")).bases == (InvalidInput.__name__, BatonError.__name__)
+
+
+def test_traceback_of_the_other_process_is_a_note() -> None:
+    with pytest.raises(BlowUp) as caught:
+        raise BlowUp("up", step=3) from ValueError("the cause")
+    report = sent(ErrorReport.of(caught.value))
+    assert report.traceback is not None
+    assert "ValueError: the cause" in report.traceback
+    arrived = report.to_error()
+    assert str(arrived) == "up"
+    assert arrived.__notes__ == [f"In the other process:\n{report.traceback}"]
+    assert ErrorReport.of(BlowUp("up", step=3)).traceback is None
+
+
+def test_long_traceback_loses_its_middle() -> None:
+    with pytest.raises(BlowUp) as caught:
+        raise BlowUp("begin" + "x" * 100_000 + "end", step=3)
+    text = errors.whole_traceback(caught.value)
+    assert text is not None
+    assert len(text) < 50_000
+    assert text.startswith("Traceback")
+    assert text.rstrip().endswith("end")

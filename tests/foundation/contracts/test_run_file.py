@@ -96,8 +96,13 @@ REFUSED = [
     Bad("steps base 60", swap("3000", "50:00"), ("train.steps is 50:00", "not a whole number", "at least 1")),
     Bad("steps zero", swap("3000", "0"), ("train.steps is 0", "not at least 1", "the step to train to")),
     Bad("steps negative", swap("3000", "-5"), ("train.steps is -5", "not at least 1", "the step to train to")),
-    Bad("steps null", swap("3000", "~"), ("train.steps is ~", "not a whole number", "at least 1")),
-    Bad("steps left empty", swap("3000", ""), ("train.steps is empty", "not a whole number", "at least 1")),
+    Bad("steps null", swap("3000", "~"), ("train.steps is missing", "add train.epochs instead")),
+    Bad("steps left empty", swap("3000", ""), ("train.steps is missing", "add train.epochs instead")),
+    Bad("steps and epochs", GOOD, ("--set train.epochs=2", "steps and epochs exclude each other", "train.epochs=null"), ("train.epochs=2",)),
+    Bad("two segment lengths", GOOD, ("segment_steps and segment_epochs exclude", "train.segment_epochs: 1"), ("train.segment_epochs=1",)),
+    Bad("two cadences", GOOD, ("every and every_steps exclude each other",), ("evaluate.every=epoch",)),
+    Bad("epochs zero", GOOD, ("train.epochs is 0", "not at least 1", "passes over the training examples"), ("train.epochs=0",)),
+    Bad("examples of an epoch", GOOD, ("train.epoch_examples is not for run files",), ("train.epoch_examples=9",)),
     Bad("steps nan", swap("3000", ".nan"), ("train.steps is .nan", "not a whole number", "at least 1")),
     Bad("steps infinite", swap("3000", ".inf"), ("train.steps is .inf", "not a whole number", "at least 1")),
     Bad("steps list", swap("3000", "[1, 2]"), ("train.steps is [1, 2]", "not a whole number", "at least 1")),
@@ -155,6 +160,16 @@ REFUSED = [
     Bad("replicas on gpu", swap("{kind: auto}", "{kind: gpu, replicas: 2}"), ("accelerator.replicas: 2", '"gpu"', "needs kind: cpu")),
     Bad("replicas on whatever", swap("{kind: auto}", "{replicas: 2}"), ("line 11", "accelerator.replicas: 2", "needs kind: cpu")),
     Bad("best without validation", swap("0.1", "0"), ("checkpoint.keep_best", "data.validation_fraction: 0", "above 0 or drop it")),
+    # validation and test sets
+    Bad("two validation sets", swap("0.1", "0.1\n  validation: data.py:load"), ("data.validation: ", "data.validation_fraction: 0.1", "two validation sets; remove one")),
+    Bad("two splits", swap("0.1", "0.1\n  split: last\n  split_by: user"), ("split = last and split_by = user", "two ways to split; remove one")),
+    Bad("split of nothing", swap("  validation_fraction: 0.1", "  validation: digits\n  split: last"), ("split = last splits nothing", "validation is a set of its own")),
+    Bad("split of no fraction", swap("checkpoint: {keep_last: 3, keep_best: {metric: accuracy, mode: max}}", "").replace("0.1", "0\n  split_by: user"), ("split_by = user splits nothing", "validation_fraction is 0")),
+    Bad("split in place", swap("source: digits", "source: tfrecord\n  split: last"), ("those of source tfrecord stay in their files", "options.copy", "under validation")),
+    Bad("unknown split", swap("0.1", "0.1\n  split: first"), ("data.split is first", "'random' or 'last'")),
+    Bad("set without a source", swap("0.1", "0.1\n  test: {options: {a: 1}}"), ("data.test.source is missing", "add it")),
+    Bad("set with a wrong key", swap("0.1", "0.1\n  test: {source: digits, classes: 3}"), ("data.test.classes", "not a known key")),
+    Bad("set without a function", swap("0.1", "0.1\n  test: 'data.py:'"), ("data.test", "data.py:")),
     # remote stages
     Bad("stage unknown", plus("stages: {train_segmnt: train-segment/docker}\n"), ("line 14: stages.train_segmnt", "did you mean stages.train_segment?")),
     Bad("deployment without a flow", plus("stages: {train_segment: docker}\n"), ("docker", "FLOW/DEPLOYMENT, such as train-segment/docker")),
@@ -198,7 +213,7 @@ REFUSED = [
     Bad("project was removed", swap("{kind: auto}", "{kind: tpu, project: p}"), ("accelerator.project (here p) was removed", "drop the key")),
     Bad("unknown in checkpoint", swap("keep_last", "keeplast"), ("checkpoint.keeplast", "here 3", "did you mean checkpoint.keep_last?")),
     Bad("unknown in keep_best", swap("mode: max", "mode: max, made: 1"), ("checkpoint.keep_best.made", "here 1", "did you mean checkpoint.keep_best.mode?")),
-    Bad("unknown in evaluate", swap("every_steps: 1000", "every: 1000"), ("evaluate.every ", "here 1000", "did you mean evaluate.every_steps?")),
+    Bad("unknown in evaluate", swap("every_steps: 1000", "every: 1000"), ("evaluate.every is 1000", "not 'epoch'", "for a number of steps use every_steps")),
     Bad("key of another section", plus("steps: 9\n"), ("line 14: steps", "here 9", "did you mean train.steps?")),
     Bad("key with a line break", plus('"a\\nb": 1\n'), (r'"a\nb"', "here 1", "the keys are")),
     # overrides
@@ -433,3 +448,14 @@ def test_invalid_class_names_are_refused(tmp_path: Path, text: str, message: str
     path.write_text(GOOD)
     with pytest.raises(RunFileError, match=re.escape(message)):
         load_run_file(path, (f"train.class_weight={text}",))
+
+
+def test_own_sets_are_read_and_survive_json(tmp_path: Path) -> None:
+    """A stage in another process gets the settings as JSON with every key."""
+    file = tmp_path / "run.yaml"
+    file.write_text(swap("  validation_fraction: 0.1", "  validation: data.py:held_out\n  test: {source: digits}"))
+    data = load_run_file(file).spec.data
+    assert (data.validation_fraction, data.has_validation, data.is_evaluated_on) == (0, True, ("validation", "test"))
+    assert data.sources == ("digits", "data.py:held_out", "digits")
+    assert type(data).model_validate_json(data.model_dump_json()) == data
+    assert load_run_file(file, ["data.test=null", "data.validation.version=3"]).spec.data.test is None

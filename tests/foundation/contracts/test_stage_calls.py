@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tasks.foundation.contracts.evaluation_sets import SetRef
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
+    EvaluateCall,
     InitOrRestoreCall,
     PrepareDataCall,
     RemoteCheckpointToGcsCall,
@@ -106,3 +109,23 @@ def test_unknown_key_of_a_newer_version_is_refused(run: FakeRun) -> None:
     values = json.loads(pack(PrepareDataCall(spec=load_run_file(run.run_file()).spec), CONTEXT))
     with pytest.raises(AnotherVersion, match="mood is an unknown key"):
         unpack(PrepareDataCall, json.dumps({**values, "mood": "good"}))
+
+
+def test_call_names_the_set_and_where_it_is(run: FakeRun) -> None:
+    given = {**load_run_file(run.run_file()).spec.model_dump(mode="json")}
+    data = {
+        "source": "data.py:load",
+        "validation": "data.py:held_out",
+        "test": {"source": "npz", "options": {"path": "t"}},
+    }
+    spec = RunSpec.model_validate(given | {"data": data})
+    own = SetRef(folder="datasets/0123456789ac", content_digest="c", examples=3)
+    dataset = DATASET.model_copy(update={"validation": own, "test": own})
+    call = EvaluateCall(spec=spec, dataset=dataset, checkpoint=run.tip, recorded=run.head.environment, on="test")
+    back, _ = unpack(EvaluateCall, pack(call, CONTEXT))
+    assert back == call
+    assert (back.on, back.dataset.examples_of("test")) == ("test", 3)
+    sent = json.loads(pack(call, CONTEXT))
+    del sent["on"], sent["dataset"]["validation"], sent["dataset"]["test"]  # a call of the version before
+    older, _ = unpack(EvaluateCall, json.dumps(sent))
+    assert (older.on, older.dataset) == ("validation", DATASET)

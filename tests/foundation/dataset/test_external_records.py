@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset import reader
 from tasks.foundation.dataset.held_out import held_out_mask, positions_of_part
-from tasks.foundation.dataset.manifest import content_digest, manifest_path, read_manifest
+from tasks.foundation.dataset.manifest import content_digest, manifest_path, read_manifest, zero_batch
 from tasks.foundation.dataset.reading_errors import original_read_errors
+from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -161,6 +162,7 @@ def rule_for(fraction: float, seed: int, total: int) -> HeldOut | None:
     split=st.tuples(st.sampled_from([0, 0.1, 0.5, 0.9]), st.integers(0, 2**31 - 1)),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 4)),
 )
+@pytest.mark.slow
 def test_epoch_has_each_example_once_from_any_first_batch(
     external: Callable[..., Prepared],
     labels: Callable[..., list[list[int]]],
@@ -181,8 +183,8 @@ def test_epoch_has_each_example_once_from_any_first_batch(
     first = seed % batches
     assert labels(training(prepared, **settings, first_batch=first), batches - first) == straight[first:]
     # In source order, however it is cut into ranges.
-    full = labels(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=batch), -1)
-    remainder = reader.validation_remainder(prepared.storage, prepared.ref, batch_size=batch)
+    full = labels(validation_dataset(prepared.storage, prepared.ref, batch_size=batch), -1)
+    remainder = validation_remainder(prepared.storage, prepared.ref, batch_size=batch)
     rest = [] if remainder is None else labels(remainder, -1)
     assert [label for labels_ in full + rest for label in labels_] == held_out
 
@@ -196,8 +198,8 @@ def test_remainder_starts_after_the_full_batches(
     held_out = np.flatnonzero(held_out_mask(rule, 0, 30)).tolist()
     assert len(held_out) % 4
     prepared = external([(0, ends if index % 10 == 9 else "") for index in range(30)], rule)
-    full = labels(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
-    (rest,) = labels(reader.validation_remainder(prepared.storage, prepared.ref, batch_size=batch_size), -1)
+    full = labels(validation_dataset(prepared.storage, prepared.ref, batch_size=batch_size), -1)
+    (rest,) = labels(validation_remainder(prepared.storage, prepared.ref, batch_size=batch_size), -1)
     assert [label for part in [*full, rest] for label in part] == held_out
 
 
@@ -219,7 +221,7 @@ def test_elements_match_train_step_with_static_shapes(external: Callable[..., Pr
     assert (x.shape, x.dtype.name, y.shape, y.dtype.name) == ((4, 2), "float32", (4,), "int64")
     x, y = next(dataset.as_numpy_iterator())
     np.testing.assert_array_equal(x, np.stack([y, y / 2], axis=1).astype(np.float32))
-    zeros = reader.zero_batch(external([(0, "")] * 9, None).manifest, 3)
+    zeros = zero_batch(external([(0, "")] * 9, None).manifest, 3)
     assert [(part.shape, part.dtype.name) for part in zeros] == [((3, 2), "float32"), ((3,), "int64")]
 
 
@@ -245,7 +247,7 @@ def test_images_decoded_in_parallel_stay_in_order(tmp_path: Path) -> None:
         for x, y in found:
             np.testing.assert_array_equal(x["pixels"], np.broadcast_to(y[:, None, None, None], (6, 8, 8, 3)))
             np.testing.assert_allclose(x["scaled"], np.broadcast_to(y[:, None, None, None] / 255, (6, 4, 2, 1)), 1e-5)
-    (x, y) = next(reader.validation_dataset(prepared.storage, prepared.ref, batch_size=2).as_numpy_iterator())
+    (x, y) = next(validation_dataset(prepared.storage, prepared.ref, batch_size=2).as_numpy_iterator())
     np.testing.assert_array_equal(x["pixels"][:, 0, 0, 0], y)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.reader import load_manifest, zero_batch
+from tasks.foundation.dataset.manifest import load_manifest, read_manifest, zero_batch
 from tasks.foundation.errors import AnotherVersion, DamagedDataset
 
 
@@ -57,15 +57,15 @@ def test_manifest_of_a_newer_version_is_not_damage(numbered: Callable[..., Any])
         prepared.storage.write(path, json.dumps(content | changes).encode())
 
     written(licence="CC0")
-    assert load_manifest(prepared.storage, prepared.ref) == prepared.manifest
+    assert read_manifest(prepared.storage, prepared.ref.folder) == prepared.manifest
     written(schema_version=2)
     with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 2"):
-        load_manifest(prepared.storage, prepared.ref)
+        read_manifest(prepared.storage, prepared.ref.folder)
     # The newer version includes this key in its content digest.
     shards = [shard | {"codec": "zstd"} for shard in content["train"]]
     written(train=shards, content_digest="0" * 64)
     with pytest.raises(AnotherVersion, match=r"unknown keys \(train\.0\.codec, train\.1\.codec\)") as caught:
-        load_manifest(prepared.storage, prepared.ref)
+        read_manifest(prepared.storage, prepared.ref.folder)
     assert "delete" not in str(caught.value)
 
 

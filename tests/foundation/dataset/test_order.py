@@ -12,15 +12,19 @@ from tasks.foundation.dataset import order
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
 
-def examples(counts: list[int], *, seed: int, window_shards: int, first: int, number: int) -> list[tuple[int, int]]:
+def examples(
+    counts: list[int], *, seed: int, window_shards: int, first: int, number: int, epoch_examples: int | None = None
+) -> list[tuple[int, int]]:
     """Return (shard, position in the shard) of the stream's examples, as a reader gets them."""
 
     def stream() -> Iterator[tuple[int, int]]:
-        windows = order.windows(counts, seed=seed, window_shards=window_shards, first_example=first)
+        windows = order.windows(
+            counts, seed=seed, window_shards=window_shards, first_example=first, epoch_examples=epoch_examples
+        )
         for window in windows:
             held = [(shard, position) for shard in window.shards for position in range(counts[shard])]
             assert len(held) == window.examples
-            yield from [held[index] for index in order.permutation(len(held), window.seed)][window.skip :]
+            yield from [held[index] for index in order.permutation(len(held), window.seed)][window.skip : window.end]
 
     return list(islice(stream(), number))
 
@@ -100,3 +104,28 @@ def test_numbers_out_of_range_are_refused(counts: list[int], window_shards: int,
     with pytest.raises(ValueError) as refused:
         next(order.windows(counts, seed=0, window_shards=window_shards, first_example=first))
     assert expected in str(refused.value)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(counts=COUNTS, window_shards=st.integers(1, 8), batch=st.integers(1, 12), first_batch=st.integers(0, 12))
+def test_dropped_remainder_leaves_whole_batches(
+    counts: list[int], window_shards: int, batch: int, first_batch: int
+) -> None:
+    length = sum(counts) // batch * batch
+    if not length:
+        return
+    whole = {"seed": 3, "window_shards": window_shards}
+    straight = examples(counts, **whole, first=0, number=(first_batch + 3) * batch, epoch_examples=length)
+    jumped = examples(counts, **whole, first=first_batch * batch, number=3 * batch, epoch_examples=length)
+    assert jumped == straight[first_batch * batch :]
+    everything = examples(counts, **whole, first=0, number=3 * sum(counts))
+    for epoch in range(min(3, len(straight) // length)):
+        of_epoch = straight[epoch * length : (epoch + 1) * length]
+        # The same order as without it: only the epoch's last examples are left out.
+        assert of_epoch == everything[epoch * sum(counts) :][:length]
+
+
+@pytest.mark.parametrize("epoch_examples", [0, -8, 14])
+def test_epoch_longer_than_the_data_is_refused(epoch_examples: int) -> None:
+    with pytest.raises(ValueError, match=f"epoch_examples={epoch_examples}"):
+        next(order.windows([13], seed=0, window_shards=1, first_example=0, epoch_examples=epoch_examples))

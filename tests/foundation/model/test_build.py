@@ -28,13 +28,16 @@ def build():
 BAD = {
     "raises": (
         "def build():\n    raise KeyError('width')",
-        ["model.py:build raised KeyError: 'width' (model.py, line 9)"],
+        ["model.py, line 9, in build:", "model.py:build raised KeyError: 'width'"],
     ),
     "draws from a random start": (
         "def build():\n    tf.random.Generator.from_non_deterministic_state()",
         ["cannot be called when determinism is enabled", "or set train.deterministic: false"],
     ),
-    "exits": ("def build():\n    raise SystemExit(0)", ["model.py:build raised SystemExit: 0 (model.py, line 9)"]),
+    "exits": (
+        "def build():\n    raise SystemExit(0)",
+        ["model.py, line 9, in build:", "model.py:build raised SystemExit: 0"],
+    ),
     "exits when called": (
         """
         class Leaving(layers.Subclassed):
@@ -111,7 +114,7 @@ BAD = {
         """
         class Own(layers.Subclassed):
             def train_step(self, data):
-                return {}
+                return super().train_step(data)
 
 
         def build():

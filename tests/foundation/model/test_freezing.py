@@ -101,6 +101,7 @@ def test_patterns_that_freeze_nothing_or_all_are_refused(lab: Lab, patterns: lis
     assert words in str(refused.value)
 
 
+@pytest.mark.slow
 def test_resume_with_other_frozen_layers_is_refused(lab: Lab, tmp_path: Path) -> None:
     own = Lab(tmp_path, lab.code)
     own.begin(frozen_by("encoder"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.foundation.contracts.identity import CALLBACKS
+from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
@@ -20,8 +20,8 @@ from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tests.support.interleaving import Execution, Writer
-from tests.support.rival_writers import SPEC, Scene, commits_on, moments, report_interleavings
+from tests.support.interleaving import Execution
+from tests.support.rival_writers import SPEC, Scene, commits_on, report_interleavings
 from tests.support.small_logs import (
     ENVIRONMENT,
     assert_sound,
@@ -113,14 +113,5 @@ def test_commit_and_finish_on_one_base(request: pytest.FixtureRequest, scene: Sc
             assert entries[-1].head.finished == Finished(step=30, reason="EarlyStopping")
         assert sum(isinstance(entry.body, Finish) for entry in entries) <= 1
 
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(ends, dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=10)
+    count = scene.play_deaths(home, (scene.commits(0), ends), check, changes=3)
+    report_interleavings(request, count, at_least=10)

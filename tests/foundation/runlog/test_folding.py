@@ -8,7 +8,7 @@ from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Ori
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.folding import fold
-from tests.support.small_logs import ACCURACY, ENVIRONMENT, committing, evaluation, origin, ref
+from tests.support.small_logs import ACCURACY, ENVIRONMENT, committing, evaluation, on_test, origin, ref
 
 ONE, TWO, THREE = ref(0), ref(10, 1), ref(20, 2)
 LOSS = KeepBest(metric="loss", mode="min")
@@ -185,3 +185,24 @@ def test_borders_are_dropped_with_checkpoints() -> None:
     head = folded(first, second, third, Retire(paths=(ONE.path,), deleted=()))
     assert head.borders == (TWO.path, THREE.path)
     assert fold(head, Quarantine(path=THREE.path, reason="r")).borders == (TWO.path,)
+
+
+def test_metrics_on_the_test_set_decide_nothing() -> None:
+    before = folded(*COMMITS, evaluation(TWO, accuracy=0.5))
+    head = fold(before, on_test(THREE, accuracy=0.99))
+    assert head == before.model_copy(update={"number": before.number + 1, "tested": (THREE.path,)})
+    assert fold(head, on_test(THREE, accuracy=0.1)).tested == (THREE.path,)
+    assert fold(head, on_test(ref(7, 1, "elsewhere"), accuracy=0.1)).tested == (THREE.path,)
+
+
+def test_tested_checkpoints_are_forgotten_when_they_go() -> None:
+    head = folded(*COMMITS, on_test(TWO, loss=1.0), on_test(THREE, loss=1.0))
+    assert fold(head, Retire(paths=(TWO.path,), deleted=())).tested == (THREE.path,)
+    assert fold(head, Quarantine(path=THREE.path, reason="flipped")).tested == (TWO.path,)
+    assert fold(head, rewind(COMMITS[1], at=23)).tested == (TWO.path,)
+
+
+def test_best_starts_over_on_another_validation_set() -> None:
+    before = folded(*COMMITS, evaluation(TWO, accuracy=0.5))
+    for key, best in (("data.validation", None), ("train.seed", before.best)):
+        assert fold(before, Change(environment=ENVIRONMENT, identity={}, accepted=(key,))).best == best

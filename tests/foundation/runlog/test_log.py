@@ -45,6 +45,13 @@ def long_log(home: Storage, entries: int) -> Counting:
     return Counting(home)
 
 
+def begin_at(store: Storage, entries: int) -> RunLog:
+    log = RunLog(store)
+    for _ in range(head_of(log).number + 1, entries):
+        log.append(lambda _: evaluation(ref(0), accuracy=1.0), attempt="a")
+    return log
+
+
 @pytest.fixture(scope="module")
 def thousand() -> Iterator[Counting]:
     home = MemoryStorage(f"thousand-{uuid.uuid4().hex}")
@@ -98,6 +105,67 @@ def test_unusable_hint_is_harmless(store: Storage) -> None:
     assert head_of(log).number == 3
 
 
+def test_warm_log_asks_only_for_the_next_entry(store: Storage) -> None:
+    begin(store)
+    counted = Counting(store)
+    log = RunLog(counted)
+    head_of(log)
+    counted.calls.clear()
+    assert head_of(log).number == 1
+    assert counted.calls == {"read": 1, "local_path": 1}  # `local_path` sends no request
+    counted.calls.clear()
+    tip = head_of(RunLog(store)).tip
+    assert tip is not None
+    log.append(lambda _: evaluation(tip, accuracy=1.0), attempt="a")
+    # The log still being there, the entry, and HINT.
+    assert counted.calls == {"exists": 1, "create": 1, "write": 1}
+    counted.calls.clear()
+    assert [log.entry(number).number for number in range(3)] == [0, 1, 2]
+    assert counted.calls == {"read": 1}  # the origin: the identity was not asked for
+
+
+@pytest.mark.parametrize("missed", [0, 1, 2, 5, 40])
+def test_warm_log_sees_what_rivals_append(store: Storage, missed: int) -> None:
+    log = begin(store)
+    head_of(log)
+    for number in range(missed):
+        train(RunLog(store), 10 * number + 10, attempt="rival")
+    assert head_of(log) == head_of(RunLog(store))
+    assert head_of(log).number == 1 + missed
+
+
+def test_only_the_newest_state_says_that_nothing_is_left(store: Storage) -> None:
+    log = begin(store)
+    head_of(log)
+    rival = RunLog(store)
+    train(rival, 10, attempt="rival")
+    asked: list[int] = []
+
+    def decide(head: Head | None) -> Commit | None:
+        assert head is not None
+        asked.append(head.number)
+        if head.number == 1:
+            raise StaleWriter("on an old state")
+        return None
+
+    assert log.append(decide, attempt="a") is None
+    assert asked == [1, 2]
+    assert log.append(lambda head: None if head is None else committing(stage(store, 20, head.base, "a")), attempt="a")
+    assert_sound(store)
+
+
+@pytest.mark.slow
+def test_memory_of_a_log_is_bounded(memory: MemoryStorage) -> None:
+    store = Counting(long_log(memory, 2))
+    log = begin_at(store, 700)
+    assert head_of(log).number == 699
+    store.calls.clear()
+    log.entry(690)
+    assert not store.calls
+    log.entry(5)
+    assert store.calls == {"read": 1}
+
+
 def test_home_without_run_has_no_head(store: Storage) -> None:
     assert RunLog(store).head() is None
     assert list(RunLog(store).entries()) == []
@@ -111,6 +179,7 @@ def test_entries_have_no_gaps_and_carry_state(store: Storage) -> None:
         train(log, step)
     assert [entry.number for entry in log.entries()] == [0, 1, 2, 3, 4]
     assert_sound(store)
+    log.write_hint()  # as retention does after a commit
     assert store.read("log/HINT") == b"4"
     assert head_of(log).tip is not None
     assert [kept.step for kept in head_of(log).retained] == [0, 10, 20, 30]

@@ -45,13 +45,13 @@ def test_lost_entry_is_named_before_writing(store: Storage, number: int, hint: b
 
 @pytest.mark.parametrize("kept", [range(1, 10), range(0)], ids=["first lost", "all lost"])
 def test_log_without_origin_gets_no_new_one(store: Storage, kept: range) -> None:
-    log = ten(store)
+    ten(store)
     for path in list(store.files("log")):
         if path not in {f"log/{number:08d}.json" for number in kept}:
             store.delete(path)
     before = files(store)
     with pytest.raises(RunLogError, match="from a backup"):
-        log.append(lambda head: origin() if head is None else None, attempt="b")
+        RunLog(store).append(lambda head: origin() if head is None else None, attempt="b")
     assert files(store) == before
 
 
@@ -83,7 +83,8 @@ def test_overtaken_start_is_not_a_lost_log(store: Storage) -> None:
     ("number", "remedy"), [(9, "stop all processes of this run and delete the file"), (3, "backup$")]
 )
 def test_unreadable_entry_has_a_remedy(store: Storage, number: int, remedy: str) -> None:
-    log = ten(store)
+    ten(store)
+    log = RunLog(store)
     path = f"log/{number:08d}.json"
     store.write(path, store.read(path)[:100])
     with pytest.raises(RunLogError, match=rf"{path}: not a readable Entry: .*restore the file from a backup"):
@@ -96,6 +97,7 @@ def test_deleting_unreadable_entry_loses_only_it(store: Storage) -> None:
     log = ten(store)
     before = log.entry(8).head
     store.delete("log/00000009.json")
+    log = RunLog(store)  # all processes of the run were stopped
     assert log.head() == before
     train(log, 80, attempt="again")
     assert head_of(log).number == 9
@@ -123,6 +125,25 @@ def test_vanished_home_is_not_recreated(tmp_path: Path) -> None:
     assert_sound(store)
 
 
+def test_log_lost_meanwhile_gets_no_entry(store: Storage) -> None:
+    log = ten(store)
+    store.delete("log")
+    with pytest.raises(
+        (RunLogError, StorageError), match=r"the log has disappeared|restore log/ from a backup|is gone"
+    ):
+        log.append(lambda _: Retire(paths=(), deleted=()), attempt="a")
+    assert list(store.files("log")) == []
+
+
+def test_unmounted_disk_is_noticed_by_a_warm_log(tmp_path: Path) -> None:
+    log = begin(LocalStorage(tmp_path / "home"))
+    (tmp_path / "home" / "log").rename(tmp_path / "away")
+    with pytest.raises(RunLogError, match="the log has disappeared; check that its disk is still mounted"):
+        log.require_head()
+    (tmp_path / "away").rename(tmp_path / "home" / "log")
+    assert head_of(log).number == 1
+
+
 def test_disk_lost_before_append_gets_no_entry(tmp_path: Path) -> None:
     """An unmounted disk leaves an empty folder, the mount point."""
     root = tmp_path / "home"
@@ -133,9 +154,7 @@ def test_disk_lost_before_append_gets_no_entry(tmp_path: Path) -> None:
         root.mkdir()
         return Retire(paths=(), deleted=())
 
-    with pytest.raises(
-        StorageError, match=rf"{root}/log existed before and is gone; check whether .* no longer mounted"
-    ):
+    with pytest.raises(RunLogError, match=rf"{root}: the log has disappeared; check that its disk is still mounted"):
         log.append(unmounted_meanwhile, attempt="a")
     assert list(root.iterdir()) == []
 

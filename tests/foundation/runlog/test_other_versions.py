@@ -104,8 +104,8 @@ def test_entry_with_unknown_keys_is_read_and_continued(store: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema_version": 2}, r"schema_version is 2\. This is Baton"),
-        ({"schema_version": 2, "body": {"kind": "merge"}, "head": []}, "schema_version is 2"),
+        ({"schema_version": 3}, r"schema_version is 3\. This is Baton [\d.]+, which reads schema_version 1 to 2"),
+        ({"schema_version": 3, "body": {"kind": "merge"}, "head": []}, "schema_version is 3"),
         ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body has the unknown kind 'merge'"),
     ],
 )
@@ -139,14 +139,14 @@ def test_nothing_is_appended_after_newer_version(store: Storage, changes: dict[s
 
 def test_entry_by_newer_version_is_not_skipped(store: Storage) -> None:
     log = begin(store)
-    newer = edited(store.read("log/00000001.json"), number=2, schema_version=2)
+    newer = edited(store.read("log/00000001.json"), number=2, schema_version=3)
 
     def decide(_: object) -> Change:
         if not store.exists("log/00000002.json"):
             store.write("log/00000002.json", newer)  # between our reading the head and our append
         return Change(environment=origin().environment)
 
-    with pytest.raises(AnotherVersion, match="schema_version is 2"):
+    with pytest.raises(AnotherVersion, match="schema_version is 3"):
         log.append(decide, attempt="b")
     assert not store.exists("log/00000003.json")
 

@@ -1,6 +1,7 @@
 """A stage's result counts even if the store refuses to delete its file."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ DATASET = DatasetRef(
 
 
 class StoreWithoutDelete(LocalStorage):
-    def delete(self, folder: str) -> None:
+    def delete(self, folder: str, *, files: Sequence[str] | None = None) -> None:  # noqa: ARG002 - as in `Storage`
         raise StoreRefused(f"403: {folder} is under a hold")
 
 

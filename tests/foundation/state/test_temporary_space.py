@@ -1,4 +1,4 @@
-"""Errors of the temporary folder that checkpoints pass through."""
+"""Errors of the temporary folder that checkpoints are restored through."""
 
 import shutil
 import tempfile
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.save import stage_checkpoint
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunLogError, StorageError
@@ -25,21 +26,27 @@ from tests.support.lab import Lab, built
     ],
     ids=type,
 )
-def test_a_failed_write_of_tensorflow_is_a_storage_error(
+def test_a_failed_read_of_tensorflow_is_a_storage_error(
     state: Any, home: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise fault
 
-    before = sorted(home.files(""))
+    ref = stage_checkpoint(state, home, base=7, attempt="abc")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(state, "checkpoint", SimpleNamespace(write=refuse))
-    with pytest.raises(StorageError, match=r"step 0: no files .* TMPDIR, and run again") as refused:
-        stage_checkpoint(state, home, base=7, attempt="abc")
+    monkeypatch.setattr(state, "model_checkpoint", SimpleNamespace(read=refuse))
+    with pytest.raises(StorageError, match=r"no files could be .* TMPDIR, and run again") as refused:
+        restore_checkpoint(state, home, ref)
     assert str(tmp_path) in str(refused.value)
     assert type(refused.value) is StorageError
-    assert sorted(home.files("")) == before
     assert list(tmp_path.glob("baton-*")) == []
+
+
+def test_saving_needs_no_temporary_folder(
+    state: Any, home: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert stage_checkpoint(state, home, base=7, attempt="abc").state_digest == state.digest()
 
 
 def test_too_little_temporary_space_is_refused_first(lab: Lab, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:

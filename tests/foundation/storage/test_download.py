@@ -1,18 +1,27 @@
 """Downloads to a local file: errors name the local disk or the source, and a short source is refused."""
 
+import io
+import random
 from pathlib import Path
 from typing import IO, Any
 
+import google_crc32c
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.foundation.errors import FileTooShort, StorageError
-from tasks.foundation.storage.download import copy_blocks, local_target
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.download import Parts, copy_blocks, joined_crc32c, local_target
 
 
 class Full:
     """A file on a full disk."""
 
     name = "/disk/here"
+
+    def seek(self, _: int) -> int:
+        return 0
 
     def write(self, _: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -31,3 +40,37 @@ def test_disk_errors_differ_from_source_errors(tmp_path: Path) -> None:
         copy_blocks(broken(), file, None, source="/other/disk")
     with pytest.raises(FileTooShort, match="/other/disk ends 2 bytes too early"):
         copy_blocks([b"1"], None, 3, source="/other/disk")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.randoms())
+def test_parts_in_any_order_make_the_whole(parts: list[bytes], order: random.Random) -> None:
+    offsets = [sum(map(len, parts[:index])) for index in range(len(parts))]
+    shuffled = [(offset, part) for offset, part in zip(offsets, parts, strict=True) if part]
+    order.shuffle(shuffled)
+    file = io.BytesIO()
+    file.name = "here"
+    taken = Parts(file)
+    for offset, part in shuffled:
+        taken.take(offset, part)
+    whole = b"".join(parts)
+    assert taken.stat(len(whole), source="gs://b/x") == checksum_bytes(whole) == taken.stat(None, source="gs://b/x")
+    assert file.getvalue() == whole
+    with pytest.raises(FileTooShort, match="gs://b/x ends 2 bytes too early"):
+        taken.stat(len(whole) + 2, source="gs://b/x")
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_crcs_of_two_parts_give_that_of_both(first: bytes, second: bytes) -> None:
+    crcs = google_crc32c.value(first), google_crc32c.value(second)
+    assert joined_crc32c(*crcs, len(second)) == google_crc32c.value(first + second)
+
+
+def test_a_missing_part_is_never_passed_over() -> None:
+    parts = Parts(None)
+    parts.take(0, b"12")
+    parts.take(3, b"4")
+    with pytest.raises(AssertionError, match="a part begins at 3, after 2 bytes"):
+        parts.stat(None, source="gs://b/x")
+    full: IO[bytes] = Full()  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="/disk/here: cannot write the downloaded file"):
+        Parts(full).take(0, b"1")

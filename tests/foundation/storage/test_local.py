@@ -43,6 +43,7 @@ for number in itertools.count(taken):
     storage.create(f"log/{number}", f"{number};".encode() * 20_000)
     storage.write("HINT", f"{number};".encode() * 20_000)
     storage.upload(source, f"up/{number % 3}")
+    storage.write_buffers(f"up/{number % 3 + 3}", [memoryview(source.read_bytes())])
     if number == taken + 1:
         print("going", flush=True)
 """
@@ -132,8 +133,9 @@ def test_unfinished_files_are_never_listed(tmp_path: Path, monkeypatch: pytest.M
     storage.create("a", b"1")
     storage.write("b", b"2")
     storage.upload(tmp_path / "a", "c")
-    assert listed == [[], ["a"], ["a", "b"]]
-    assert on_disk == [1, 1, 1]
+    storage.write_buffers("d", [memoryview(b"4")])
+    assert listed == [[], ["a"], ["a", "b"], ["a", "b", "c"]]
+    assert on_disk == [1, 1, 1, 1]
     assert leftovers(tmp_path) == []
 
 

@@ -46,7 +46,7 @@ def test_create_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("verb", ["create", "write", "upload"])
+@pytest.mark.parametrize("verb", ["create", "write", "write_buffers", "upload"])
 def test_full_disk_is_an_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, verb: str
 ) -> None:
@@ -60,6 +60,7 @@ def test_full_disk_is_an_error_and_leaves_nothing(
     work = {
         "create": lambda: storage.create("new", b"new"),
         "write": lambda: storage.write("kept", b"new"),
+        "write_buffers": lambda: storage.write_buffers("kept", [memoryview(b"new")]),
         "upload": lambda: storage.upload(source, "kept"),
     }
     monkeypatch.setattr(os, "fsync", full)

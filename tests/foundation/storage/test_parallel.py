@@ -1,4 +1,4 @@
-"""Parallel transfers: results in order, a bounded number of threads, and an end at the first failure."""
+"""Requests side by side: results in order, a bounded number of threads, and an end at the first failure."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.parallel import beside, parallel_map
 
 
 def test_results_are_in_order_and_threads_are_bounded() -> None:
@@ -58,3 +58,26 @@ def test_interrupted_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> No
         parallel_map(work, range(3), workers=3)
     assert not ended.is_set()
     hold.set()
+
+
+def test_work_beside_runs_while_the_body_does() -> None:
+    go = threading.Event()
+    with beside(lambda: go.wait(30)) as found:
+        assert not found.done()
+        go.set()
+    assert found.result()
+
+
+def test_failed_body_does_not_wait_for_work_beside() -> None:
+    hold = threading.Event()
+    with pytest.raises(StorageError, match="refused"), beside(lambda: hold.wait(30)) as found:
+        raise StorageError("refused")
+    assert not found.done()
+    hold.set()
+
+
+def test_error_of_work_beside_is_raised_by_its_result() -> None:
+    with beside(lambda: int("x")) as found:
+        pass
+    with pytest.raises(ValueError, match="invalid literal"):
+        found.result()

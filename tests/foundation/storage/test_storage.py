@@ -177,6 +177,16 @@ def test_upload_replaces_a_file(storage: Storage, tmp_path: Path) -> None:
     assert list(storage.files("x")) == ["x/ckpt.index"]
 
 
+def test_buffers_become_one_file(storage: Storage) -> None:
+    storage.write("x/ckpt.data", b"old")
+    parts = [b"", VECTOR[:4], b"", VECTOR[4:]]
+    assert storage.write_buffers("x/ckpt.data", list(map(memoryview, parts))) == FileStat(size=9, crc32c=VECTOR_CRC32C)
+    assert storage.read("x/ckpt.data") == VECTOR
+    assert list(storage.files("x")) == ["x/ckpt.data"]
+    assert storage.write_buffers("x/empty", []) == checksum_bytes(b"")
+    assert storage.read("x/empty") == b""
+
+
 def test_copy_is_independent_of_the_original(storage: Storage) -> None:
     storage.write("x/ckpt.index", VECTOR)
     storage.write("y/ckpt.index", b"replaced")

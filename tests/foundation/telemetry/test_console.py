@@ -60,7 +60,7 @@ def test_pipe_gets_plain_lines() -> None:
         "4 replicas",
         "step 50/3000  loss 0.25  12,346 examples/s",
         f"step 500  committed  {PATH}  loss 0.123  accuracy 0.98  1.2 MB",
-        "step 500  evaluated  accuracy 0.975  (180 examples)",
+        "step 500  evaluated  accuracy 0.975  (180 validation examples)",
         "warning: [red]disk[/red] is nearly full",
     ]
 

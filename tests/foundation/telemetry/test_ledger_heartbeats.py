@@ -102,6 +102,7 @@ def until(what: str, met: Iterator[bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_heartbeats_are_written_at_intervals(home: LocalStorage) -> None:
     with Ledger() as ledger:
@@ -122,6 +123,7 @@ def test_commit_causes_a_heartbeat(home: LocalStorage, monkeypatch: pytest.Monke
         until("the commit caused no heartbeat", iter(lambda: written(home, ledger.attempt).committed_step == 7, None))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = Full(tmp_path)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.tensorboard import write_curves
+from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.telemetry import tensorboard
+from tasks.foundation.telemetry.tensorboard import CurveFiles
+from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, committing, evaluation, head_of, stage
 
+Write = Callable[[RunLog], None]
 REWINDS = RunSpec.model_validate(
     {
         "run": "curves",
@@ -34,6 +39,12 @@ REWINDS = RunSpec.model_validate(
 @pytest.fixture
 def log(tmp_path: Path) -> RunLog:
     return begin(LocalStorage(tmp_path / "home"))
+
+
+@pytest.fixture(params=["one process", "a process each time"])
+def write_curves(request: pytest.FixtureRequest, log: RunLog) -> Write:
+    one = CurveFiles(log)
+    return (lambda _: one.update()) if request.param == "one process" else tensorboard.write_curves
 
 
 def train(log: RunLog, to_step: int, *steps: int, turn: int = 0) -> Entry:
@@ -74,7 +85,7 @@ def go_back(log: RunLog, blown_up_at: int) -> None:
     rewind(log, BlowUp("up", step=blown_up_at), base=head_of(log).base, spec=REWINDS, attempt="steersman")
 
 
-def test_straight_run_has_one_curve(log: RunLog) -> None:
+def test_straight_run_has_one_curve(log: RunLog, write_curves: Write) -> None:
     write_curves(log)
     assert files(log) == {}
     for step in (10, 20, 30):
@@ -89,7 +100,7 @@ def test_straight_run_has_one_curve(log: RunLog) -> None:
     assert files(log) == before
 
 
-def test_missing_files_are_written_next_time(log: RunLog) -> None:
+def test_missing_files_are_written_next_time(log: RunLog, write_curves: Write) -> None:
     for step in (10, 20, 30, 40):
         train(log, step, step - 5, step)
         evaluate(log, step / 8)
@@ -99,7 +110,7 @@ def test_missing_files_are_written_next_time(log: RunLog) -> None:
     assert_as_logged(log)
 
 
-def test_files_of_rewound_commits_are_deleted(log: RunLog) -> None:
+def test_files_of_rewound_commits_are_deleted(log: RunLog, write_curves: Write) -> None:
     for step in (10, 20, 30):
         train(log, step, step - 7, step - 3)
         evaluate(log, step / 8)
@@ -119,7 +130,20 @@ def test_files_of_rewound_commits_are_deleted(log: RunLog) -> None:
     assert_as_logged(log)
 
 
-def test_files_of_quarantined_commits_are_deleted(log: RunLog) -> None:
+def test_evaluation_that_comes_after_the_next_commit_is_written(log: RunLog, write_curves: Write) -> None:
+    """It ran on another machine, beside the training."""
+    train(log, 10, 5, 10)
+    evaluated = head_of(log).tip
+    write_curves(log)
+    train(log, 20, 15, 20)
+    write_curves(log)
+    assert evaluated is not None
+    log.append(lambda _: evaluation(evaluated, keep_best=None, loss=0.25), attempt="evaluator")
+    write_curves(log)
+    assert_as_logged(log)
+
+
+def test_files_of_quarantined_commits_are_deleted(log: RunLog, write_curves: Write) -> None:
     for step in (10, 20):
         train(log, step, step - 5, step)
         evaluate(log, step / 8)
@@ -132,7 +156,7 @@ def test_files_of_quarantined_commits_are_deleted(log: RunLog) -> None:
     assert_as_logged(log)
 
 
-def test_tensorboard_drops_rows_of_before_a_rewind(log: RunLog) -> None:
+def test_tensorboard_drops_rows_of_before_a_rewind(log: RunLog, write_curves: Write) -> None:
     for step in (10, 20, 30):
         train(log, step, step - 7, step - 3)
         write_curves(log)
@@ -146,7 +170,7 @@ def test_tensorboard_drops_rows_of_before_a_rewind(log: RunLog) -> None:
     assert [(event.step, event.value) for event in reader.Scalars("loss")] == [(3, 3), (7, 7), (14, 14.25), (20, 20.25)]
 
 
-def test_late_file_of_before_a_rewind_is_not_shown(log: RunLog) -> None:
+def test_late_file_of_before_a_rewind_is_not_shown(log: RunLog, write_curves: Write) -> None:
     for step in (10, 20):
         train(log, step, step - 5, step)
         write_curves(log)
@@ -160,7 +184,7 @@ def test_late_file_of_before_a_rewind_is_not_shown(log: RunLog) -> None:
 
 
 def test_refusing_store_causes_a_warning_only(
-    log: RunLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: RunLog, write_curves: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(log, 10, 5)
 
@@ -175,7 +199,7 @@ def test_refusing_store_causes_a_warning_only(
     assert_as_logged(log)
 
 
-def test_numbers_beyond_float32_become_infinite(log: RunLog) -> None:
+def test_numbers_beyond_float32_become_infinite(log: RunLog, write_curves: Write) -> None:
     head = head_of(log)
     rows = [MetricRow(step=step, metrics={"loss": loss}) for step, loss in ((1, 1e39), (2, -1e39), (300, 0.1))]
     assert head.tip is not None
@@ -183,6 +207,28 @@ def test_numbers_beyond_float32_become_infinite(log: RunLog) -> None:
     commit(log, committing(staged, parent=head.tip.path, history=tuple(rows)))
     write_curves(log)
     assert curve(log, "train", "loss") == [(1, float("inf")), (2, float("-inf")), (300, pytest.approx(0.1))]
+
+
+@pytest.mark.parametrize("commits", [3, 100])
+def test_update_costs_the_same_however_long_the_log_is(commits: int) -> None:
+    log = begin(MemoryStorage(uuid.uuid4().hex))
+    for step in range(1, commits):
+        train(log, step, step)
+    store = Counting(log.home)
+    curves = CurveFiles(RunLog(store))
+    curves.update(head_of(log))
+    evaluate(log, 1.0)
+    train(log, commits, commits)
+    head = head_of(log)
+    store.calls.clear()
+    curves.update(head)
+    assert store.calls == {"read": 2, "create": 2}  # the two new entries and their files
+    store.calls.clear()
+    curves.update(head)
+    assert store.calls == {}
+    another = CurveFiles(RunLog(store))
+    another.update(head)
+    assert store.calls == {"read": 1, "exists": 1}  # the newest entry and its file
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[Any, list[str]]] = {
     "within a run": (checkpoint_of_a_run, ["is a checkpoint of a Baton run; name the run's home, and set step:"]),
     "no function": ("weights.py:lode", ["weights.py defines no function lode; it has: load"]),
     "no file": ("weight.py:load", ["weight.py does not exist"]),
-    "raising": ("weights.py:raising", ["weights.py:raising raised KeyError: 'bucket' (weights.py, line 10)"]),
+    "raising": ("weights.py:raising", ["weights.py, line 10, in raising:", "raising raised KeyError: 'bucket'"]),
     "listing": ("weights.py:listing", ["returned list; return a dict of arrays"]),
     "texts": ("weights.py:texts", ["returned 'head/bias': str; return a dict of arrays"]),
     "step": ({"source": "kept.keras", "step": 3}, ["is a .keras file, but step: 3 is for Baton runs; remove it"]),

@@ -30,12 +30,12 @@ AMBIGUOUS = {
     "(a, b), (a, b)": ["(x float32[40, 8], y int64[40])", "2 sets of 40, 40 examples"],
     "(a, b), (c, d)": ["2 sets of 40, 10 examples", "of x float32[8] and y int64[]"],
     "[(a, b), (c, d), (c, d)]": ["3 sets of 40, 10, 10 examples"],
-    "a, b": ["one set of 40 examples of x float32[8] and y int64[]"],
-    "b, b": ["one set of 40 examples of x int64[] and y int64[]"],
-    "a, b, b": ["one set of 40 examples"],
+    "[a, b]": ["one set of 40 examples of x float32[8] and y int64[]"],
+    "[b, b]": ["one set of 40 examples of x int64[] and y int64[]"],
+    "[a, b, b]": ["one set of 40 examples"],
     "a, b, c, d": ["2 sets of 40, 10 examples"],
     "(named, b), (named, b)": ["2 sets of 40, 40 examples of x/left float32[8], x/right float32[2] and y int64[]"],
-    "a.tolist(), b.tolist()": ["one set of 40 examples of x float32[8] and y int64[]"],
+    "[a.tolist(), b.tolist()]": ["one set of 40 examples of x float32[8] and y int64[]"],
 }
 EXAMPLES = ["zip(a, b)", "list(zip(a, b))", "[(a[0], 1), (a[1], 0)]", "((a[0], 1), (a[1], 0))", "a", "[a[0], a[1]][:1]"]
 

@@ -174,8 +174,8 @@ def test_file_changed_since_its_fingerprint_is_refused(workshop: Any, monkeypatc
 
     opened = stage.open_source
 
-    def changing(*arguments: Any) -> Any:
-        source = opened(*arguments)
+    def changing(*arguments: Any, **settings: Any) -> Any:
+        source = opened(*arguments, **settings)
         file.write_bytes(CSV + b"1,1,1\n")
         return source
 

@@ -1,12 +1,15 @@
 """Reads of objects are verified, or return the checksum of what arrived; compressed objects are refused."""
 
 import gzip
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import StorageError, StoreRefused
+from tasks.foundation.errors import FileTooShort, StorageError, StoreRefused
 from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.gcs import media
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
@@ -88,3 +91,55 @@ def test_bytes_compressed_by_a_proxy_are_rejected(cloud: FakeGcs) -> None:
     cloud.faults = FaultPlan.on("object.media", "instead", times=None, code=200, body=body, headers=headers)
     with pytest.raises(StorageError, match=r"a proxy compressed the bytes \(gzip\)"):
         storage.read("x")
+
+
+@pytest.mark.parametrize(("begin", "size"), [(0, None), (0, 100), (7, None), (7, 60), (7, 93), (99, 1), (40, 0)])
+def test_parts_give_the_same_as_one_read(
+    storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, size: int | None
+) -> None:
+    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 9)
+    storage.write("x", DATA)
+    expected = DATA[begin:] if size is None else DATA[begin : begin + size]
+    assert storage.download("x", tmp_path / "here", begin=begin, size=size) == checksum_bytes(expected)
+    assert (tmp_path / "here").read_bytes() == expected
+    assert storage.checksum("x", begin=begin, size=size) == checksum_bytes(expected)
+    if size is not None:
+        assert storage.read_range("x", begin, size) == expected
+    assert storage.read_range("x", 90, 1000) == DATA[90:]
+    assert storage.read_range("x", 100, 5) == b""
+    with pytest.raises(FileTooShort, match="x ends 5 bytes too early"):
+        storage.download("x", tmp_path / "here", begin=95, size=10)
+
+
+def test_parts_of_a_file_come_side_by_side(
+    storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part's answer has the size of the file; the others then wait for each other in this test."""
+    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
+    storage.write("x", DATA)
+    together, read_range = threading.Barrier(4, timeout=60), media.read_range
+
+    def read(*arguments: Any) -> tuple[bytes, int]:
+        if arguments[2]:
+            together.wait()
+        return read_range(*arguments)
+
+    monkeypatch.setattr(media, "read_range", read)
+    assert storage.download("x", tmp_path / "here") == checksum_bytes(DATA)
+
+
+def test_an_object_replaced_between_parts_is_an_error(
+    cloud: FakeGcs, storage: CloudStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
+    storage.write("x", DATA)
+    read_range = media.read_range
+
+    def read(*arguments: Any) -> tuple[bytes, int]:
+        found = read_range(*arguments)
+        cloud.store.put("bucket", "some/root/x", DATA[:-1])
+        return found
+
+    monkeypatch.setattr(media, "read_range", read)
+    with pytest.raises(StorageError, match="some/root/x: replaced by an object of another size while it was read"):
+        storage.download("x", tmp_path / "here")

@@ -107,9 +107,10 @@ OPERATIONS = {
     ),
     "copy": Operation(lambda store, _: store.copy("log/0", "copied"), ("object.rewrite",), objects={"copied": DATA}),
     "delete": Operation(
-        lambda store, _: store.delete("log"),
-        ("object.list", "object.delete"),
-        objects={"log/0": None, "log/HINT": None},
+        lambda store, _: store.delete("log"), ("object.list",), objects={"log/0": None, "log/HINT": None}
+    ),
+    "delete one": Operation(
+        lambda store, _: store.delete("log", files=["log/0"]), ("object.delete",), objects={"log/0": None}
     ),
     "probe": Operation(
         lambda store, _: store.probe(),

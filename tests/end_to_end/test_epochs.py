@@ -1,0 +1,170 @@
+"""Runs whose length is given in epochs: the target, evaluations and segments follow from the number of examples."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flows import result as results
+from flows.commands.main import main
+from flows.goal import Goal
+from flows.result import RelayResult
+from flows.run import Run
+from flows.without_prefect import train as train_to
+from tasks.foundation.contracts.log_entry import Commit, Evaluation
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import IdentityChanged, RunFileError
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.events import Training
+from tasks.train_segment.stage import forget_trainer
+from tests.support.event_recorder import EventRecorder
+from tests.support.lab import lab_of
+
+MODEL = """
+def build(rate=0.01):
+    x = keras.Input((6,))
+    y = keras.layers.Dropout(0.2)(keras.layers.Dense(5, activation="tanh")(x))
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def scheduled(*, steps_per_epoch, train_steps=None):
+    assert (steps_per_epoch, train_steps) in {(5, 9), (5, 14)}, (steps_per_epoch, train_steps)
+    return build(keras.optimizers.schedules.CosineDecay(0.01, train_steps))
+"""
+CALLBACKS = """
+import keras
+
+
+class Recorder(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.calls = [dict(self.params)]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append([epoch, sorted(logs)])
+        self.model.stop_training = epoch == 2
+
+
+def recorder():
+    return [Recorder()]
+"""
+
+
+def run_file(folder: Path, name: str, *overrides: str) -> Any:
+    """A run of 44 training examples in batches of 10: an epoch has 4.4 steps."""
+    if not (folder / "code").exists():
+        code = lab_of(folder, MODEL).code
+        (code / "callbacks.py").write_text(CALLBACKS, encoding="utf-8")
+    content = {
+        "run": name,
+        "storage": str(folder / "storage"),
+        "data": {"source": "data.py:load", "validation_fraction": 0.2, "shard_examples": 9},
+        "model": "model.py:build",
+        "train": {"epochs": 3, "global_batch_size": 10, "log_every_steps": 2},
+        "evaluate": {"every": "epoch"},
+        "accelerator": {"kind": "cpu"},
+    }
+    path = folder / "code" / "run.yaml"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return load_run_file(path, overrides)
+
+
+def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRecorder | None = None) -> RelayResult:
+    """Train to each of the steps in turn, each time like a new process, and then to the end."""
+    telemetry = EventRecorder() if recorder is None else recorder
+    for step in until:
+        forget_trainer()
+        train_to(Run.open(run), Goal.of(run.spec, until_step=step), telemetry=telemetry, accept=accept)
+    forget_trainer()
+    return train_to(Run.open(run), Goal.of(run.spec), telemetry=telemetry, accept=accept)
+
+
+def bodies(run: Any, kind: type[Any]) -> list[Any]:
+    entries = RunLog(LocalStorage(Path(run.spec.storage)).at(run.spec.run)).entries()
+    return [entry.body for entry in entries if isinstance(entry.body, kind)]
+
+
+def steps(run: Any, kind: type[Any]) -> list[int]:
+    return [body.checkpoint.step for body in bodies(run, kind)]
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "write_report", lambda _home, **_title: None)
+
+
+@pytest.mark.slow
+def test_run_in_epochs_is_exact_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = EventRecorder()
+    straight = train(run_file(tmp_path, "straight"), recorder=recorder)
+    assert (straight.exit_reason, straight.step, straight.target, straight.epoch) == ("complete", 14, 14, 140 / 44)
+    assert steps(run_file(tmp_path, "straight"), Evaluation) == [5, 9, 14]
+    epochs = {event.step: event.epoch for event in recorder.events if isinstance(event, Training)}
+    assert epochs[4] == 40 / 44
+    cut = train(run_file(tmp_path, "cut"), 3, 7)
+    assert cut.state_digest == straight.state_digest
+    assert train(run_file(tmp_path, "cut")).exit_reason == "nothing_to_do"
+    # The same data in steps is the same run, and its epochs are known too.
+    in_steps = ("train.epochs=null", "train.steps=14", "evaluate.every=null", "evaluate.every_steps=5")
+    assert train(run_file(tmp_path, "steps", *in_steps)).state_digest == straight.state_digest
+    # With a higher number of epochs the run continues.
+    more = run_file(tmp_path, "cut", "train.epochs=4", "train.segment_epochs=1")
+    assert (train(more).step, steps(more, Evaluation)[-1]) == (18, 18)
+    with pytest.raises(RunFileError, match=r"--until-step = 19 lies beyond step 18, .* --set train.epochs=5"):
+        train(more, 19)
+
+    def shown(*arguments: str) -> str:
+        assert main([*arguments, str(more.path), "--set", "train.epochs=4"]) == 0
+        return capsys.readouterr().out
+
+    assert "18 of 18, epoch 4.0" in shown("status")
+    assert "epoch 2.0" in shown("log")
+    curve = EventAccumulator(f"{more.spec.storage}/cut/tensorboard/train")
+    curve.Reload()
+    assert [(each.step, round(each.value, 4)) for each in curve.Scalars("epoch")][:2] == [(2, 0.4545), (4, 0.9091)]
+
+
+@pytest.mark.slow
+def test_dropped_remainder_gives_whole_epochs(tmp_path: Path) -> None:
+    whole = ("train.drop_remainder=true", "train.segment_epochs=1")
+    straight = run_file(tmp_path, "straight", *whole)
+    result = train(straight)
+    assert (result.step, result.epoch) == (12, 3)
+    assert steps(straight, Evaluation) == steps(straight, Commit)[1:] == [4, 8, 12]
+    assert train(run_file(tmp_path, "cut", *whole), 3, 7).state_digest == result.state_digest
+    # The same steps without it train on other examples from the second epoch on.
+    through = run_file(tmp_path, "through", "train.epochs=null", "train.steps=12", "evaluate.every=null")
+    assert train(through).state_digest != result.state_digest
+    with pytest.raises(IdentityChanged, match=r"train.drop_remainder: True -> False"):
+        train(run_file(tmp_path, "straight"))
+    large = run_file(tmp_path, "large", *whole, "train.global_batch_size=49")
+    with pytest.raises(RunFileError, match="an epoch of 44 training examples has no whole batch"):
+        train(large)
+    assert not (Path(large.spec.storage) / "large" / "log").exists()
+
+
+@pytest.mark.slow
+def test_schedule_gets_the_length_of_the_run(tmp_path: Path) -> None:
+    scheduled = ("model=model.py:scheduled", "train.epochs=2")
+    assert train(run_file(tmp_path, "one", *scheduled), 3).step == 9
+    longer = run_file(tmp_path, "one", *scheduled, "train.epochs=3")
+    with pytest.raises(IdentityChanged) as refused:
+        train(longer)
+    assert "model.options.train_steps: 9 -> 14" in str(refused.value)
+    assert "decay_steps: 9 -> 14" in str(refused.value)
+    assert train(longer, accept=("model.options", "compile.optimizer")).step == 14
+
+
+@pytest.mark.slow
+def test_callbacks_act_at_the_end_of_each_epoch(tmp_path: Path) -> None:
+    with_callbacks = ("train.callbacks=callbacks.py:recorder", "train.epochs=4")
+    straight = run_file(tmp_path, "straight", *with_callbacks)
+    result = train(straight)
+    assert (result.exit_reason, result.step) == ("finished_early", 14)
+    cut = run_file(tmp_path, "cut", *with_callbacks)
+    train(cut, 5, 7)
+    assert bodies(cut, Commit)[-1].checkpoint.state_digest == bodies(straight, Commit)[-1].checkpoint.state_digest

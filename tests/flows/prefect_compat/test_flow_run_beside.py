@@ -1,0 +1,193 @@
+"""The work does not wait for Prefect; Prefect records how it ended, or the command learns that it cannot."""
+
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from prefect.states import Completed
+
+from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside, NotRecorded
+from flows.process.stop_signals import Terminated, sigterm_raises
+from tasks.foundation.errors import ModelError, PrefectUnavailable
+from tasks.foundation.telemetry.events import Note, Training
+from tests.support.watching import wait_until
+
+A_LONG_TIME = 60.0
+REFUSED = PrefectUnavailable("no server")
+
+
+class FakeEngine:
+    """In place of Prefect's engine: records how the flow ends, and can fail before and after it."""
+
+    def __init__(self, *, before: Exception | None = None, after: Exception | None = None) -> None:
+        self.before, self.after = before, after
+        self.begun = False
+        self.states: list[State[None]] = []
+        self.faults: list[BaseException] = []
+
+    def __call__(self, body: Callable[[], State[None]]) -> None:
+        self.begun = True
+        if self.before is not None:
+            raise self.before
+        try:
+            self.states.append(body())
+        except BaseException as fault:
+            self.faults.append(fault)
+            raise
+        if self.after is not None:
+            raise self.after
+
+
+def wait_for_recording() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "baton-flow-run":
+            thread.join(A_LONG_TIME)
+            assert not thread.is_alive()
+
+
+def refuse() -> None:
+    raise REFUSED
+
+
+def respond() -> None:
+    pass
+
+
+def waits_for(event: threading.Event) -> Callable[[], None]:
+    def wait() -> None:
+        event.wait()
+
+    return wait
+
+
+def test_work_does_not_wait_for_the_server() -> None:
+    server, engine = threading.Event(), FakeEngine()
+    with FlowRunBeside[None](waits_for(server), engine) as flow_run:
+        assert not engine.begun
+        server.set()
+        flow_run.wait()
+        assert engine.begun
+        flow_run.end(lambda: Completed(message="done"))
+    assert [state.message for state in engine.states] == ["done"]
+
+
+def test_flow_run_begins_with_the_first_steps() -> None:
+    asked = threading.Event()
+    with FlowRunBeside[None](asked.set, FakeEngine(), latest_seconds=A_LONG_TIME) as flow_run:
+        sink = BeginsWithTraining(flow_run)
+        sink.emit(Note(text="building"))
+        assert not asked.is_set()
+        sink.emit(Training(step=1, target=2, examples_per_second=1.0))
+        assert asked.wait(A_LONG_TIME)
+        flow_run.end(Completed)
+
+
+def test_flow_run_is_not_held_back_for_long() -> None:
+    asked, engine = threading.Event(), FakeEngine()
+    with FlowRunBeside[None](asked.set, engine, latest_seconds=0.01) as flow_run:
+        assert asked.wait(A_LONG_TIME)
+        flow_run.end(Completed)
+    assert [state.name for state in engine.states] == ["Completed"]
+
+
+def test_a_context_is_given_to_every_thread_that_asks() -> None:
+    with FlowRunBeside[None](respond, FakeEngine()) as flow_run:
+        outer = flow_run.context()
+        assert outer.run(lambda: flow_run.context().run(lambda: "within")) == "within"
+        flow_run.end(Completed)
+
+
+def wait_and_raise(flow_run: FlowRunBeside[None], fault: BaseException) -> None:
+    with flow_run:
+        flow_run.wait()
+        raise fault
+
+
+def work_for_long(flow_run: FlowRunBeside[None], working: threading.Event, interrupted: list[bool]) -> None:
+    with flow_run:
+        try:
+            working.set()
+            threading.Event().wait(A_LONG_TIME)
+        except Terminated:
+            interrupted.append(True)
+            raise
+
+
+def test_a_refusal_that_comes_at_once_is_raised() -> None:
+    with sigterm_raises(), pytest.raises(PrefectUnavailable, match="no server"):
+        work_for_long(FlowRunBeside(refuse, FakeEngine(), latest_seconds=0.0), threading.Event(), [])
+
+
+@pytest.mark.parametrize("when", ["server", "flow run"])
+def test_a_refusal_interrupts_the_work_and_is_raised(when: str) -> None:
+    engine, working, interrupted = FakeEngine(before=REFUSED), threading.Event(), list[bool]()
+
+    def wait_for_server() -> None:
+        working.wait()
+        if when == "server":
+            raise REFUSED
+
+    flow_run = FlowRunBeside[None](wait_for_server, engine, latest_seconds=0.0)
+    with sigterm_raises(), pytest.raises(PrefectUnavailable, match="no server"):
+        work_for_long(flow_run, working, interrupted)
+    assert interrupted == [True]
+    assert engine.begun == (when == "flow run")
+
+
+def test_work_that_waits_for_the_flow_run_is_not_interrupted() -> None:
+    def refuse_later() -> None:
+        wait_until(lambda: flow_run.awaited)
+        raise REFUSED
+
+    flow_run = FlowRunBeside[None](refuse_later, FakeEngine())
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("interrupted"))
+    try:
+        with pytest.raises(PrefectUnavailable), flow_run:
+            flow_run.context()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("when", [0.0, A_LONG_TIME])
+@pytest.mark.parametrize("stop", [Terminated, KeyboardInterrupt])
+def test_a_stop_before_the_server_responds_waits_for_nothing(stop: type[BaseException], when: float) -> None:
+    server, engine = threading.Event(), FakeEngine()
+    with pytest.raises(stop), FlowRunBeside[None](waits_for(server), engine, latest_seconds=when):
+        raise stop
+    server.set()
+    wait_for_recording()
+    assert not engine.begun
+
+
+@pytest.mark.parametrize(
+    ("fault", "recorded"),
+    [(Terminated(), TerminationSignal), (KeyboardInterrupt(), KeyboardInterrupt), (ModelError("wrong"), ModelError)],
+)
+def test_flow_run_ends_as_the_work_ended(fault: BaseException, recorded: type[BaseException]) -> None:
+    engine = FakeEngine()
+    with pytest.raises(type(fault)) as raised:
+        wait_and_raise(FlowRunBeside(respond, engine), fault)
+    assert raised.value is fault
+    assert [type(each) for each in engine.faults] == [recorded]
+
+
+def test_a_result_that_prefect_does_not_record_is_reported() -> None:
+    engine = FakeEngine(after=ConnectionError("refused"))
+    with (
+        pytest.raises(NotRecorded, match="ConnectionError: refused"),
+        FlowRunBeside[None](respond, engine) as flow_run,
+    ):
+        flow_run.end(Completed)
+
+
+def test_a_machine_that_is_going_is_no_failure_to_record() -> None:
+    def crash() -> State[None]:
+        raise TerminationSignal(signal.SIGTERM)
+
+    engine = FakeEngine()
+    with FlowRunBeside[None](respond, engine) as flow_run:
+        flow_run.end(crash)
+    assert [type(each) for each in engine.faults] == [TerminationSignal]

@@ -1,0 +1,57 @@
+"""Where epochs end, and other absolute steps at which something is due."""
+
+import math
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.foundation.contracts.epoch_length import EpochLength, Period
+
+SIZES = st.integers(1, 300)
+PERIODS = st.builds(Period, SIZES, st.integers(1, 40))
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(period=PERIODS, step=st.integers(0, 500))
+def test_next_end_is_the_first_step_that_ends_a_period(period: Period, step: int) -> None:
+    end = period.next_end(step)
+    assert end > step
+    assert period.ends_at(end)
+    assert not any(period.ends_at(between) for between in range(step + 1, end))
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(period=PERIODS, number=st.integers(1, 50))
+def test_period_ends_with_its_last_example(period: Period, number: int) -> None:
+    step = period.end_of(number)
+    assert step * period.batch >= number * period.examples > (step - 1) * period.batch
+    assert period.ended_by(step) >= number > period.ended_by(step - 1)
+    assert period.ends_at(step)
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(steps=st.integers(1, 50), step=st.integers(1, 500))
+def test_period_of_steps_ends_at_its_multiples(steps: int, step: int) -> None:
+    assert Period(steps).ends_at(step) == (step % steps == 0)
+    assert Period(steps).next_end(step) == (step // steps + 1) * steps
+
+
+def test_epoch_without_whole_batches_ends_in_a_batch() -> None:
+    epoch = EpochLength(train_examples=29, global_batch_size=8)
+    assert [epoch.end_of(number) for number in range(1, 5)] == [4, 8, 11, 15]
+    assert epoch.steps == 4
+    assert epoch.after(29) == 8
+    assert Fraction(epoch.after(10)).limit_denominator(99) == Fraction(80, 29)
+
+
+def test_dropped_remainder_makes_whole_batches() -> None:
+    epoch = EpochLength(train_examples=29, global_batch_size=8, drop_remainder=True)
+    assert (epoch.examples, epoch.steps, epoch.end_of(4), epoch.after(9)) == (24, 3, 12, 3)
+
+
+def test_batch_larger_than_the_data_has_several_epochs() -> None:
+    period = EpochLength(train_examples=3, global_batch_size=8).period()
+    assert [period.ended_by(step) for step in range(4)] == [0, 2, 5, 8]
+    assert all(period.ends_at(step) for step in range(1, 9))
+    assert math.isclose(EpochLength(train_examples=3, global_batch_size=8).after(1), 8 / 3)

@@ -1,0 +1,108 @@
+"""A train_step that runs in Keras's fit runs here, although nothing is built before its first batch."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.foundation.errors import ModelError
+from tasks.foundation.model.train_step import build_train_step, run_train_step
+from tasks.foundation.seeding import keras_seeds_from
+from tasks.foundation.telemetry.events import Note
+from tasks.foundation.user_code import load_function
+from tasks.train_segment.stage import forget_trainer
+from tests.support.lab import built, differing, in_fresh_process, lab_of, rows_of, spec_of
+from tests.support.own_steps import FORMS, MODELS
+from tests.support.zoo.data import load
+
+BATCHES, SIZE = 3, 8
+
+
+def batches_of(form: str) -> list[Any]:
+    """Batches as a dataset yields them: x, or a tuple."""
+    examples = list(load(form, BATCHES * SIZE))
+    rows = [examples[start : start + SIZE] for start in range(0, len(examples), SIZE)]
+    return [tf.nest.map_structure(lambda *values: np.stack(values), *row) for row in rows]
+
+
+@pytest.mark.parametrize("build", FORMS)
+def test_own_step_trains_as_in_fit(tmp_path: Path, build: str) -> None:
+    lab, form = lab_of(tmp_path, MODELS), FORMS[build]
+    state = built(lab, spec_of(build, form=form))
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    with keras_seeds_from(random.Random(0)):  # as a run has them
+        other: Any = load_function(f"model.py:{build}", lab.code)()
+    batches = batches_of(form)
+    tuples = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+    step = build_train_step(state.model, tuples[0], 1, reference=build, accelerator=state.accelerator)
+    once = tf.function(lambda *parts: run_train_step(step, state.accelerator.strategy, parts)[0])
+    for batch in tuples:
+        once(*tf.nest.map_structure(tf.constant, batch))
+    sequence = iter([tf.nest.map_structure(tf.constant, batch) for batch in batches])
+    train = other.make_train_function() or other.train_function
+    for _ in batches:
+        train(sequence)
+    assert len(other.weights) >= 4
+    for mine, theirs in zip(state.model.weights, other.weights, strict=True):
+        assert np.allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6), mine.path
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        ("wrong", ["train_step returned a ", "Tensor", "return a dict of what to log"]),
+        (
+            "idle",
+            ["optimizer spare of the model is not built (model.spare)", "or remove it if train_step does not use it"],
+        ),
+    ],
+)
+def test_step_that_cannot_run_is_refused(tmp_path: Path, build: str, words: list[str]) -> None:
+    forget_trainer()
+    lab = lab_of(tmp_path, MODELS)
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec_of(build, form="alone", data__validation_fraction=0.0))
+    assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
+
+
+def cut_runs(folder: str, replicas: int) -> dict[str, Any]:
+    lab, compared = lab_of(Path(folder), MODELS), {}
+    for build in ("pair", "pupil", "tracked"):
+        spec = spec_of(build, form=FORMS[build], replicas=replicas, data__validation_fraction=0.0)
+        start = lab.begin(spec).tip
+        assert start is not None
+        forget_trainer()
+        first = lab.train(spec, start, 3)
+        assert first.staged is not None
+        forget_trainer()
+        cut = [first, lab.train(spec, first.staged, 9)]
+        straight = [lab.train(spec, start, 9)]
+        ends = [lab.tensors(spec, results[-1].staged) for results in (cut, straight) if results[-1].staged]
+        compared[build] = {
+            "differing": differing(*ends),
+            "rows": [[row.model_dump() for row in rows_of(results)] for results in (cut, straight)],
+            "notes": [
+                event.text
+                for event in lab.recorder.events
+                if isinstance(event, Note) and f":{build}: train_step computes" in event.text
+            ],
+        }
+    return compared
+
+
+@pytest.mark.slow
+def test_unbuilt_steps_are_exact_on_two_replicas(tmp_path: Path) -> None:
+    compared = in_fresh_process(cut_runs, folder=str(tmp_path), replicas=2)
+    names = {"pair": {"judge", "maker"}, "pupil": {"sparse_categorical_accuracy"}, "tracked": {"seen"}}
+    for build, found in compared.items():
+        assert found["differing"] == []
+        assert found["rows"][0] == found["rows"][1]
+        assert all(names[build] <= set(row["metrics"]) for row in found["rows"][0])
+        # Said once for the run, and only where Keras's own step would have averaged.
+        assert len(set(found["notes"])) == (0 if build == "pupil" else 1)
+        assert all("they are 2 times the mean" in text for text in found["notes"])

@@ -1,0 +1,147 @@
+"""Large files go past the page cache where the file system allows it, and every byte is read back from the disk."""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.foundation.errors import StorageError
+from tasks.foundation.storage import direct_files
+from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.direct_files import ALIGNMENT, compare_with_buffers, write_buffers_durably
+from tasks.foundation.storage.local import LocalStorage
+
+SIZES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT, 3 * ALIGNMENT + 5]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_bytes(b"of before, and longer" * 1000)
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each call of the system reads or writes: past the page cache, or through it."""
+    found: list[str] = []
+
+    def watched(name: str, function: Callable[..., int]) -> Callable[..., int]:
+        def call(handle: int, *rest: Any) -> int:
+            direct = fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_DIRECT
+            found.append(f"{'direct' if direct else 'cached'} {name}")
+            return function(handle, *rest)
+
+        return call
+
+    monkeypatch.setattr(os, "pwrite", watched("write", os.pwrite))
+    monkeypatch.setattr(os, "preadv", watched("read", os.preadv))
+    return found
+
+
+def aligned(data: bytes) -> memoryview:
+    """Bytes at the beginning of a page."""
+    view = memoryview(mmap.mmap(-1, max(len(data), 1)))[: len(data)]
+    view[:] = data
+    return view
+
+
+def allows_direct(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+@given(st.lists(st.sampled_from(SIZES), max_size=3), st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_buffers_are_written_whole(tmp_path: Path, sizes: Sequence[int], on_pages: bool) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"of before, and longer" * 1000)
+    parts = [os.urandom(size) for size in sizes]
+    buffers = [aligned(part) if on_pages else memoryview(b"x" + part)[1:] for part in parts]
+    write_buffers_durably(file, buffers)
+    assert file.read_bytes() == b"".join(parts)
+    assert compare_with_buffers(file, buffers) == checksum_bytes(b"".join(parts))
+
+
+def test_pages_go_past_the_page_cache(file: Path, modes: list[str]) -> None:
+    if not allows_direct(file.parent):
+        pytest.skip("this file system has no direct access")
+    write_buffers_durably(file, [aligned(b"x" * (2 * ALIGNMENT + 7))])
+    compare_with_buffers(file, [aligned(b"x" * (2 * ALIGNMENT + 7))])
+    assert modes == ["direct write", "cached write", "direct read"]
+
+
+@pytest.mark.parametrize("refused_at", ["open", "write", "read"])
+def test_a_file_system_without_direct_access_is_used(
+    file: Path, monkeypatch: pytest.MonkeyPatch, modes: list[str], refused_at: str
+) -> None:
+    def refusing(function: Callable[..., int], is_direct: Callable[..., int]) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            if is_direct(*arguments) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return function(*arguments)
+
+        return call
+
+    def flags_of(handle: int, *_: Any) -> int:
+        return fcntl.fcntl(handle, fcntl.F_GETFL)
+
+    if refused_at == "open":
+        monkeypatch.setattr(os, "open", refusing(os.open, lambda _path, flags, *_: flags))
+    else:
+        name = "pwrite" if refused_at == "write" else "preadv"
+        monkeypatch.setattr(os, name, refusing(getattr(os, name), flags_of))
+    data = os.urandom(2 * ALIGNMENT + 7)
+    write_buffers_durably(file, [aligned(data)])
+    assert compare_with_buffers(file, [aligned(data)]) == checksum_bytes(data)
+    assert file.read_bytes() == data
+    assert modes
+
+
+@pytest.mark.parametrize("most", [1, 100, ALIGNMENT])
+def test_short_writes_and_reads_are_continued(file: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: pwrite(handle, data[:most], offset))
+    monkeypatch.setattr(os, "preadv", lambda handle, parts, offset: preadv(handle, [parts[0][:most]], offset))
+    data = os.urandom(ALIGNMENT + 203)
+    write_buffers_durably(file, [aligned(data)])
+    assert compare_with_buffers(file, [aligned(data)]) == checksum_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["flip first", "flip last", "cut", "longer", "empty"])
+@pytest.mark.parametrize("size", [100, 2 * ALIGNMENT, 5 << 20])
+def test_a_disk_that_holds_other_bytes_is_detected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, size: int
+) -> None:
+    def damaging(file: Path, buffers: Sequence[memoryview]) -> None:
+        data = bytearray(b"".join(buffers))
+        data[0 if damage == "flip first" else -1] ^= damage.startswith("flip")
+        file.write_bytes({"cut": data[:-1], "longer": data + b"x", "empty": b""}.get(damage, data))
+
+    monkeypatch.setattr("tasks.foundation.storage.local.write_buffers_durably", damaging)
+    storage = LocalStorage(tmp_path)
+    with pytest.raises(StorageError, match=r"the disk returned other bytes than were written.* run again"):
+        storage.write_buffers("x/ckpt.data", [aligned(os.urandom(size))])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_errors_of_the_disk_are_raised(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pwrite", "preadv"):
+
+        def fail(*_: Any) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(direct_files.os, name, fail)
+            with pytest.raises(StorageError, match=r"Input/output error; check the disk and run again"):
+                LocalStorage(file.parent).write_buffers("other", [aligned(b"x" * 5000)])
+    assert [path.name for path in file.parent.iterdir()] == ["file"]

@@ -1,0 +1,147 @@
+"""Runs with transforms: the same bits however they are cut, and refused when the transforms change."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import IdentityChanged, ModelError, StepFailed
+from tests.support.lab import Lab, differing, in_fresh_process, lab_of
+
+MODEL = """
+def build():
+    x = keras.Input((7,))
+    y = keras.layers.Dense(5, activation="tanh")(x)
+    model = keras.Model(x, keras.layers.Dense(3)(y))
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+"""
+TRANSFORMS = '''
+import keras
+import tensorflow as tf
+
+NOISE = keras.layers.GaussianNoise(0.2)
+
+
+def augment(example, *, seed):
+    """Append a random number, and add noise."""
+    x, y = example
+    x = tf.concat([x, tf.random.stateless_uniform([1], seed)], axis=0)
+    return NOISE(x, training=True), tf.one_hot(y, 3)
+
+
+def plain(example):
+    x, y = example
+    return tf.pad(x, [[0, 1]]), tf.one_hot(y, 3)
+
+
+def mixup(batch, *, seed):
+    x, y = batch
+    share = tf.random.stateless_uniform([], seed)
+    return share * x + (1 - share) * x[::-1], share * y + (1 - share) * y[::-1]
+'''
+
+
+def make_lab(folder: Path) -> Lab:
+    folder.mkdir(exist_ok=True)
+    lab = lab_of(folder, MODEL)
+    (lab.code / "augment.py").write_text(TRANSFORMS, encoding="utf-8")
+    return lab
+
+
+def spec_of(replicas: int = 1, **data: Any) -> RunSpec:
+    transforms = {
+        "transform": "augment.py:augment",
+        "batch_transform": "augment.py:mixup",
+        "validation_transform": "augment.py:plain",
+    }
+    return RunSpec.model_validate(
+        {
+            "run": "augmented",
+            "storage": "unused",
+            "data": {"source": "data.py:load", "validation_fraction": 0.2, "shard_examples": 9} | transforms | data,
+            "model": "model.py:build",
+            "train": {"steps": 14, "global_batch_size": 8, "log_every_steps": 4},
+            "accelerator": {"kind": "cpu", "replicas": replicas},
+        }
+    )
+
+
+def train(folder: str, replicas: int, borders: list[int]) -> Any:
+    """Train to the borders, each segment like a new process; returns the digest, the metrics and the tensors."""
+    from tests.support.lab import keep_trainer
+
+    lab, spec = make_lab(Path(folder)), spec_of(replicas)
+    head = lab.relay(spec, *borders, cold=True)
+    assert head.tip is not None
+    metrics = lab.evaluate(spec, head.tip)
+    keep_trainer()
+    tensors = {key: value[2].hex() for key, value in lab.tensors(spec, head.tip).items()}
+    return {"digest": head.tip.state_digest, "metrics": metrics, "tensors": tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_cut_run_has_the_bits_of_the_straight_one(tmp_path: Path, replicas: int) -> None:
+    straight = in_fresh_process(train, folder=str(tmp_path / "straight"), replicas=replicas, borders=[14])
+    cut = in_fresh_process(train, folder=str(tmp_path / "cut"), replicas=replicas, borders=[5, 9, 14])
+    assert cut["digest"] == straight["digest"], differing(cut["tensors"], straight["tensors"])
+    assert cut["metrics"] == straight["metrics"]
+
+
+def test_changed_transform_is_refused_and_can_be_accepted(tmp_path: Path) -> None:
+    from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+    from tasks.init_or_restore.stage import init_or_restore
+
+    lab = make_lab(tmp_path)
+    spec = spec_of(batch_transform=None)
+    lab.begin(spec)
+    changed = lab.copy_of_code("other", ("augment.py", "GaussianNoise(0.2)", "GaussianNoise(0.3)"))
+    with pytest.raises(IdentityChanged, match=r"data\.transform\.values\.NOISE"):
+        changed.begin(spec)
+    commented = lab.copy_of_code("commented", ("augment.py", "Append a random number", "Append a number"))
+    commented.begin(spec)
+    without = spec_of(batch_transform="augment.py:mixup")
+    with pytest.raises(IdentityChanged, match=r"data\.batch_transform"):
+        lab.begin(without)
+    call = InitOrRestoreCall(spec=spec, dataset=lab.prepare(spec), accept=("data.transform",))
+    head = init_or_restore(call, changed.place(spec))
+    assert head.identity["data.transform"]["function"] == "augment"
+    assert json.loads(json.dumps(dict(head.identity)))["data.batch_transform"] is None
+
+
+def test_failing_operation_names_the_transform_and_the_steps(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    spec = spec_of(batch_transform=None)
+    check = 'x, y = example\n    tf.debugging.Assert(y < 2, ["y is two"])\n    x = tf.concat'
+    failing = lab.copy_of_code("failing", ("augment.py", "x, y = example\n    x = tf.concat", check))
+    head = failing.begin(spec)
+    assert head.tip is not None
+    expected = r"augment\.py:augment, augment\.py:plain failed between step 0 and .*assertion failed: \[y"
+    with pytest.raises(StepFailed, match=expected):
+        failing.train(spec, head.tip, 14)
+
+
+def test_validation_with_other_inputs_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    spec = spec_of(validation_transform=None)
+    with pytest.raises(ModelError) as refused:
+        lab.begin(spec)
+    for words in ("training: x float32[7]", "validation: x float32[6]", "hint: set data.validation_transform"):
+        assert words in str(refused.value)
+    assert lab.log(spec).head() is None
+
+
+def test_run_without_transforms_keeps_its_identity() -> None:
+    from tasks.foundation.contracts.identity import identity_in_run_file, part_in_run_file
+    from tasks.foundation.contracts.identity_keys import TRANSFORMS
+
+    spec = spec_of(transform=None, batch_transform=None, validation_transform=None)
+    recorded = identity_in_run_file(spec)
+    before = {key: value for key, value in recorded.items() if not key.startswith("data.") or "window" in key}
+    assert part_in_run_file(recorded) == part_in_run_file(before) == before
+    assert part_in_run_file({**before, "data.transform": {"function": "augment"}}) != before
+    assert tuple(spec.data.transform_of_key) == TRANSFORMS
