@@ -21,31 +21,31 @@ $(VENV)/installed: requirements.lock pyproject.toml
 run: install
 	@$(BIN)/baton run deploy/runs/digits/run.yaml
 
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
+# Whole runs wait a third of their time, so three processes keep two cores at work.
 test: install
-	@$(PYTEST)
+	@$(PYTEST) --numprocesses 3
 
 test-fast: install
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) --numprocesses 2 -m "not slow"
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# All figures, over an hour on an idle machine; BENCH="--quick --only abdij" for some. Writes tests/benchmarks/RESULTS.md.
 bench: install
-	$(BIN)/python -m tests.benchmarks.loop_against_fit
-	$(BIN)/python -m tests.benchmarks.cloud_transfers
-	$(BIN)/python -m tests.benchmarks.finding_the_head
-	$(BIN)/python -m tests.benchmarks.checkpoint_memory
+	$(BIN)/python -m tests.benchmarks $(BENCH)
 
 # About 350 interruptions of real runs and 400 plans of store faults; over an hour on two cores.
 chaos: install
 	$(BIN)/python -m tests.end_to_end.chaos
 	$(BIN)/python -m tests.end_to_end.cloud_chaos --plans 400
 	BATON_TEST_CLOUD_RUNS=12 $(BIN)/python -m pytest tests/end_to_end/test_cloud_runs.py
-	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py tests/end_to_end/test_any_cut.py
+	BATON_TEST_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/end_to_end/test_strategies.py tests/end_to_end/test_any_cut.py \
+		tests/foundation/runlog/test_interleavings_in_flight.py
 
 # With podman or docker; IMAGES="checkpoint train-cpu" builds only those, BASE_IMAGE=... on another base.
 images:
@@ -61,4 +61,4 @@ lock:
 	done
 
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) .bench *.egg-info
