@@ -18,6 +18,7 @@ from tasks.foundation.storage.path_guard import is_inside, require_inside, requi
 from tasks.foundation.storage.temporary_files import temporary_file
 
 # Prefix of unfinished files, which readers ignore.
+_DELETE_TRIES = 10
 _UNFINISHED = ".unfinished-"
 
 
@@ -168,7 +169,7 @@ class LocalStorage:
         with self._errors_of(folder), suppress(FileNotFoundError):
             if target.is_dir() and (not folder or not target.is_symlink()):
                 self._seen -= {root for root in self._seen if root.is_relative_to(target)}
-                shutil.rmtree(target, onerror=_ignore_missing)
+                _delete_folder(target)
             else:
                 target.unlink()
 
@@ -258,6 +259,19 @@ def _disk_problem(error: OSError) -> str:
     if error.errno == errno.EROFS:
         return "the disk is mounted read-only; make it writable"
     return f"{error.strerror or error}; check the disk"
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete a folder, also if another writer adds files to it meanwhile; one that never stops ends in an error."""
+    for _ in range(_DELETE_TRIES - 1):
+        try:
+            shutil.rmtree(folder, onerror=_ignore_missing)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
+    shutil.rmtree(folder, onerror=_ignore_missing)
 
 
 def _ignore_missing(_function: object, _path: str, error: tuple[type[BaseException], BaseException, object]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.checkout import CHECKOUT
 
@@ -173,6 +174,26 @@ def test_delete_ignores_files_deleted_by_others(tmp_path: Path, monkeypatch: pyt
     storage.delete("folder")
     assert first
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_delete_outlasts_a_writer_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("folder/first", b"x")
+    rmdir, late = os.rmdir, iter(range(times))
+
+    def rmdir_after_a_late_write(path: str, **options: int) -> None:
+        if (number := next(late, None)) is not None:
+            (tmp_path / "folder" / f"late-{number}").write_bytes(b"x")
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_after_a_late_write)
+    if times == 1:
+        storage.delete("folder")
+        assert not (tmp_path / "folder").exists()
+    else:
+        with pytest.raises(StorageError, match="Directory not empty"):
+            storage.delete("folder")
 
 
 def test_folder_with_unfinished_files_only_is_listed(tmp_path: Path) -> None:
