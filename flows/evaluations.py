@@ -15,7 +15,7 @@ from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.commits import evaluates_beside, evaluation_due, is_test_due, overdue_evaluation
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.stage import Place
-from tasks.foundation.telemetry.events import Phase, WithoutPhases
+from tasks.foundation.telemetry.events import Phase, Waiting, WithoutPhases
 from tasks.stages import EVALUATE
 
 
@@ -89,6 +89,7 @@ class Evaluations:
         """
         if self.beside.running:
             self.commits.place.telemetry.emit(Phase(cause="evaluate"))
+            self.commits.place.telemetry.emit(Waiting(on="a remote stage"))
         self.beside.join(self.commits.place.committer, self.commits.spec.stop)
 
     def _begin(self, dataset: DatasetRef, head: Head) -> None:

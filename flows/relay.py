@@ -38,8 +38,9 @@ from tasks.foundation.errors import (
 from tasks.foundation.hosts import OneHost
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.stage import Place
+from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Phase, Several, Sink
+from tasks.foundation.telemetry.events import Note, Phase, Several, Sink, Waiting
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.foundation.telemetry.tensorboard import CurveFiles
@@ -70,7 +71,8 @@ def relay(
         runner: runs the stages.
         telemetry: receives every event.
         attempt: id of this attempt, a uuid4 made in this process, if remote stages know it; None: a new one.
-        whole_process: whether the process runs only this command; its start-up and exit then count as the run's time.
+        whole_process: whether the process runs only this command; its start-up and exit then count as the run's time,
+            and it is ended if the training hangs.
         clock: monotonic time in seconds; the time budget counts from the first reading.
 
     Returns:
@@ -87,6 +89,7 @@ def relay(
         warnings_as_notes(telemetry),
         Ledger(attempt=attempt, whole_process=whole_process) as ledger,
         PROCESS_DEADLINE.for_command(run.spec.stop.grace_seconds),
+        HangWatch(run.spec.stop, ledger=ledger, telemetry=telemetry, whole_process=whole_process) as watch,
     ):
         for note in admitted.notes:
             telemetry.emit(Note(text=note, warning=True))
@@ -95,12 +98,13 @@ def relay(
             ledger.open(run.home, head, afresh=admitted.try_again)
         recorded = None if head is None else head.environment
         with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as accelerator:
-            sinks = Several((telemetry, ledger))
+            sinks = Several((telemetry, ledger, watch))
             try:
                 with (
                     Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
                 ):
+                    watch.follow_saves(lambda: committer.busy, committer.seconds_of_save)
                     one_command = _Relay(
                         admitted=admitted,
                         runner=runner,
@@ -118,7 +122,10 @@ def relay(
                         elapsed=lambda: clock() - began,
                         is_new=head is None,
                     )
-                    return one_command.run_to_goal()
+                    try:
+                        return one_command.run_to_goal()
+                    finally:
+                        sinks.emit(Waiting(on="the save in flight"))  # the committer waits for it
             except StageStopped as stop:
                 ledger.end(stop.reason)
                 result = result_of_interrupted(run, admitted.goal, stop.reason, since=head)

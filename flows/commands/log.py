@@ -1,8 +1,12 @@
-"""`baton log`: prints the entries of a run's log, newest last."""
+"""`baton log`: prints the entries of a run's log, newest last, and where attempts hung between them."""
+
+from datetime import UTC, datetime
 
 from flows.commands.options import Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
 from flows.run import open_run
+from flows.summary.goodput import hung_words
+from tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import (
     Change,
@@ -27,12 +31,36 @@ def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) 
     entries = list(opened.log.entries())
     if not entries:
         opened.require_head()  # its error names a lost entry
+    hung = [record for record in opened.attempts.read().records if record.ended == HUNG]
     if as_json:
-        say_json({"run": opened.name, "home": opened.home.uri, "entries": [_facts(entry) for entry in entries]})
+        facts = {"run": opened.name, "home": opened.home.uri, "entries": [_facts(entry) for entry in entries]}
+        say_json({**facts, "hung": [_hung_facts(record) for record in hung]})
         return
     before = [None, *(entry.head for entry in entries)]
-    for line in aligned([_words(entry, head) for entry, head in zip(entries, before, strict=False)]):
+    rows = [(_time(entry.time), _words(entry, head)) for entry, head in zip(entries, before, strict=False)]
+    for record in hung:
+        ended = utc_time(record.alive)
+        after = max((place for place, (time, _) in enumerate(rows, 1) if time <= ended), default=0)
+        rows.insert(after, (ended, _hung_row(record)))
+    for line in aligned([words for _, words in rows]):
         say(line)
+
+
+def _time(text: str) -> datetime:
+    """The time of an entry, which is informational; an invalid one is as early as can be."""
+    try:
+        return utc_time(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+def _hung_facts(record: AttemptRecord) -> dict[str, object]:
+    keys = {"attempt", "host", "pid", "began", "from_step", "step", "committed_step", "doing", "message"}
+    return {"time": record.alive, **record.model_dump(include=keys)}
+
+
+def _hung_row(record: AttemptRecord) -> tuple[str, ...]:
+    return ("", record.alive, HUNG, f"{record.step:>8}", hung_words(record))
 
 
 def _facts(entry: Entry) -> dict[str, object]:

@@ -46,6 +46,7 @@ from tasks.foundation.errors import BatonError, FileMissing, StaleWriter, Storag
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.stage import Place, Stage
+from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
@@ -124,6 +125,7 @@ class StageProcess:
         place: where the stage runs.
         runner: runs it.
         ledger: accounts for its seconds.
+        watch: ends the process if it hangs.
         flow_run: id of its flow run, the name of its answer.
     """
 
@@ -132,6 +134,7 @@ class StageProcess:
     place: Place
     runner: Runner
     ledger: Ledger
+    watch: HangWatch
     flow_run: str
 
     def run(self, stage: Stage[C, A], call: C) -> A:
@@ -190,6 +193,7 @@ def train(call: RemoteTrainSegmentCall, process: StageProcess) -> SegmentResult:
     def work() -> SegmentResult:
         # The answer names a staged checkpoint, so only commits within the segment run beside the training.
         with Committer(across_segments=False) as committer:
+            process.watch.follow_saves(lambda: committer.busy, committer.seconds_of_save)
             place = replace(process.place, committer=committer)
             result = replace(process, place=place).run_here(TRAIN_SEGMENT, segment)
         if result.staged is not None:
@@ -247,7 +251,9 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             stack.enter_context(lease_shield())
             ledger = stack.enter_context(Ledger())
             stack.enter_context(PROCESS_DEADLINE.for_command(call.spec.stop.grace_seconds))
-            others = Several((PrefectRunLogger(logger_of_stage), ledger))
+            logger = PrefectRunLogger(logger_of_stage)
+            watch = stack.enter_context(HangWatch(call.spec.stop, ledger=ledger, telemetry=logger))
+            others = Several((logger, ledger, watch))
             log = RunLog(home)
             publisher = stack.enter_context(ArtifactPublisher(call.spec, log, parts=("progress",), notes=others))
             telemetry = Several((others, publisher))
@@ -259,7 +265,7 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
             runner = stack.enter_context(PrefectTasks())
             process = StageProcess(
                 spec=call.spec, context=context, place=place, runner=runner, ledger=ledger,
-                flow_run=str(flow_run.id),
+                watch=watch, flow_run=str(flow_run.id),
             )  # fmt: skip
             answer = work(call, process)
             ledger.end("complete")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.stop_signals import Terminated
-from tasks.foundation.telemetry.events import Event, Training
+from tasks.foundation.telemetry.events import Event, Hung, Training
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -142,6 +142,14 @@ class FlowRunBeside(Generic[R]):
         self._ended.set()
         self.begin()
 
+    def crash(self, message: str) -> None:
+        """Record that the process ends while the work hangs; waits a few seconds for Prefect, from any thread."""
+        if self._context is not None:
+            from prefect.states import Crashed
+
+            self.end(lambda: Crashed(message=message))
+            self._thread.join(_STOP_SECONDS)
+
     def _run(self) -> None:
         """The thread: everything of Prefect's engine."""
         self._may_begin.wait(self._latest_seconds)
@@ -199,14 +207,19 @@ class FlowRunBeside(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class BeginsWithTraining:
-    """A sink that lets a flow run begin when the first steps are trained."""
+    """A sink that lets a flow run begin when the first steps are trained, and ends it if the process hangs."""
 
     flow_run: FlowRunBeside[Any]
 
     def emit(self, event: Event) -> None:
         """Take notice of training."""
-        if isinstance(event, Training):
-            self.flow_run.begin()
+        match event:
+            case Training():
+                self.flow_run.begin()
+            case Hung(message=message):
+                self.flow_run.crash(f"hung: {message}")
+            case _:
+                pass
 
 
 def _as_the_engine_knows_it(fault: BaseException) -> BaseException:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from tasks.foundation.messages import shown, shown_lines
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -47,6 +47,9 @@ class PrefectRunLogger:
                 self._log(logging.INFO, f"step {step} committed as {path} {_text(metrics)}")
             case Evaluated(step=step, metrics=metrics, examples=examples, on=on):
                 self._log(logging.INFO, f"step {step} evaluated on {examples} {on} examples: {_text(metrics)}")
+            case Hung(message=message, stacks=stacks):
+                self._log(logging.ERROR, shown_lines(f"hung: {message}\n{stacks}"))
+                self._send()
             case _:
                 pass
 
@@ -66,6 +69,14 @@ class PrefectRunLogger:
         else:
             with self._lock:
                 self._waiting.append((level, text))
+
+    def _send(self) -> None:
+        """Send Prefect what was logged, which it otherwise does every two seconds, in a thread."""
+        log = self._logger_of_stage() or self._flow_logger()
+        if log is not None:
+            from prefect.logging.handlers import APILogHandler
+
+            APILogHandler().flush()
 
 
 def _text(metrics: object) -> str:

@@ -1,6 +1,6 @@
 """Goodput and badput of a run, as JSON values and as text."""
 
-from tasks.foundation.contracts.attempt import UNATTRIBUTED
+from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
 from tasks.foundation.runlog.accounting import Account, Attempt
 from tasks.foundation.telemetry.formatting import duration_words
 
@@ -17,6 +17,7 @@ def account_facts(account: Account) -> dict[str, object]:
         "unrecorded_seconds": account.unrecorded_seconds,
         "alive": sum(attempt.alive for attempt in account.attempts),
         "died_without_a_word": sum(attempt.silent for attempt in account.attempts),
+        "hung": sum(attempt.hung for attempt in account.attempts),
         "unreadable": account.unreadable,
         "attempts": [_attempt_facts(attempt) for attempt in account.attempts],
     }
@@ -31,8 +32,9 @@ def account_words(account: Account) -> list[tuple[str, str]]:
     count, total = len(account.attempts), duration_words(account.total_seconds)
     alive = sum(attempt.alive for attempt in account.attempts)
     silent = sum(attempt.silent for attempt in account.attempts)
-    states = [f"{alive} at work" if alive else "", f"{silent} killed or crashed" if silent else ""]
-    standing = ", ".join(text for text in states if text)
+    hung = [attempt for attempt in account.attempts if attempt.hung]
+    states = ((alive, "at work"), (silent, "killed or crashed"), (len(hung), "hung"))
+    standing = ", ".join(f"{number} {state}" for number, state in states if number)
     bad = {cause: amount for cause, amount in account.bad_seconds.items() if amount > 0 or cause == UNATTRIBUTED}
     attempts = f"{count} attempt{'s' if count != 1 else ''}" + (f" ({standing})" if standing else "")
     good = duration_words(account.good_seconds)
@@ -44,6 +46,9 @@ def account_words(account: Account) -> list[tuple[str, str]]:
         ),
         ("badput", ", ".join(words(cause, amount) for cause, amount in bad.items())),
     ]
+    if hung:
+        newest = hung[-1].record
+        lines.append(("hung", f"{newest.alive[:19].replace('T', ' ')}  {hung_words(newest)}"))
     if account.away_seconds:
         lines.append(("away", f"{duration_words(account.away_seconds)} between attempts, no process at work"))
     if account.unrecorded_seconds:
@@ -52,6 +57,12 @@ def account_words(account: Account) -> list[tuple[str, str]]:
     if account.unreadable:
         lines.append(("left out", f"{account.unreadable} files below attempts/ are no attempt's record"))
     return lines
+
+
+def hung_words(record: AttemptRecord) -> str:
+    """Return where and why an attempt hung, on one line."""
+    where = f"process {record.pid} on {record.host}, attempt {record.attempt[:8]}"
+    return f"{record.message or 'no message'}  ({where}; its record has the stacks of all threads)"
 
 
 def _attempt_facts(attempt: Attempt) -> dict[str, object]:

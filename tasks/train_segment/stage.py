@@ -18,7 +18,7 @@ from tasks.foundation.stops.agreement import agreed_stop
 from tasks.foundation.stops.stops import Stops
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Training
+from tasks.foundation.telemetry.events import Note, Training, Waiting
 from tasks.foundation.telemetry.measurements import seconds_between
 from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.commit_interval import CommitInterval
@@ -185,6 +185,8 @@ def _train(
             row = trainer.read_metrics()
             watch.check(row)
             interval.work.log(row)
+            if trainer.callbacks is not None:
+                place.telemetry.emit(Waiting(on="callbacks"))
             if trainer.take_row(row):
                 break  # the next segment starts here, and logs that the run is finished
         place.telemetry.emit(

@@ -77,6 +77,9 @@ def _sentences(account: Account) -> Iterator[str]:
     silent = sum(attempt.silent for attempt in account.attempts)
     if silent:
         yield f"{silent} of the attempts were killed or crashed; their time counts up to their last heartbeat."
+    hung = sum(attempt.hung for attempt in account.attempts)
+    if hung:
+        yield f"{hung} of the attempts hung, and ended themselves."
     if account.away_seconds:
         yield f"Between attempts no process was running for {duration_words(account.away_seconds)}."
     if account.unrecorded_seconds:

@@ -19,6 +19,9 @@ INPUT_WAIT = "input wait"
 # Waiting for a remote stage, whose own attempt records where its time goes.
 LAUNCH = "launch"
 
+# Why an attempt ended that made no progress any more, see stop.hang_seconds; its `traceback` has all threads' stacks.
+HUNG = "hung"
+
 # The possible causes of a process's time. Only `train` is productive.
 CAUSES = (
     "start-up",
@@ -93,7 +96,9 @@ class AttemptRecord(Contract):
     ended: str | None = Field(default=None, description="why it ended; None: it is running, or was killed or crashed")
     message: str | None = Field(default=None, description="the error that ended it")
     traceback: str | None = Field(
-        default=None, description="the whole traceback of that error, with the frames that its message leaves out"
+        default=None,
+        description="the whole traceback of that error, with the frames that its message leaves out; the stacks of all "
+        "threads if it hung",
     )
     within: AttemptId | None = Field(
         default=None, description="for the attempt of a remote stage: the attempt that waits for it"

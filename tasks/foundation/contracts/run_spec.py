@@ -131,6 +131,12 @@ class StopSpec(Contract):
     attempts_without_progress: Annotated[int, _STOPPING] = Field(
         default=5, ge=1, description="attempts in a row that do not advance the run before it is refused"
     )
+    hang_seconds: Annotated[Literal["auto"] | _PositiveSeconds | None, _STOPPING] = Field(
+        default="auto",
+        description="if no inner loop ends for this many seconds, the process records the stacks of its threads and "
+        "exits with 3, so that it can be started again; auto: 600, or 20 times the longest inner loop if that is more; "
+        "null: never",
+    )
 
 
 class RunSpec(Contract):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tasks.foundation.contracts.attempt import LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
+from tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Totals
 from tasks.foundation.process import is_gone
@@ -29,6 +29,11 @@ class Attempt:
     def silent(self) -> bool:
         """Whether it died without recording why it ended; its time counts up to its last heartbeat."""
         return self.record.ended is None and not self.alive
+
+    @property
+    def hung(self) -> bool:
+        """Whether it ended itself because it hung, see `stop.hang_seconds`."""
+        return self.record.ended == HUNG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from tasks.foundation import errors
-from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, mark_of
+from tasks.foundation.contracts.attempt import HUNG, LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
 from tasks.foundation.messages import HINT
@@ -158,6 +158,11 @@ def _likely_reason(row: Sequence[AttemptRecord]) -> str:
         return f"Likely: the time budget of {subject} ended before the first commit; raise it, or {_SOONER}"
     if ends == {None}:
         return f"Likely: {subject} {verb} killed or crashed {_silent_deaths({record.doing for record in row})}"
+    if ends == {HUNG}:
+        return (
+            f"Likely: {subject} waited for something that never came: another host, the input, or the store. The "
+            "records below attempts/ have the stacks of all threads. If it would have come, raise stop.hang_seconds"
+        )
     if len(ends) == 1:
         return f"Likely: {subject} met the same error, {row[0].ended}; waiting will not fix it"
     return "The attempts ended for different reasons; start with the newest"

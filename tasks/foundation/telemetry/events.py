@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tasks.foundation.contracts.evaluation_sets import SetName
 
@@ -33,6 +33,13 @@ class Phase:
     """The process begins another phase: its time counts for `cause`, one of `contracts.attempt.CAUSES`."""
 
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The training thread waits for something that `Phase` does not name, until the next `Phase` or `Training`."""
+
+    on: Literal["callbacks", "the save in flight", "a remote stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +96,20 @@ class CommitPace:
     between_losses_seconds: float
 
 
-Event = Note | StatefulOperations | Phase | Preparing | Training | Committed | Evaluated | CommitPace
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """This process hangs, and ends in a moment. Sinks that keep or send events do so before `emit` returns.
+
+    Attributes:
+        message: what did not end, and for how long.
+        stacks: of all threads.
+    """
+
+    message: str
+    stacks: str
+
+
+Event = Note | StatefulOperations | Phase | Waiting | Preparing | Training | Committed | Evaluated | CommitPace | Hung
 
 
 class Sink(Protocol):
@@ -108,13 +128,13 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class WithoutPhases:
-    """A sink for work beside the training: passes every event on but `Phase`, which says what the training does."""
+    """A sink for work beside the training: passes on all events but those that say what the training does."""
 
     sink: Sink
 
     def emit(self, event: Event) -> None:
-        """Pass the event on, unless it is a `Phase`."""
-        if not isinstance(event, Phase):
+        """Pass the event on, unless it is a `Phase` or `Waiting`."""
+        if not isinstance(event, Phase | Waiting):
             self.sink.emit(event)
 
 

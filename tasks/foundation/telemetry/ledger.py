@@ -15,6 +15,7 @@ from typing import Self
 
 from tasks.foundation.contracts.attempt import (
     CAUSES,
+    HUNG,
     INPUT_WAIT,
     LAUNCH,
     SHUT_DOWN,
@@ -198,6 +199,18 @@ class Ledger:
         """
         if self._ended is None:
             self._ended = (reason, message[:_MESSAGE_CHARACTERS] if message else None)
+        self.heartbeat()
+
+    def hung(self, message: str, stacks: str) -> None:
+        """Record that the process hangs and is about to end, and write it. May be called from any thread.
+
+        Args:
+            message: what did not end, and for how long.
+            stacks: of all threads.
+        """
+        if self._ended is None:
+            self._traceback = without_password(stacks)
+            self._ended = (HUNG, message[:_MESSAGE_CHARACTERS])
         self.heartbeat()
 
     def staged(self, path: str) -> None:

@@ -102,6 +102,29 @@ def test_status_text_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureF
     assert "not recorded" not in out
 
 
+def test_hung_attempt_is_told_from_a_dead_one(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run.log.entry(2).time
+    run.attempt("a" * 32)
+    hung = {"ended": "hung", "message": "no inner loop has ended for 605 s after step 130 (limit 600 s)"}
+    run.attempt("b" * 32, alive=before, pid=77, traceback="Thread 1 baton-work", **hung)
+    account = as_json(capsys, "status", run.address)["account"]
+    assert (account["hung"], account["died_without_a_word"]) == (1, 1)
+    assert [each["traceback"] for each in account["attempts"] if each["ended"] == "hung"] == ["Thread 1 baton-work"]
+    (listed,) = as_json(capsys, "log", run.address)["hung"]
+    assert (listed["attempt"], listed["time"], listed["message"]) == ("b" * 32, before, hung["message"])
+    assert main(["status", run.address]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^time +\d.* in 2 attempts \(1 killed or crashed, 1 hung\)$", out, re.MULTILINE)
+    words = r"no inner loop has ended for 605 s after step 130 \(limit 600 s\)  \(process 77 on \S+, attempt bbbbbbbb; "
+    assert re.search(rf"^hung +\S+ \S+  {words}", out, re.MULTILINE)
+    assert main(["log", run.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "hung" not in line] == [str(number) for number in range(6)]
+    place = next(place for place, line in enumerate(lines) if " hung " in line)
+    assert re.search(rf"^ +{re.escape(before)}  hung +130  {words}", lines[place])
+    assert place >= 3
+
+
 def test_status_of_a_run_at_work_shows_its_current_step(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """It is shown beside the committed step, because a segment may last for hours."""
     now = datetime.now(UTC).isoformat()

@@ -31,6 +31,7 @@ from tasks.foundation.errors import AcceleratorLost, NonFinite
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.stage_results import find_segment, take_error
 from tasks.foundation.stage import Place
+from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.ledger import Ledger
@@ -58,12 +59,14 @@ class FakeRunner:
 
 
 def process_of(harness: LauncherHarness, work: Any, telemetry: Sink | None = None) -> StageProcess:
+    ledger, spec = Ledger(), harness.file.spec
     return StageProcess(
-        spec=harness.file.spec,
+        spec=spec,
         context=RemoteContext(code_folder=str(harness.file.folder)),
         place=replace(harness.place, telemetry=telemetry or EventRecorder()),
         runner=FakeRunner(work),
-        ledger=Ledger(),
+        ledger=ledger,
+        watch=HangWatch(spec.stop, ledger=ledger, telemetry=EventRecorder()),
         flow_run="f1",
     )
 

@@ -77,6 +77,8 @@ def refused(home: Storage, limit: int = 3, head: Head | None = None, gone: bool 
         ([{"ended": "IdentityChanged"}] * 9, False),
         ([DEAD, {"ended": "ModelError"}, DEAD, DEAD], True),
         ([{"ended": "StepFailed"}] * 3, True),  # but a step that fails costs training
+        ([{"ended": "hung"}] * 3, True),
+        ([{"ended": "hung"}, DEAD, {"ended": "hung"}], True),
         # A tip that is damaged again and again, evaluated or not.
         ([EVALUATED, DEAD, EVALUATED], True),
         # Going back is not progress.
@@ -210,3 +212,12 @@ def test_record_is_read_as_written(store: Storage) -> None:
     store.write(f"attempts/{record.attempt}.json", record.to_json())
     assert read_attempts(store).records == (record,)
     assert AttemptRecord.model_validate_json(record.to_json()) == record
+
+
+def test_hung_attempts_are_told_what_to_look_at(store: Storage) -> None:
+    keep(store, *[{"ended": "hung", "message": "no inner loop has ended for 605 s"}] * 3)
+    text = refused(store)
+    assert text is not None
+    assert "ended in train, at step 130  hung: no inner loop has ended for 605 s" in text
+    assert "all 3 attempts waited for something that never came" in text
+    assert "have the stacks of all threads" in text
