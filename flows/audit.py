@@ -212,6 +212,12 @@ def _audit_dataset(
     if manifest.content_digest != recorded:
         text = f"{uri} has content {manifest.content_digest}, but the run was trained on {recorded}"
         findings.damages.append(Damage(path, text))
+    if manifest.mixture is not None:
+        if manifest.mixture.digest != manifest.digest:
+            findings.damages.append(Damage(path, f"{uri}: its digest does not match the weights that it lists"))
+        for source in manifest.mixture.sources:
+            _audit_dataset(root, source.folder, source.content_digest, findings, on_progress)
+        return
     # A file that Baton reads in place may hold examples of both training and validation.
     shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())
     for begin in range(0, len(shards), _READ_TOGETHER):

@@ -64,7 +64,7 @@ PREPARE_DATA = Stage(
     call=PrepareDataCall,
     answer=DatasetRef,
     load=_load_prepare_data,
-    subject=lambda call: call.spec.data.source,
+    subject=lambda call: call.spec.data.source_words,
     phase="prepare-data",
 )
 INIT_OR_RESTORE = Stage(

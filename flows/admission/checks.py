@@ -27,7 +27,7 @@ def preflight(run: Run) -> None:
     if evaluating is not None:
         per_replica_batch_size(spec.train.global_batch_size, evaluating.replicas)
     require_function(spec.model.build, folder)
-    for reference in spec.data.sources:
+    for reference in spec.data.all_sources:
         if ":" in reference:
             require_function(reference, folder)
     for reference in spec.data.transforms:
@@ -51,16 +51,25 @@ def require_packages_and_source(run: Run) -> None:
     """
     remote = run.spec.stages.remote()
     if "prepare_data" not in remote:
-        _require_source(run.spec.data, run.folder)
-        for name in run.spec.data.own_sets:
-            from tasks.prepare_data.set_names import errors_of_set
-
-            with errors_of_set(name):
-                _require_source(run.spec.data.of_set(name), run.folder)
+        _require_sources(run.spec.data, run.folder)
     if not {"init_or_restore", "train_segment"} <= remote.keys():
         for reference in (run.spec.model.build, run.spec.train.callbacks, *run.spec.data.transforms):
             if reference is not None:
                 require_imports(reference, run.folder)
+
+
+def _require_sources(data: DataSpec, folder: Path) -> None:
+    """Check `data.source` or each source of a mixture, and the own sets."""
+    from tasks.prepare_data.set_names import errors_of_set, errors_of_source
+
+    if not data.sources:
+        _require_source(data, folder)
+    for index in range(len(data.sources)):
+        with errors_of_source(index):
+            _require_source(data.of_source(index), folder)
+    for name in data.own_sets:
+        with errors_of_set(name):
+            _require_source(data.of_set(name), folder)
 
 
 def _require_source(data: DataSpec, folder: Path) -> None:

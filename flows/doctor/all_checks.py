@@ -124,7 +124,7 @@ def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInpu
 
 
 def _check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
-    if any(":" in source for source in run.spec.data.sources):
+    if any(":" in source for source in run.spec.data.all_sources):
         # The user's module may use TensorFlow at import time, and the first use fixes the devices.
         _model_checks().acquire_cpu(run)
     found = check_data(run, storage, folder)

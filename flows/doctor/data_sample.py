@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.prepare_data.evaluation_sets import first_features, require_features_of_training
 from tasks.prepare_data.example_checks import Checker
+from tasks.prepare_data.mixture import mixture_manifest, spec_of_source
+from tasks.prepare_data.set_names import errors_of_source
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter
 from tasks.prepare_data.sources.base import InPlace, Source
@@ -73,9 +75,7 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
             own validation or test set does not fit.
         DamagedDataset: the dataset is prepared, but its manifest cannot be read.
     """
-    source = open_source(run.spec.data, run.folder, run.spec.train.seed)
-    prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
-    sample = prepared or _sample_source(run, source, LocalStorage(folder))
+    sample = _sample_mixture(run, storage, folder) if run.spec.data.sources else _sample(run, storage, folder)
     manifest = sample.manifest
     for name in run.spec.data.own_sets:
         require_features_of_training(name, first_features(run.spec, name, run.folder), manifest.features)
@@ -83,12 +83,51 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     if sample.is_whole:
         text = f"prepared: {manifest.train_examples + manifest.validation_examples} examples of {features}"
     else:
-        text = f"the first {manifest.train_examples} examples of the source are valid: {features}"
+        sources = f"the {len(run.spec.data.sources)} sources" if run.spec.data.sources else "the source"
+        text = f"the first {manifest.train_examples} examples of {sources} are valid: {features}"
     if sample.train_examples is not None:
         repeats = oversized_batch_warning(sample.train_examples, run.spec.train.global_batch_size)
         if repeats is not None:
             return Finding(check="data", verdict="warn", text=f"{text}; {repeats}", value=sample)
     return Finding(check="data", verdict="pass", text=text, value=sample)
+
+
+def _sample(run: RunFile, storage: Storage | None, folder: Path, name: str = "sample") -> DataSample:
+    """Return the prepared dataset of a run with a single source, or a sample of it."""
+    source = open_source(run.spec.data, run.folder, run.spec.train.seed)
+    prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
+    return prepared or _sample_source(run, source, LocalStorage(folder), name)
+
+
+def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path) -> DataSample:
+    """Return the prepared mixture of a run, or a mixture of samples of all its sources."""
+    alone = [replace(run, spec=spec_of_source(run.spec, index)) for index in range(len(run.spec.data.sources))]
+    found: list[DataSample] = []
+    for index, each in enumerate(alone):
+        with errors_of_source(index):
+            found.append(_sample(each, storage, folder, f"sample-{index}"))
+    if storage is not None and all(each.is_whole for each in found):
+        mixed = mixture_manifest(run.spec, [each.ref for each in found], [each.manifest for each in found])
+        if (prepared := _prepared(storage, dataset_folder(mixed.digest))) is not None:
+            return prepared
+    # A mixture has all its datasets in one store.
+    sampled = [
+        one if not one.is_whole else _sample(each, None, folder, f"sample-{index}")
+        for index, (each, one) in enumerate(zip(alone, found, strict=True))
+    ]
+    mixed = mixture_manifest(run.spec, [each.ref for each in sampled], [each.manifest for each in sampled])
+    store = LocalStorage(folder)
+    store.create(manifest_path(dataset_folder(mixed.digest)), mixed.to_json())
+    train = [each.train_examples for each in found if each.train_examples is not None]
+    validation = [each.validation_examples for each in found if each.validation_examples is not None]
+    return DataSample(
+        storage=store,
+        ref=_ref(dataset_folder(mixed.digest), mixed),
+        manifest=mixed,
+        is_whole=False,
+        train_examples=sum(train) if len(train) == len(found) else None,
+        validation_examples=sum(validation) if len(validation) == len(found) else None,
+    )
 
 
 def _prepared(storage: Storage, folder: str) -> DataSample | None:
@@ -105,9 +144,9 @@ def _prepared(storage: Storage, folder: str) -> DataSample | None:
     )
 
 
-def _sample_source(run: RunFile, source: Source, storage: LocalStorage) -> DataSample:
+def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: str) -> DataSample:
     checker = Checker(classes=run.spec.data.classes, allow_nan=run.spec.data.allow_nan)
-    folder = dataset_folder("sample")
+    folder = dataset_folder(name)
     length = source.length
     if source.in_place is not None:
         features, shards = source.in_place.features, _first_shard(source.in_place, checker)
@@ -119,7 +158,7 @@ def _sample_source(run: RunFile, source: Source, storage: LocalStorage) -> DataS
     if not shards:
         raise SourceError(f"data.source: {run.spec.data.source} yields no examples; check data.options")
     manifest = DatasetManifest(
-        digest="sample",
+        digest=name,
         content_digest=content_digest(features, shards, ()),
         source=run.spec.data.source,
         origin=dict(source.origin),

@@ -124,9 +124,9 @@ def check_code(run: RunFile) -> Finding:
             installed.
     """
     spec = run.spec
-    names = [spec.model.build, *spec.data.sources, spec.train.callbacks or "", *spec.data.transforms]
+    names = [spec.model.build, *spec.data.all_sources, spec.train.callbacks or "", *spec.data.transforms]
     names += [weights.source for weights in spec.init.weights]
-    references = [each for each in names if ".py:" in each]
+    references = [each for each in dict.fromkeys(names) if ".py:" in each]
     for reference in references:
         require_function(reference, run.folder)
         require_imports(reference, run.folder)

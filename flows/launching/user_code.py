@@ -15,7 +15,7 @@ _FILE_REFERENCE = re.compile(r".+\.py:\w+")
 def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:
     """Digest of each function of the run file's folder that it names; layout and comments do not count."""
     weights = (each.source for each in spec.init.weights)
-    named = [spec.model.build, *spec.data.sources, spec.train.callbacks, *spec.data.transforms, *weights]
+    named = [spec.model.build, *spec.data.all_sources, spec.train.callbacks, *spec.data.transforms, *weights]
     files = [reference for reference in named if reference is not None and _FILE_REFERENCE.fullmatch(reference)]
     return {reference: module_digest(reference, folder) for reference in files}
 

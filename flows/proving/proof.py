@@ -84,7 +84,7 @@ def prove(run: RunFile, overrides: tuple[str, ...], *, steps: int, setup: ProofS
             same_step=comparison.same_step,
             repeatable=repeatable,
             operations=finished.report.stateful_operations,
-            source=f"data.source {run.spec.data.source}",
+            source=f"data.source {run.spec.data.source_words}",
         )
     findings = _Findings(
         comparison=comparison,

@@ -29,7 +29,7 @@ def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -
         model: the keys of `user_code_identity`.
     """
     return {
-        "data.source": spec.data.source,
+        "data.source": spec.data.source_words,
         "data.folder": dataset.folder,
         "data.content_digest": dataset.content_digest,
         **_validation(dataset.validation),

@@ -54,8 +54,9 @@ def build_state_from_examples(
         ModelError: the user's code or model cannot be used.
     """
     shapes = {feature.name: (feature.dtype, feature.shape) for feature in features}
-    require_placeable_text(features, accelerator, reference=spec.data.source)
-    ambiguous = ":" in spec.data.source and spec.data.batched is None and reading == "examples"
+    sources = spec.data.source_words
+    require_placeable_text(features, accelerator, reference=sources)
+    ambiguous = spec.data.may_yield_batches and reading == "examples"
     length = shared_batch_size(shapes) if ambiguous else None
     try:
         state = build_train_state(
@@ -66,7 +67,7 @@ def build_state_from_examples(
             raise
         raise SourceError(
             message(
-                f"{spec.data.source}: it yields batches: {spec.model.build} takes {describe_shapes(shapes)} as "
+                f"{sources}: it yields batches: {spec.model.build} takes {describe_shapes(shapes)} as "
                 f"{length} examples, but not as one",
                 details=[*_readings(shapes, length), *str(fault).splitlines()],
                 hints=[_BATCHES],
@@ -75,7 +76,7 @@ def build_state_from_examples(
     if length is not None and _takes_batches(spec, shapes, code_folder, accelerator, or_declares=True):
         raise SourceError(
             message(
-                f"{spec.data.source}: it may yield batches: {spec.model.build} takes {describe_shapes(shapes)} as one "
+                f"{sources}: it may yield batches: {spec.model.build} takes {describe_shapes(shapes)} as one "
                 f"example and as {length} examples",
                 details=_readings(shapes, length),
                 hints=[_BATCHES, "if they are single examples, set data.batched: false"],

@@ -15,9 +15,8 @@ from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
-from tasks.prepare_data.example_checks import Checker
+from tasks.prepare_data.first_example import Kinds, features_of_first_example, kinds_of, words_of
 from tasks.prepare_data.set_names import errors_of_set
-from tasks.prepare_data.sources.opening import open_source
 
 Prepare = Callable[[RunSpec, Place], DatasetRef]
 
@@ -80,8 +79,6 @@ def _seed_of(name: SetName) -> int:
 def first_features(spec: RunSpec, name: SetName, code_folder: Path) -> tuple[Feature, ...]:
     """Return the features of the first example of a set, which is read and not written.
 
-    Global random numbers stay as they are, because the training examples are being read meanwhile.
-
     Args:
         spec: the run file.
         name: the set.
@@ -91,20 +88,8 @@ def first_features(spec: RunSpec, name: SetName, code_folder: Path) -> tuple[Fea
         SourceError: the set is missing or empty, or its first example is invalid.
         RunFileError: its source or an option cannot be used.
     """
-    from tasks.foundation.model.isolated_build import preserved_global_state
-
-    of_set = spec_of_set(spec, name)
-    data = of_set.data
-    with preserved_global_state(), errors_of_set(name):
-        source = open_source(data, code_folder, of_set.train.seed)
-        if source.in_place is not None:
-            return source.in_place.features
-        checker = Checker(classes=data.classes, allow_nan=data.allow_nan)
-        first = next(source.read(), None)
-        if first is None:
-            raise SourceError(f"data.source: {data.source}: it has no examples; check data.options")
-        checker.check(*first)
-        return checker.features
+    with errors_of_set(name):
+        return features_of_first_example(spec_of_set(spec, name), code_folder)
 
 
 def require_features_of_training(name: SetName, features: Sequence[Feature], training: Sequence[Feature]) -> None:
@@ -124,18 +109,14 @@ def require_features_of_training(name: SetName, features: Sequence[Feature], tra
     raise SourceError(
         message(
             f"data.{name}: its examples differ from the training examples",
-            details=[f"data.{name}: {_words(own)}", f"training: {_words(others)}"],
+            details=[f"data.{name}: {words_of(own)}", f"training: {words_of(others)}"],
             hints=["give both the same names, dtypes and shapes; shapes are of one example, without a batch dimension"],
         )
     )
 
 
-def _kinds(features: Sequence[Feature]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {each.name: (each.dtype, each.shape) for each in features if each.name != _OPTIONAL}
-
-
-def _words(kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in kinds.items())
+def _kinds(features: Sequence[Feature]) -> Kinds:
+    return {name: kind for name, kind in kinds_of(features).items() if name != _OPTIONAL}
 
 
 def _with_sets(dataset: DatasetRef, sets: Mapping[SetName, SetRef]) -> DatasetRef:

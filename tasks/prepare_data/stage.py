@@ -32,6 +32,7 @@ from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.feature_check import FeatureCheck, FeaturesRefused
 from tasks.prepare_data.feature_check import check_features as check_first_example
 from tasks.prepare_data.in_place import index_in_place
+from tasks.prepare_data.mixture import prepare_training_data
 from tasks.prepare_data.scatter import ScatterWriter, scratch_bytes
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
@@ -47,7 +48,7 @@ _REPORT_EVERY_EXAMPLES = 10_000
 
 
 def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
-    """Prepare the dataset of a run file, and its own validation and test sets, unless they exist.
+    """Prepare the dataset or mixture of a run file, and its own validation and test sets, unless they exist.
 
     Shards are written first and the manifest last, create-only: if it exists, the dataset is complete. Two processes
     may prepare the same dataset at once; they write the same bytes. After a kill or a storage error, finished shards
@@ -65,7 +66,7 @@ def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
         StorageError: the store failed, or has too little space.
         DamagedDataset: the existing manifest cannot be read.
     """
-    return prepare_with_own_sets(call.spec, place, _prepare)
+    return prepare_with_own_sets(call.spec, place, lambda spec, at: prepare_training_data(spec, at, _prepare))
 
 
 def _prepare(spec: RunSpec, place: Place) -> DatasetRef:

@@ -9,6 +9,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.change_class import identity, operational
 from tasks.foundation.contracts.code_reference import CodeReference
 from tasks.foundation.contracts.evaluation_sets import SetField, SetName, SetSpec, check_source
+from tasks.foundation.contracts.mixture import Exhausted, SourcesField, require_mixture
 
 _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
@@ -20,6 +21,18 @@ class DataSpec(Contract):
     source: Annotated[str, AfterValidator(check_source), identity("other examples", _EXAMPLES)] = Field(
         description="a built-in source (csv, digits, images, npz, text, tfrecord) or a function, data.py:load, that "
         "returns arrays (x, y), a tf.data.Dataset or a PyDataset, or yields examples or batches"
+    )
+    sources: Annotated[SourcesField, identity("another mixture of the examples", _EXAMPLES, "data.sources")] = Field(
+        default=(),
+        description="a mixture, instead of data.source: a list of {source, weight, options, version, batched, "
+        "examples}; in every window of about 1,000 examples each source has the share that its weight says, and the "
+        "examples of a source come in the shuffled order of its own epochs",
+    )
+    exhausted: Annotated[Exhausted, identity("another mixture of the examples", "data.sources")] = Field(
+        default="repeat",
+        description="what happens in a mixture when all examples of a source were used: repeat (it begins its next "
+        "epoch; an epoch of the mixture has as many examples as all sources together) or drop (the others go on with "
+        "their weights; an epoch of the mixture has each example once)",
     )
     options: Annotated[dict[str, Any], identity("other examples, where the option changes them", _EXAMPLES)] = Field(
         default_factory=dict, description="settings of the source, such as path; keyword arguments of data.py:load"
@@ -108,6 +121,31 @@ class DataSpec(Contract):
             return {**values, "validation_fraction": 0.0}
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mixture_instead_of_source(cls, values: object) -> object:
+        if isinstance(values, Mapping) and values.get("sources") and "source" not in values:
+            return {**values, "source": ""}
+        return values
+
+    @model_validator(mode="after")
+    def _one_source_or_a_mixture(self) -> Self:
+        if not self.sources:
+            if not self.source:
+                raise ValueError("source is empty; name a source, or several under sources")
+            if self.exhausted != "repeat":
+                raise ValueError(f"exhausted = {self.exhausted} is for a mixture; remove it, or name several sources")
+            return self
+        if self.source:
+            raise ValueError(f"source = {self.source} and sources both name the examples; remove one")
+        for key, value in (("options", self.options), ("version", self.version), ("examples", self.examples)):
+            if value:
+                raise ValueError(f"{key} = {value} is of a single source; move it into each of sources")
+        if self.batched is not None:
+            raise ValueError(f"batched = {self.batched} is of a single source; move it into each of sources")
+        require_mixture(self.sources)
+        return self
+
     @model_validator(mode="after")
     def _one_validation_set(self) -> Self:
         if self.validation is not None and self.validation_fraction > 0:
@@ -131,7 +169,8 @@ class DataSpec(Contract):
         if given and self.validation_fraction == 0:
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
-        if given and self.source == "tfrecord" and self.options.get("copy") is not True:
+        stays = any(each.source == "tfrecord" and each.options.get("copy") is not True for each in self._named)
+        if given and stays:
             raise ValueError(
                 f"{given[0]} needs records that Baton copies, but those of source tfrecord stay in their files; set "
                 "options.copy to true, or put the held-out records into files of their own, named under validation"
@@ -150,9 +189,35 @@ class DataSpec(Contract):
         return tuple(name for name, is_there in sets if is_there)
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def _named(self) -> tuple[SetSpec, ...]:
+        """What the training examples are from: one source, or those of a mixture."""
+        return self.sources or (SetSpec(source=self.source, options=self.options, batched=self.batched),)
+
+    @property
+    def source_words(self) -> str:
+        """The sources of the training examples, for messages."""
+        return ", ".join(each.source for each in self._named)
+
+    @property
+    def may_yield_batches(self) -> bool:
+        """Whether a function yields the training examples, and the run file does not say if these are batches."""
+        return any(":" in each.source and each.batched is None for each in self._named)
+
+    @property
+    def all_sources(self) -> tuple[str, ...]:
         """All sources: of the training examples, and of the own sets."""
-        return (self.source, *(own.source for own in self.own_sets.values()))
+        return (*(each.source for each in self._named), *(own.source for own in self.own_sets.values()))
+
+    def of_source(self, index: int) -> "DataSpec":
+        """Return the `data` of one source of a mixture, prepared as if it were the only one.
+
+        Raises:
+            IndexError: there is no such source.
+        """
+        chosen = self.sources[index]
+        alone = {name: getattr(chosen, name) for name in SetSpec.model_fields}
+        others = {"sources": (), "exhausted": "repeat", "validation": None, "test": None}
+        return DataSpec.model_validate({name: getattr(self, name) for name in DataSpec.model_fields} | alone | others)
 
     @property
     def own_sets(self) -> Mapping[SetName, SetSpec]:

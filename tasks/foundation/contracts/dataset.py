@@ -1,11 +1,12 @@
 """A prepared dataset: the features of its examples, and its shards."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
+from tasks.foundation.contracts.mixture import Mixture
 from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
 
 # examples: as the source yields them; rows: taken from whole arrays or from batches, so they are single examples.
@@ -71,9 +72,14 @@ class HeldOut(Contract):
 
 
 class DatasetManifest(Contract):
-    """Written last, so its existence means that every shard is complete."""
+    """Written last, so its existence means that every shard is complete.
 
-    schema_version: Literal[1] = 1
+    A mixture has no shards of its own. It names datasets, whose shards have its examples.
+    """
+
+    readable_schema: ClassVar[int] = 2
+
+    schema_version: Literal[1, 2] = Field(default=1, description="2: a mixture")
     digest: str = Field(description="the folder's name: first 24 hex digits of a sha256 over source and settings")
     content_digest: str = Field(description="sha256 over the records of all shards, in order")
     source: str
@@ -85,21 +91,30 @@ class DatasetManifest(Contract):
     held_out: HeldOut | None = Field(
         default=None, description="set if shards contain records of both parts; None: each shard has one part"
     )
+    mixture: Mixture | None = Field(default=None, description="the datasets that it mixes; None: it is one itself")
 
     @model_validator(mode="after")
     def _has_training_examples(self) -> Self:
-        if not self.train or not self.features:
+        if not (self.train or self.mixture) or not self.features:
             raise ValueError("a dataset needs at least one feature and one training shard")
+        if (self.mixture is not None) != (self.schema_version > 1):
+            raise ValueError(
+                f"schema_version = {self.schema_version} is not that of {'a' if self.mixture else 'no'} mixture"
+            )
         return self
 
     @property
     def train_examples(self) -> int:
         """Number of training examples."""
+        if self.mixture is not None:
+            return sum(each.train_examples for each in self.mixture.sources)
         return sum(shard.examples for shard in self.train)
 
     @property
     def validation_examples(self) -> int:
         """Number of validation examples."""
+        if self.mixture is not None:
+            return sum(each.validation_examples for each in self.mixture.sources)
         return sum(shard.examples for shard in self.validation)
 
 

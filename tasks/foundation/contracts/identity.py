@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, TRANSFORMS, VALIDATION
+from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, MIXTURE, TRANSFORMS, VALIDATION
 from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
+from tasks.foundation.contracts.mixture import integer_weights
 from tasks.foundation.contracts.readable_values import readable
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
@@ -30,6 +32,7 @@ _IN_RUN_FILE = (
 
 # The values of keys that earlier versions did not record.
 _BEFORE: Mapping[str, Any] = {
+    MIXTURE: None,
     VALIDATION: None,
     "train.drop_remainder": False,
     "train.accumulate": 1,
@@ -92,6 +95,7 @@ def _differs_in_batch_size(leaf: str, recorded: Any, now: Any) -> bool:
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     """Return the identity keys that depend only on the run file, not on data or model."""
     identity = {
+        MIXTURE: _mixture(spec.data),
         "data.window_shards": spec.data.window_shards,
         "train.seed": spec.train.seed,
         "train.global_batch_size": spec.train.global_batch_size,
@@ -110,9 +114,10 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
 def part_in_run_file(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a recorded identity what follows from the run file that it is from.
 
-    A transform that is not set leaves no trace, so that logs from before there were transforms have the same digest.
+    What is not set leaves no trace, so that logs from before there were transforms and mixtures have the same digest.
     """
     part = {key: identity[key] for key in _IN_RUN_FILE if key in identity}
+    part |= {MIXTURE: identity[MIXTURE]} if identity.get(MIXTURE) is not None else {}
     part |= {key: True for key in TRANSFORMS if identity.get(key) is not None}
     return part if identity.get(CALLBACKS, "") is not None else part | {CALLBACKS: None}
 
@@ -123,6 +128,13 @@ def is_as_in_run_file(recorded: Mapping[str, Any], spec: RunSpec) -> bool:
         return False
     identity = {**identity_in_run_file(spec), **spec.data.transform_of_key}
     return recorded.in_run_file == digest_of(part_in_run_file(identity))
+
+
+def _mixture(data: DataSpec) -> dict[str, Any] | None:
+    """Return the proportions of a mixture in the order of its sources, however the run file scales them."""
+    if not data.sources:
+        return None
+    return {"weights": list(integer_weights(each.weight for each in data.sources)), "exhausted": data.exhausted}
 
 
 def _class_weights(spec: RunSpec) -> dict[str, float] | None:

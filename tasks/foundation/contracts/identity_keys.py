@@ -19,6 +19,7 @@ class Recorded:
 
 CALLBACKS = "train.callbacks"
 VALIDATION = "data.validation"
+MIXTURE = "data.sources"
 TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
 _SAME_VARIABLES = "applies from that step on, if all variables stay the same"
@@ -26,6 +27,7 @@ _OTHER_BATCHES = "changes the data order from that step on: examples of the curr
 
 IDENTITY: Mapping[str, Recorded] = {
     "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
+    MIXTURE: Recorded("another mixture of the examples", _OTHER_BATCHES),
     VALIDATION: Recorded(
         "another validation set, so that early stopping, keep-best and the curves would compare two sets",
         "applies from that step on; the best checkpoint is chosen anew, on the new set",

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
+from tasks.foundation.contracts.mixture import MixedSource, Mixture
 from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.messages import listed
@@ -29,8 +30,11 @@ def content_digest(
     train: Sequence[ShardRecord],
     validation: Sequence[ShardRecord],
     held_out: HeldOut | None = None,
+    mixture: Mixture | None = None,
 ) -> str:
     """Return the sha256 of the features and of every shard's name, count, size and checksum, in order.
+
+    Of a mixture: of the features and of its datasets' digests. Weights are not examples, so they do not count here.
 
     For a file outside the dataset's folder only its name is hashed, not its folder: a moved file is the same dataset.
     """
@@ -42,6 +46,8 @@ def content_digest(
         digest.update(b"\n")
     if held_out is not None:
         digest.update(held_out.model_dump_json().encode() + b"\n")
+    for source in mixture.sources if mixture is not None else ():
+        digest.update(source.content_digest.encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -51,8 +57,8 @@ def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
     return record
 
 
-# A run has one dataset, and perhaps a validation and a test set of its own.
-_KNOWN_AT_MOST = 3
+# A run has one dataset, perhaps a mixture of several, and perhaps a validation and a test set of its own.
+_KNOWN_AT_MOST = 32
 
 
 class KnownManifest:
@@ -112,15 +118,44 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
-    found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out)
+    found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out, manifest.mixture)
     if found != manifest.content_digest:
         unknown = DatasetManifest.unknown_keys(data)
         if unknown:  # the digest may cover these keys
             why = f"it has unknown keys ({listed(unknown)}), and its content_digest does not match without them"
             raise another_version(where, DatasetManifest, why)
         raise DamagedDataset(f"{where}: its content_digest does not match the shards it lists; {REMEDY}")
+    if manifest.mixture is not None and manifest.mixture.digest != manifest.digest:
+        raise DamagedDataset(f"{where}: its digest does not match the weights that it lists; {REMEDY}")
     _KNOWN.remember(storage, folder, manifest)
     return manifest
+
+
+def plain_datasets(storage: Storage, manifest: DatasetManifest, folder: str) -> tuple[tuple[str, DatasetManifest], ...]:
+    """Return folder and manifest of each dataset with shards: those that a mixture names, or the dataset itself.
+
+    Args:
+        storage: the storage root.
+        manifest: of the dataset.
+        folder: of the dataset, relative to the root.
+
+    Raises:
+        DamagedDataset: as `load_manifest`.
+    """
+    if manifest.mixture is None:
+        return ((folder, manifest),)
+    return tuple((each.folder, load_manifest(storage, ref_of_source(each))) for each in manifest.mixture.sources)
+
+
+def ref_of_source(source: MixedSource) -> DatasetRef:
+    """Return the dataset that is a source of a mixture."""
+    return DatasetRef(
+        folder=source.folder,
+        content_digest=source.content_digest,
+        train_examples=source.train_examples,
+        validation_examples=source.validation_examples,
+        already_prepared=True,
+    )
 
 
 def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, Array], ...]:

@@ -5,18 +5,16 @@ TensorFlow reads, permutes, batches and parses. Iterate inside `reading_errors.o
 errors.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.epoch_length import EpochLength
-from tasks.foundation.dataset import order
 from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.dataset.record_batches import Plan, finished, has_images, parsed, part_of, records_in, windows_of
-from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.manifest import load_manifest, plain_datasets
+from tasks.foundation.dataset.record_batches import finished, has_images, parsed
+from tasks.foundation.dataset.record_streams import StreamStart, training_records
 from tasks.foundation.dataset.shards import parse
 from tasks.foundation.dataset.transformed_batches import (
     Decoding,
@@ -74,37 +72,19 @@ def training_dataset(
     """
     _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
-    at = storage.at(ref.folder)
     epoch = EpochLength(
         train_examples=manifest.train_examples, global_batch_size=global_batch_size, drop_remainder=drop_remainder
     )
 
-    def plans() -> Iterator[Plan]:
-        counts = [shard.examples for shard in manifest.train]
-        first_example = first_batch * global_batch_size
-        windows = order.windows(
-            counts,
-            seed=seed,
-            window_shards=window_shards,
-            first_example=first_example,
-            epoch_examples=epoch.examples,
-        )
-        planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
-        with VerifiedShards(at) as shards:
-            for paths, chosen, window in shards.read_ahead(planned):
-                yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
-
-    def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
-        if manifest.held_out is None:
-            chosen = order.shuffled_indices(count, window_seed)[taken[0] : taken[1]]
-        else:
-            shuffled = order.shuffled_indices(tf.size(part_positions), window_seed)
-            chosen = tf.gather(part_positions, shuffled[taken[0] : taken[1]])
-        return records_in(paths).batch(count).map(lambda records: tf.gather(records, chosen))
-
+    start = StreamStart(
+        seed=seed,
+        window_shards=window_shards,
+        first_example=first_batch * global_batch_size,
+        epoch_examples=epoch.examples,
+    )
     per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.
-    batches = max(1, _examples_to_parse(manifest, window_shards) // global_batch_size)
+    batches = max(1, _examples_to_parse(storage, ref, manifest, window_shards) // global_batch_size)
 
     def slices_of_host(records: Any) -> Any:
         return tf.reshape(
@@ -112,7 +92,7 @@ def training_dataset(
             [batches * per_host],
         )
 
-    dataset = windows_of(plans).flat_map(read).prefetch(1).rebatch(batches * global_batch_size, drop_remainder=True)
+    dataset = training_records(storage, ref, manifest, start, chunk=batches * global_batch_size)
     if functions is not None:
         layout = Layout(
             first_example=first_batch * global_batch_size,
@@ -145,10 +125,11 @@ def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -
         )
 
 
-def _examples_to_parse(manifest: DatasetManifest, window_shards: int) -> int:
+def _examples_to_parse(storage: Storage, ref: DatasetRef, manifest: DatasetManifest, window_shards: int) -> int:
     """Examples to parse at once: at most a window, so that the first batch waits for one or two windows only."""
     if has_images(manifest):
         return 1  # decoded images are much larger than their records
-    first = manifest.train[0]
-    in_window = min(first.examples * window_shards, manifest.train_examples)
-    return min(_PARSE_EXAMPLES, _PARSE_BYTES * first.records_held // first.size, in_window)
+    found = [plain for _, plain in plain_datasets(storage, manifest, ref.folder)]
+    in_window = sum(min(plain.train[0].examples * window_shards, plain.train_examples) for plain in found)
+    of_size = min(_PARSE_BYTES * plain.train[0].records_held // plain.train[0].size for plain in found)
+    return min(_PARSE_EXAMPLES, of_size, in_window)

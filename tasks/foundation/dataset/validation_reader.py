@@ -1,6 +1,6 @@
 """Reads the examples that a model is evaluated on with `tf.data`, each exactly once; see `reader.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset.held_out import Part
-from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.dataset.manifest import load_manifest, plain_datasets
 from tasks.foundation.dataset.record_batches import Plan, finished, parsed, part_of, records_in, windows_of
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.dataset.transformed_batches import SeededFunction, transformed_validation
@@ -47,7 +47,8 @@ def validation_dataset(
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     manifest = load_manifest(storage, ref)
     reading = _ValidationReading(part=part, function=function, seed=seed)
-    return _validation(storage.at(ref.folder), manifest, reading, skip=0, batch_size=batch_size)
+    found = plain_datasets(storage, manifest, ref.folder)
+    return _validation(storage, found, reading, skip=0, batch_size=batch_size)
 
 
 def validation_remainder(
@@ -66,13 +67,13 @@ def validation_remainder(
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     manifest = load_manifest(storage, ref)
-    examples = manifest.validation_examples if part == "validation" else manifest.train_examples
+    examples = _examples_of(manifest, part)
     remainder = examples % batch_size
     if not remainder:
         return None
     reading = _ValidationReading(part=part, function=function, seed=seed)
-    at, skip = storage.at(ref.folder), examples - remainder
-    return _validation(at, manifest, reading, skip=skip, batch_size=remainder)
+    found = plain_datasets(storage, manifest, ref.folder)
+    return _validation(storage, found, reading, skip=examples - remainder, batch_size=remainder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,46 @@ class _ValidationReading:
 
 
 def _validation(
-    storage: Storage, manifest: DatasetManifest, reading: _ValidationReading, *, skip: int, batch_size: int
+    storage: Storage,
+    datasets: Sequence[tuple[str, DatasetManifest]],
+    reading: _ValidationReading,
+    *,
+    skip: int,
+    batch_size: int,
 ) -> Any:
-    part, function = reading.part, reading.function
+    """Return batches of the examples of datasets with shards, one dataset after the other.
+
+    Args:
+        storage: the storage root.
+        datasets: folder and manifest of each; all have the same features.
+        reading: which examples, and how.
+        skip: examples to leave out at the begin.
+        batch_size: examples per batch.
+    """
+    records, before = None, 0
+    for folder, manifest in datasets:
+        examples = _examples_of(manifest, reading.part)
+        skip_here = max(skip - before, 0)
+        before += examples
+        if skip_here < examples:
+            own = _records(storage.at(folder), manifest, reading.part, skip=skip_here)
+            records = own if records is None else records.concatenate(own)
+    manifest = datasets[0][1]
+    if records is None:
+        records = _records(storage.at(datasets[0][0]), manifest, reading.part, skip=skip)
+    dataset = parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
+    if reading.function is not None:
+        function, seed = reading.function, reading.seed
+        dataset = transformed_validation(dataset, function, seed=seed, skip=skip, batch_size=batch_size)
+    return finished(dataset)
+
+
+def _examples_of(manifest: DatasetManifest, part: Part) -> int:
+    return manifest.validation_examples if part == "validation" else manifest.train_examples
+
+
+def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: int) -> Any:
+    """Return a dataset of vectors of the records of a part, in the order of the manifest."""
 
     def plans() -> Iterator[Plan]:
         begin = 0
@@ -106,8 +144,4 @@ def _validation(
             return records_in(paths).skip(taken[0]).batch(count)
         return records_in(paths).batch(count).map(lambda records: tf.gather(records, part_positions[taken[0] :]))
 
-    dataset = windows_of(plans).flat_map(read).rebatch(batch_size, drop_remainder=True)
-    dataset = parsed(dataset, manifest, batch_size)
-    if function is not None:
-        dataset = transformed_validation(dataset, function, seed=reading.seed, skip=skip, batch_size=batch_size)
-    return finished(dataset)
+    return windows_of(plans).flat_map(read)

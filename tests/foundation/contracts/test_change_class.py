@@ -117,7 +117,7 @@ def test_the_page_lists_every_key() -> None:
         ("loss, metrics", ("compile.loss", "compile.metrics")),
         ("seed,optimizer,train.seed", ("train.seed", "compile.optimizer")),
         ("global_batch_size", ("train.global_batch_size",)),
-        ("data", ("data.content_digest", "data.validation", "data.window_shards", *TRANSFORMS)),
+        ("data", ("data.content_digest", "data.sources", "data.validation", "data.window_shards", *TRANSFORMS)),
         ("validation", ("data.validation",)),
         ("model", ("model.config", "model.code", "model.options")),
         ("compile", ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")),

@@ -205,7 +205,7 @@ REFUSED = [
     # unknown keys, at every level
     Bad("unknown at the top", plus("trian: {a: 1}\n"), ("line 14: trian", '{"a": 1}', "did you mean train?")),
     Bad("nothing like it", plus("zzz: 1\n"), ("line 14: zzz", "here 1", "the keys are run, storage, data")),
-    Bad("unknown in data", swap("  source: digits", "  source: digits\n  sources: x"), ("data.sources", "here x", "did you mean data.source?")),
+    Bad("unknown in data", swap("  source: digits", "  source: digits\n  sourcee: x"), ("data.sourcee", "here x", "did you mean data.source?")),
     Bad("unknown in model", swap("model.py:build_model", "{build: 'm.py:b', option: {}}"), ("model.option", "{}", "did you mean model.options?")),
     Bad("unknown in train", swap("  steps: 3000", "  steps: 3000\n  batch_size: 12"), ("train.batch_size", "here 12", "did you mean train.global_batch_size?")),
     Bad("unknown in accelerator", swap("{kind: auto}", "{kin: auto}"), ("accelerator.kin ", "here auto", "did you mean accelerator.kind?")),
@@ -456,6 +456,6 @@ def test_own_sets_are_read_and_survive_json(tmp_path: Path) -> None:
     file.write_text(swap("  validation_fraction: 0.1", "  validation: data.py:held_out\n  test: {source: digits}"))
     data = load_run_file(file).spec.data
     assert (data.validation_fraction, data.has_validation, data.is_evaluated_on) == (0, True, ("validation", "test"))
-    assert data.sources == ("digits", "data.py:held_out", "digits")
+    assert data.all_sources == ("digits", "data.py:held_out", "digits")
     assert type(data).model_validate_json(data.model_dump_json()) == data
     assert load_run_file(file, ["data.test=null", "data.validation.version=3"]).spec.data.test is None

@@ -26,7 +26,7 @@ class Prepared:
     manifest: DatasetManifest
 
 
-def _write(storage: Storage, folder: Path, name: str, numbers: Sequence[int]) -> ShardRecord:
+def _write(storage: Storage, folder: Path, at: str, name: str, numbers: Sequence[int]) -> ShardRecord:
     import tensorflow as tf
 
     from tasks.foundation.dataset.shards import encode
@@ -36,26 +36,33 @@ def _write(storage: Storage, folder: Path, name: str, numbers: Sequence[int]) ->
         for number in numbers:
             x = np.asarray([number, number / 2], np.float32)
             writer.write(encode({"x": x, "y": np.asarray(number, np.int64)}))
-    stored = storage.upload(file, f"datasets/numbered/{name}")
+    stored = storage.upload(file, f"{at}/{name}")
     return ShardRecord(path=name, examples=len(numbers), size=stored.size, crc32c=stored.crc32c)
 
 
 def make_numbered(
-    folder: Path, train: Sequence[int], validation: Sequence[int] = (), storage: Storage | None = None
+    folder: Path,
+    train: Sequence[int],
+    validation: Sequence[int] = (),
+    storage: Storage | None = None,
+    *,
+    name: str = "numbered",
+    begin: int = 0,
 ) -> Prepared:
-    """Make a dataset with shards of the given counts; y counts training examples from 0, validation from 1000."""
+    """Make a dataset with shards of the given counts; y counts from `begin`, of validation examples from 1000 more."""
+    at = f"datasets/{name}"
     storage = storage or LocalStorage(folder / "storage")
     parts: list[list[ShardRecord]] = []
-    for part, counts, begin in (("train", train, 0), ("validation", validation, 1000)):
+    for part, counts, first in (("train", train, begin), ("validation", validation, begin + 1000)):
         shards: list[ShardRecord] = []
-        number = begin
+        number = first
         for index, count in enumerate(counts):
-            shards.append(_write(storage, folder, f"{part}-{index:05d}.tfrecord", range(number, number + count)))
+            shards.append(_write(storage, folder, at, f"{part}-{index:05d}.tfrecord", range(number, number + count)))
             number += count
         parts.append(shards)
     digest = content_digest(FEATURES, *parts)
     manifest = DatasetManifest(
-        digest="numbered",
+        digest=name,
         content_digest=digest,
         source="numbers",
         origin={},
@@ -63,9 +70,9 @@ def make_numbered(
         train=tuple(parts[0]),
         validation=tuple(parts[1]),
     )
-    storage.write(manifest_path("datasets/numbered"), manifest.to_json())
+    storage.write(manifest_path(at), manifest.to_json())
     ref = DatasetRef(
-        folder="datasets/numbered",
+        folder=at,
         content_digest=digest,
         train_examples=manifest.train_examples,
         validation_examples=manifest.validation_examples,

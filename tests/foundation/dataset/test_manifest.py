@@ -58,8 +58,8 @@ def test_manifest_of_a_newer_version_is_not_damage(numbered: Callable[..., Any])
 
     written(licence="CC0")
     assert read_manifest(prepared.storage, prepared.ref.folder) == prepared.manifest
-    written(schema_version=2)
-    with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 2"):
+    written(schema_version=3)
+    with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 3"):
         read_manifest(prepared.storage, prepared.ref.folder)
     # The newer version includes this key in its content digest.
     shards = [shard | {"codec": "zstd"} for shard in content["train"]]

@@ -1,0 +1,118 @@
+"""Streams of the records that training reads, without end: of one dataset, or of a mixture of several."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.dataset import order
+from tasks.foundation.dataset.manifest import load_manifest, ref_of_source
+from tasks.foundation.dataset.mixing import Mixing, source_seed
+from tasks.foundation.dataset.record_batches import Plan, part_of, records_in, windows_of
+from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStart:
+    """What the order of a stream follows from, and where it begins.
+
+    Attributes:
+        seed: the run's seed.
+        window_shards: shards that are read and permuted together.
+        first_example: position of the first record.
+        epoch_examples: examples after which an epoch ends; None: all.
+    """
+
+    seed: int
+    window_shards: int
+    first_example: int
+    epoch_examples: int | None = None
+
+
+def training_records(
+    storage: Storage, ref: DatasetRef, manifest: DatasetManifest, start: StreamStart, *, chunk: int
+) -> Any:
+    """Return a dataset of string vectors [chunk]: the records of the training examples, in order.
+
+    Args:
+        storage: the storage root.
+        ref: the prepared dataset.
+        manifest: its manifest.
+        start: where the stream begins.
+        chunk: records in a vector.
+    """
+    if manifest.mixture is not None:
+        return _mixed_records(storage, manifest, start).batch(chunk, drop_remainder=True)
+    return windows_of_records(storage.at(ref.folder), manifest, start).rebatch(chunk, drop_remainder=True)
+
+
+def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
+    """Return a dataset of string vectors, one for each window of a dataset with shards.
+
+    Args:
+        at: store rooted at the dataset's folder.
+        manifest: its manifest.
+        start: where the stream begins.
+    """
+
+    def plans() -> Iterator[Plan]:
+        counts = [shard.examples for shard in manifest.train]
+        windows = order.windows(
+            counts,
+            seed=start.seed,
+            window_shards=start.window_shards,
+            first_example=start.first_example,
+            epoch_examples=start.epoch_examples,
+        )
+        planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
+        with VerifiedShards(at) as shards:
+            for paths, chosen, window in shards.read_ahead(planned):
+                yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
+
+    def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
+        if manifest.held_out is None:
+            chosen = order.shuffled_indices(count, window_seed)[taken[0] : taken[1]]
+        else:
+            shuffled = order.shuffled_indices(tf.size(part_positions), window_seed)
+            chosen = tf.gather(part_positions, shuffled[taken[0] : taken[1]])
+        return records_in(paths).batch(count).map(lambda records: tf.gather(records, chosen))
+
+    return windows_of(plans).flat_map(read).prefetch(1)
+
+
+def _mixed_records(storage: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
+    """Return a dataset of single records: each source's own stream, taken in the order of the mixture."""
+    mixture = manifest.mixture
+    if mixture is None or start.epoch_examples is None:
+        raise ValueError("not a mixture, or its epoch is not known")
+    mixing = Mixing.of(mixture, seed=start.seed, epoch_examples=start.epoch_examples)
+    streams = []
+    for number, (source, first) in enumerate(
+        zip(mixture.sources, mixing.taken_before(start.first_example), strict=True)
+    ):
+        own = StreamStart(seed=source_seed(start.seed, number), window_shards=start.window_shards, first_example=first)
+        plain = load_manifest(storage, ref_of_source(source))
+        streams.append(windows_of_records(storage.at(source.folder), plain, own).unbatch())
+
+    def labels() -> Iterator[Any]:
+        for found, _ in mixing.labels_from(start.first_example):
+            yield found
+
+    def kept() -> Iterator[Any]:
+        for _, found in mixing.labels_from(start.first_example):
+            yield found
+
+    records = tf.data.Dataset.choose_from_datasets(streams, _items(labels, np.int64), stop_on_empty_dataset=False)
+    if not mixing.leaves_out:
+        return records
+    pairs = tf.data.Dataset.zip(records, _items(kept, np.bool_))
+    return pairs.filter(lambda _, keep: keep).map(lambda record, _: record)
+
+
+def _items(vectors: Any, dtype: Any) -> Any:
+    """Return a dataset of the items of the vectors that a function yields."""
+    return tf.data.Dataset.from_generator(vectors, output_signature=tf.TensorSpec([None], dtype)).unbatch()

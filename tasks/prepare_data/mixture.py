@@ -1,0 +1,206 @@
+"""Prepares a mixture: each source is a dataset of its own, and the mixture is a manifest that names them.
+
+So a source is prepared once, whatever it is mixed with; other weights write a manifest and no example.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
+from tasks.foundation.contracts.mixture import MixedSource, Mixture, integer_weights
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.manifest import (
+    content_digest,
+    dataset_folder,
+    load_manifest,
+    manifest_path,
+    read_manifest,
+)
+from tasks.foundation.errors import FileAlreadyThere, SourceError
+from tasks.foundation.messages import message
+from tasks.foundation.stage import Place
+from tasks.foundation.storage.base import Storage
+from tasks.prepare_data.first_example import features_of_first_example, kinds_of, words_of
+from tasks.prepare_data.set_names import errors_of_source
+
+Prepare = Callable[[RunSpec, Place], DatasetRef]
+
+
+def prepare_training_data(spec: RunSpec, place: Place, prepare: Prepare) -> DatasetRef:
+    """Prepare the dataset of `data.source`, or the mixture of `data.sources`.
+
+    Before a dataset of a mixture is written, its first example is compared with the first examples of the others.
+
+    Args:
+        spec: the run file.
+        place: where the data is prepared; `check_features` is called once, for the first source that is written.
+        prepare: prepares one dataset.
+
+    Raises:
+        SourceError: the sources' examples have different features.
+        BatonError: a dataset cannot be prepared, see `prepare`.
+    """
+    if not spec.data.sources:
+        return prepare(spec, place)
+    known = _FirstExamples(spec, place)
+    prepared: list[DatasetRef] = []
+    for index in range(len(spec.data.sources)):
+        at = dataclasses.replace(place, check_features=known.check_of(index))
+        with errors_of_source(index):
+            prepared.append(prepare(spec_of_source(spec, index), at))
+        known.add(index, load_manifest(place.root, prepared[-1]).features)
+    manifests = [load_manifest(place.root, each) for each in prepared]
+    manifest = mixture_manifest(spec, prepared, manifests)
+    folder = dataset_folder(manifest.digest)
+    existed = _create(place.root, folder, manifest)
+    return DatasetRef(
+        folder=folder,
+        content_digest=manifest.content_digest,
+        train_examples=manifest.train_examples,
+        validation_examples=manifest.validation_examples,
+        already_prepared=existed and all(each.already_prepared for each in prepared),
+    )
+
+
+def spec_of_source(spec: RunSpec, index: int) -> RunSpec:
+    """Return the run file of a run on one source of a mixture alone."""
+    return spec.model_copy(update={"data": spec.data.of_source(index)})
+
+
+def mixture_manifest(
+    spec: RunSpec, prepared: Sequence[DatasetRef], manifests: Sequence[DatasetManifest]
+) -> DatasetManifest:
+    """Return the manifest of a mixture.
+
+    Args:
+        spec: the run file.
+        prepared: the dataset of each source.
+        manifests: their manifests.
+
+    Raises:
+        SourceError: they have different features.
+    """
+    for index, manifest in enumerate(manifests):
+        require_same_features(spec, 0, manifests[0].features, index, manifest.features)
+    sources = spec.data.sources
+    weights = integer_weights(each.weight for each in sources)
+    mixture = Mixture(
+        sources=tuple(
+            MixedSource(
+                source=source.source,
+                folder=ref.folder,
+                content_digest=ref.content_digest,
+                weight=weight,
+                train_examples=ref.train_examples,
+                validation_examples=ref.validation_examples,
+            )
+            for source, ref, weight in zip(sources, prepared, weights, strict=True)
+        ),
+        exhausted=spec.data.exhausted,
+    )
+    features = manifests[0].features
+    may_be_batches = any(
+        ":" in source.source and source.batched is None and manifest.reading == "examples"
+        for source, manifest in zip(sources, manifests, strict=True)
+    )
+    return DatasetManifest(
+        schema_version=2,
+        digest=mixture.digest,
+        content_digest=content_digest(features, (), (), mixture=mixture),
+        source=spec.data.source_words,
+        origin={},
+        features=features,
+        train=(),
+        validation=(),
+        reading="examples" if may_be_batches else "rows",
+        mixture=mixture,
+    )
+
+
+def require_same_features(
+    spec: RunSpec, one: int, features: Sequence[Feature], other: int, others: Sequence[Feature]
+) -> None:
+    """Refuse two sources whose examples differ in structure, dtype or shape, or in the way that records hold them.
+
+    Args:
+        spec: the run file.
+        one: index of a source.
+        features: of its examples.
+        other: index of another source.
+        others: features of its examples.
+
+    Raises:
+        SourceError: the features differ.
+    """
+    names = {index: f"data.sources[{index}] {spec.data.sources[index].source}" for index in (one, other)}
+    found, wanted = kinds_of(features), kinds_of(others)
+    if found != wanted:
+        raise SourceError(
+            message(
+                f"data.sources: the examples of {names[one]} and {names[other]} differ",
+                details=[f"{names[one]}: {words_of(found)}", f"{names[other]}: {words_of(wanted)}"],
+                hints=[
+                    "give all the same names, dtypes and shapes; shapes are of one example, without a batch dimension"
+                ],
+            )
+        )
+    if _by_name(features) != _by_name(others):
+        raise SourceError(
+            message(
+                f"data.sources: records of {names[one]} and {names[other]} hold their arrays in different ways",
+                details=[f"{names[one]}: {_encodings(features)}", f"{names[other]}: {_encodings(others)}"],
+                hints=["set options.copy: true for the sources tfrecord, so that Baton writes the records of all"],
+            )
+        )
+
+
+def _by_name(features: Sequence[Feature]) -> dict[str, Feature]:
+    return {each.name: each for each in features}
+
+
+def _encodings(features: Sequence[Feature]) -> str:
+    return ", ".join(f"{each.name} as {each.encoding} {each.record_key!r}" for each in features)
+
+
+class _FirstExamples:
+    """The features of each source, as far as they are known, for comparison before anything is written."""
+
+    def __init__(self, spec: RunSpec, place: Place) -> None:
+        self._spec = spec
+        self._place = place
+        self._features: dict[int, Sequence[Feature]] = {}
+        self._accepted = False
+
+    def add(self, index: int, features: Sequence[Feature]) -> None:
+        """Note the features of a prepared source."""
+        self._features[index] = features
+
+    def check_of(self, index: int) -> Callable[[tuple[Feature, ...], Reading], None]:
+        """Return what is called with the features of a source's first example."""
+
+        def check(features: tuple[Feature, ...], reading: Reading) -> None:
+            for other in range(len(self._spec.data.sources)):
+                if other != index:
+                    require_same_features(self._spec, index, features, other, self._of(other))
+            if self._place.check_features is not None and not self._accepted:
+                self._place.check_features(features, reading)
+            self._accepted = True
+
+        return check
+
+    def _of(self, index: int) -> Sequence[Feature]:
+        if index not in self._features:
+            with errors_of_source(index):
+                of_source = spec_of_source(self._spec, index)
+                self._features[index] = features_of_first_example(of_source, self._place.code_folder)
+        return self._features[index]
+
+
+def _create(storage: Storage, folder: str, manifest: DatasetManifest) -> bool:
+    """Write a manifest; return whether it existed already."""
+    try:
+        storage.create(manifest_path(folder), manifest.to_json())
+    except FileAlreadyThere:
+        read_manifest(storage, folder)  # its name says what is in it; refused if it is damaged
+        return True
+    return False
