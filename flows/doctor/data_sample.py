@@ -145,7 +145,7 @@ def _prepared(storage: Storage, folder: str) -> DataSample | None:
 
 
 def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: str) -> DataSample:
-    checker = Checker(classes=run.spec.data.classes, allow_nan=run.spec.data.allow_nan)
+    checker = Checker(run.spec.data)
     folder = dataset_folder(name)
     length = source.length
     if source.in_place is not None:
@@ -187,7 +187,10 @@ def _write_shards(
     with ShardUploads(storage) as uploads:
         shard_examples = run.spec.data.shard_examples or _MAX_EXAMPLES
         writer = BlockWriter(uploads, part="train", seed=run.spec.train.seed, shard_examples=shard_examples)
-        for record in first.take(encode(checker.check(where, example)) for where, example in source.read()):
+        records = first.take(encode(checker.check(where, example)) for where, example in source.read())
+        if checker.packing is not None:
+            records = (row for _, row in checker.packing.pack((False, record) for record in records))
+        for record in records:
             writer.add(record)
         return writer.finish()
 

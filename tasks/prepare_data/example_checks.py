@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.dataset.features import PAD, Array, flatten
 from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
+from tasks.prepare_data.packing import Packing
+from tasks.prepare_data.padding import Padding
 from tasks.prepare_data.sources.base import Row
 
 # Name, dtype and shape of one array of an example.
@@ -14,11 +17,18 @@ _Kind = tuple[str, str, tuple[int, ...]]
 
 
 class Checker:
-    """Converts examples to named arrays, and compares each with the first."""
+    """Converts examples to named arrays, pads them, and compares each with the first.
 
-    def __init__(self, *, classes: int | None, allow_nan: bool) -> None:
-        self._classes = classes
-        self._allow_nan = allow_nan
+    Attributes:
+        packing: packs the examples later; None: they stay as they are.
+    """
+
+    def __init__(self, data: DataSpec) -> None:
+        """Check examples of a run file's `data`."""
+        self._classes = data.classes
+        self._allow_nan = data.allow_nan
+        self._padding = None if data.pad is None else Padding(data.pad)
+        self.packing = None if data.pack is None else Packing(data.pack, group=data.split_by)
         self._first = ""
         self._kinds: list[_Kind] = []
         self._reading: Reading = "examples"
@@ -32,21 +42,27 @@ class Checker:
 
         Raises:
             SourceError: the example has an unsupported form, differs from the first in names, shapes or dtypes,
-                contains NaN or infinity, or has a label out of range.
+                contains NaN or infinity, or has a label out of range; or it cannot be padded or packed.
         """
         try:
             arrays = example.arrays if isinstance(example, Row) else flatten(example)
         except ValueError as fault:
             raise SourceError(f"{where}: {fault}") from fault
+        if self._padding is not None or self.packing is not None:
+            arrays = _with_dtypes_of_empty(arrays, self._kinds)
+        if self._padding is not None:
+            arrays = self._padding.apply(where, arrays)
+        if self.packing is not None:
+            self.packing.check(where, arrays)
         kinds = [(name, dtype_name(array), array.shape) for name, array in arrays.items()]
         if not self._kinds:
             self._first, self._kinds = where, kinds
             self._reading = "rows" if isinstance(example, Row) else "examples"
-        elif kinds != self._kinds:
+        elif kinds != self._kinds and not (self.packing is not None and _may_be_sequences(self._kinds, kinds)):
             remedy = "give all examples the same names, dtypes and shapes"
             if _may_be_shorter_batch(self._kinds, kinds):
                 remedy += ", or, if these are batches, set data.batched: true"
-            hints = [f"pad sequences of different lengths: {PAD}"] if _may_be_sequences(self._kinds, kinds) else []
+            hints = [_pad_hint(self._kinds, kinds)] if _may_be_sequences(self._kinds, kinds) else []
             raise SourceError(message(f"{where}: {self._difference(kinds)}; {remedy}", hints=hints))
         if not self._allow_nan:
             _check_finite(where, arrays)
@@ -56,10 +72,11 @@ class Checker:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The features of the examples, as in the first one."""
+        """The features of the examples, as in the first one; if they are packed, those of the rows."""
+        kinds = self._kinds if self.packing is None else self.packing.kinds
         return tuple(
             Feature(name=name, dtype=dtype, shape=shape, encoding="text" if dtype == STRING else "raw")
-            for name, dtype, shape in self._kinds
+            for name, dtype, shape in kinds
         )
 
     @property
@@ -74,6 +91,19 @@ class Checker:
         here, first = next(pair for pair in zip(kinds, self._kinds, strict=True) if pair[0] != pair[1])
         word, at = ("dtype", 1) if here[1] != first[1] else ("shape", 2)
         return f"{here[0]} has {word} {here[at]}, but in the first example ({self._first}) it has {first[at]}"
+
+
+def _with_dtypes_of_empty(arrays: dict[str, Array], kinds: list[_Kind]) -> dict[str, Array]:
+    """Give empty sequences the dtype of the first example's: an empty list has none."""
+    dtypes = {name: dtype for name, dtype, _ in kinds if dtype != STRING}
+    return {
+        name: array if array.size else array.astype(dtypes.get(name, array.dtype)) for name, array in arrays.items()
+    }
+
+
+def _pad_hint(first: list[_Kind], kinds: list[_Kind]) -> str:
+    name = next(here[0] for here, other in zip(first, kinds, strict=True) if here != other)
+    return f"pad sequences of different lengths: data.pad: {{{name}: n}}, or in your code: {PAD}"
 
 
 def _may_be_sequences(first: list[_Kind], kinds: list[_Kind]) -> bool:

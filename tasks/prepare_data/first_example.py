@@ -32,7 +32,7 @@ def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature
         source = open_source(data, code_folder, spec.train.seed)
         if source.in_place is not None:
             return source.in_place.features
-        checker = Checker(classes=data.classes, allow_nan=data.allow_nan)
+        checker = Checker(data)
         first = next(source.read(), None)
         if first is None:
             raise SourceError(f"data.source: {data.source}: it has no examples; check data.options")

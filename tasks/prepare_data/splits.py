@@ -40,7 +40,7 @@ def part_sizes(data: DataSpec, length: int | None, *, seed: int) -> tuple[int, i
         length: number of records of the source; None if it is not known.
         seed: the run's seed.
     """
-    if length is None or data.split_by is not None:
+    if length is None or data.split_by is not None or data.pack is not None:
         return None
     if data.split == "last":
         held_out = last_of(length, fraction=data.validation_fraction)

@@ -146,6 +146,10 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         decides["batched"] = True
     if spec.data.examples is not None:
         decides["examples"] = spec.data.examples
+    if spec.data.pad is not None:
+        decides["pad"] = {name: rule.model_dump() for name, rule in spec.data.pad.items()}
+    if spec.data.pack is not None:
+        decides["pack"] = spec.data.pack.model_dump()
     # YAML dates are not JSON, but their text distinguishes them.
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
@@ -170,7 +174,7 @@ def _write(
     check_features: FeatureCheck | None,
 ) -> DatasetManifest:
     """Write all shards; return the manifest, which is not written yet."""
-    checker = Checker(classes=spec.data.classes, allow_nan=spec.data.allow_nan)
+    checker = Checker(spec.data)
     if source.in_place is not None:
         check_first_example(check_features, source.in_place.features, "examples")
         return index_in_place(spec, source, source.in_place, digest=digest, checker=checker, telemetry=telemetry)
@@ -183,7 +187,11 @@ def _write(
     with ExitStack() as scratch:
         uploads = scratch.enter_context(ShardUploads(storage))
         scratch.enter_context(PROCESS_DEADLINE.start_on_interrupt(spec.stop.grace_seconds))  # closing waits for uploads
-        for held_out, record in split_records(spec.data, records, seed=spec.train.seed):
+        parts = split_records(spec.data, records, seed=spec.train.seed)
+        if checker.packing is not None:
+            # After the split, so that no sequence is in both parts.
+            parts = checker.packing.pack(parts)
+        for held_out, record in parts:
             if not writers:
                 # Text gives records of different lengths, which cannot be scattered.
                 has_text = any(feature.encoding == "text" for feature in checker.features)
@@ -196,11 +204,15 @@ def _write(
         if uploads.kept:
             text = f"kept {uploads.kept} of {len(train) + len(validation)} shards from an earlier attempt"
             telemetry.emit(Note(text=text))
+    origin = dict(source.origin)
+    if checker.packing is not None:
+        origin["data.pack"] = checker.packing.described()
+        telemetry.emit(Note(text=f"packed {origin['data.pack']}"))
     return DatasetManifest(
         digest=digest,
         content_digest=content_digest(checker.features, train, validation),
         source=spec.data.source,
-        origin=dict(source.origin),
+        origin=origin,
         features=checker.features,
         reading=checker.reading,
         train=train,

@@ -10,6 +10,7 @@ from tasks.foundation.contracts.change_class import identity, operational
 from tasks.foundation.contracts.code_reference import CodeReference
 from tasks.foundation.contracts.evaluation_sets import SetField, SetName, SetSpec, check_source
 from tasks.foundation.contracts.mixture import Exhausted, SourcesField, require_mixture
+from tasks.foundation.contracts.sequences import PackField, PadField
 
 _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
@@ -88,6 +89,17 @@ class DataSpec(Contract):
         ge=1,
         description="number of examples to take from data.py:load; left out: all; an endless source needs it",
     )
+    pad: Annotated[PadField, identity("other examples", _EXAMPLES)] = Field(
+        default=None,
+        description="pads features of data.py:load whose examples differ in length, by name, as {x: 128}, or {x: "
+        "{length: 128, value: -1, longer: truncate}}; longer ones are refused, unless truncated",
+    )
+    pack: Annotated[PackField, identity("other examples", _EXAMPLES)] = Field(
+        default=None,
+        description="packs token sequences of data.py:load into rows of this many tokens, as 512, or {length: 512, "
+        "longer: split}; x becomes a dict with segment_ids (from 1, 0: filling) and positions, and sample_weight is 0 "
+        "for the filling, which metrics respect under weighted_metrics",
+    )
     transform: Annotated[CodeReference | None, identity("other examples reach the model", "data.transform")] = Field(
         default=None,
         description="a function of TensorFlow operations, augment.py:augment, that changes each training example when "
@@ -152,6 +164,12 @@ class DataSpec(Contract):
             raise ValueError(
                 f"validation and validation_fraction = {self.validation_fraction} are two validation sets; remove one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _padded_or_packed(self) -> Self:
+        if self.pad is not None and self.pack is not None:
+            raise ValueError("pad and pack both give sequences one length; remove one")
         return self
 
     @model_validator(mode="after")
@@ -242,7 +260,14 @@ class DataSpec(Contract):
             classes=self.classes,
             allow_nan=self.allow_nan,
             shard_examples=self.shard_examples,
+            pad=self.pad,
+            pack=self.pack,
         )
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the arrays of its examples may differ in length, because they are padded or packed."""
+        return self.pad is not None or self.pack is not None
 
     @property
     def transforms(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Shapes that may mean one example or a batch of examples."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 # Name -> (dtype, shape); names as in `features.flatten`.
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -23,7 +23,7 @@ def single_example_shapes(shapes: Shapes) -> Shapes:
     return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes.items()}
 
 
-def describe_shapes(shapes: Shapes) -> str:
+def describe_shapes(shapes: Mapping[str, tuple[str, Sequence[int | None]]]) -> str:
     """Return text such as `x float32[8] and y int64[]`."""
     words = [f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in shapes.items()]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

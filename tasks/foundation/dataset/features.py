@@ -124,7 +124,9 @@ def as_array(name: str, value: object) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as fault:
-        raise ValueError(f"{name} is ragged ({fault}); yield arrays with a single shape, or pad it: {PAD}") from fault
+        raise ValueError(
+            f"{name} is ragged ({fault}); yield arrays with a single shape, set data.pad: {{{name}: n}}, or: {PAD}"
+        ) from fault
     if array.dtype == np.float64 and _is_plain_python(value):
         array = array.astype(np.float32)
     if array.dtype in _DTYPES:

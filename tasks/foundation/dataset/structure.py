@@ -29,6 +29,30 @@ def items_of_example(content: object) -> Sequence[object] | None:
     return content if isinstance(content, tuple) or len({_shape(each) for each in content}) > 1 else None
 
 
+def ragged_items(value: object) -> Sequence[object] | None:
+    """Return the examples of an array whose examples differ in length; None if it is an ordinary array.
+
+    Args:
+        value: a list, a tuple or a NumPy array of objects, whose items are lists or arrays; or a RaggedTensor.
+    """
+    if type(value).__name__ == "RaggedTensor":
+        return [each.numpy() for each in value]  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        items: Sequence[object] = value.tolist()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return None
+    if not items or not all(isinstance(each, list | tuple | np.ndarray) or is_array(each) for each in items):
+        return None
+    is_objects = isinstance(value, np.ndarray)
+    return items if is_objects or len({_length(each) for each in items}) > 1 else None
+
+
+def _length(value: object) -> int:
+    return len(value)  # type: ignore[arg-type]
+
+
 def _shape(value: object) -> tuple[int, ...] | str:
     shape = getattr(value, "shape", None)
     try:

@@ -32,35 +32,36 @@ def _is_instance(value: object, package: str, path: str) -> bool:
     return found is not None and isinstance(value, found)
 
 
-def examples_of_batches(batches: Iterable[tuple[str, object]]) -> Iterator[LocatedExample]:
+def examples_of_batches(batches: Iterable[tuple[str, object]], *, ragged: bool = False) -> Iterator[LocatedExample]:
     """Take batches apart.
 
     Args:
         batches: pairs of place, for messages, and batch: x, (x, y) or (x, y, sample_weight), each an array, a flat dict
             or a list of arrays, [batch, ...].
+        ragged: whether the examples of a batch may differ in length.
 
     Raises:
         SourceError: the arrays of a batch have different lengths, or another form; shows their shapes.
     """
     names: list[str] = []
     for where, batch in batches:
-        columns = _columns_of_batch(where, batch, names)
+        columns = _columns_of_batch(where, batch, names, ragged=ragged)
         names = columns.names
         for index, row in enumerate(columns.rows()):
             yield f"{where}, its example {index}", row
 
 
-def _columns_of_batch(where: str, batch: object, names: Sequence[str]) -> Columns:
+def _columns_of_batch(where: str, batch: object, names: Sequence[str], *, ragged: bool) -> Columns:
     parts = batch if isinstance(batch, tuple) else (batch,)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]
     if not 1 <= len(parts) <= 3:  # noqa: PLR2004 - x, y and sample_weight
         raise SourceError(f"{where}: a tuple of {len(parts)}; yield x, (x, y) or (x, y, sample_weight)")
     remedy = "give x, y and sample_weight of a batch one first dimension; for single examples, set data.batched: false"
-    return columns_of(parts, where=where, remedy=remedy, names=names)
+    return columns_of(parts, where=where, remedy=remedy, names=names, ragged=ragged)
 
 
-def dataset_is_batched(dataset: Any, reference: str) -> bool | None:
+def dataset_is_batched(dataset: Any, reference: str, *, ragged: bool = False) -> bool | None:
     """Whether the elements of a `tf.data.Dataset` are batches, by their static shapes; None if that is not known.
 
     An element with a scalar has no batch dimension. If no first dimension is known, or if `batch()` made it, it is that
@@ -69,19 +70,22 @@ def dataset_is_batched(dataset: Any, reference: str) -> bool | None:
     Args:
         dataset: the dataset.
         reference: the user's function, for messages.
+        ragged: whether examples may differ in length. Then vectors of unknown length are single sequences: a batch of
+            numbers could not be padded or packed.
 
     Raises:
-        SourceError: a component is ragged; has the line that pads it.
+        SourceError: a component is ragged, and must not be; has the line that pads it.
     """
     shapes: list[Any] = []
     for spec in _leaves(dataset.element_spec):
-        if type(spec).__name__ == "RaggedTensorSpec":
+        if type(spec).__name__ == "RaggedTensorSpec" and not ragged:
             raise SourceError(
                 message(
                     f"{reference}: the tf.data.Dataset has a RaggedTensor {spec.shape}: {dataset.element_spec}",
                     hints=[
                         "pad it: n = …  # the longest, or your limit",
                         "dataset = dataset.map(lambda x, y: (x.to_tensor(shape=[None, n]), y))",
+                        "or let Baton pad it: data.pad: {x: n}",
                     ],
                 )
             )
@@ -90,6 +94,8 @@ def dataset_is_batched(dataset: Any, reference: str) -> bool | None:
         return False
     if any(shape is None or shape.rank is None for shape in shapes):
         return None
+    if ragged and all(shape is not None and shape.rank == 1 for shape in shapes):
+        return False
     first = {shape[0] for shape in shapes}
     if first == {None}:
         return True

@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.foundation.dataset.example_shapes import describe_shapes
 from tasks.foundation.dataset.features import PARTS, Array, as_array, named_parts
-from tasks.foundation.dataset.structure import is_array
+from tasks.foundation.dataset.structure import is_array, ragged_items
 from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
@@ -25,12 +25,16 @@ Named = list[tuple[str, object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One feature of all examples. `take(begin, end)` returns the array of some examples, [end - begin, *shape]."""
+    """One feature of all examples.
+
+    `take(begin, end)` returns the array of some examples, [end - begin, *shape], or a list of arrays of different
+    lengths; then the first dimension in `shape` is None.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    take: Callable[[int, int], Array]
+    shape: tuple[int | None, ...]
+    take: Callable[[int, int], Array | list[Array]]
     chunk: int
 
 
@@ -60,7 +64,9 @@ class Columns:
         return describe_shapes({column.name: (column.dtype, column.shape) for column in self.columns})
 
 
-def columns_of(parts: Sequence[object], *, where: str, remedy: str, names: Sequence[str] = ()) -> Columns:
+def columns_of(
+    parts: Sequence[object], *, where: str, remedy: str, names: Sequence[str] = (), ragged: bool = False
+) -> Columns:
     """Return the features of whole arrays.
 
     Args:
@@ -68,13 +74,14 @@ def columns_of(parts: Sequence[object], *, where: str, remedy: str, names: Seque
         where: what they are, for messages.
         remedy: what to do if their lengths differ.
         names: of the features of the batch before, which decide if there are two readings.
+        ragged: whether the examples of an array may differ in length; `data.pad` or `data.pack` is set.
 
     Raises:
         SourceError: they have different lengths, can be read two ways, or a value is unsupported; shows all shapes.
     """
     try:
         length, named = _reading(parts, where=where, remedy=remedy, names=names)
-        columns = tuple(_column(name, value) for name, value in named)
+        columns = tuple(_column(name, value, ragged=ragged) for name, value in named)
     except ValueError as fault:
         raise SourceError(message(f"{where}: {fault}", details=[f"it has {describe_parts(parts)}"])) from fault
     _require_weights(columns, where=where)
@@ -170,15 +177,29 @@ def _named_shapes(named: Named) -> str:
     return ", ".join(f"{name} {describe_value(value)}" for name, value in named)
 
 
-def _column(name: str, value: object) -> Column:
+def _column(name: str, value: object, *, ragged: bool) -> Column:
     if type(value).__module__.startswith("scipy.sparse"):
         return _sparse(name, value)
+    if ragged and (items := ragged_items(value)) is not None:
+        return _sequences(name, items)
     array = as_array(name, _from_pandas(name, value))
 
     def take(begin: int, end: int) -> Array:
         return array[begin:end]
 
     return Column(name=name, dtype=dtype_name(array), shape=array.shape[1:], take=take, chunk=4096)
+
+
+def _sequences(name: str, items: Sequence[object]) -> Column:
+    """Arrays of different lengths; an empty one has no dtype of its own."""
+    rows = [as_array(name, item) for item in items]
+    typical = next((row for row in rows if row.size), rows[0])
+    rows = [row if row.size else np.zeros((0, *typical.shape[1:]), typical.dtype) for row in rows]
+
+    def take(begin: int, end: int) -> list[Array]:
+        return rows[begin:end]
+
+    return Column(name=name, dtype=dtype_name(typical), shape=(None, *typical.shape[1:]), take=take, chunk=4096)
 
 
 def _sparse(name: str, value: Any) -> Column:
@@ -220,11 +241,11 @@ def _require_weights(columns: Sequence[Column], *, where: str) -> None:
             )
 
 
-def _item(values: Array, index: int) -> Array:
+def _item(values: Array | list[Array], index: int) -> Array:
     item = values[index]
     if isinstance(item, np.ndarray):
         return item
-    scalar = np.empty((), values.dtype)
+    scalar = np.empty((), np.asarray(values).dtype)
     scalar[()] = item
     return scalar
 

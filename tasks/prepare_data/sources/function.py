@@ -70,6 +70,7 @@ def function(
             batched=data.batched,
             accepted=accepted,
             bounded=data.examples is not None,
+            ragged=data.has_sequences,
             note=note,
             surroundings=surroundings,
         )

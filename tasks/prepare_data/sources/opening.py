@@ -86,7 +86,12 @@ def open_source(
 
 def _require_function_keys_unset(data: DataSpec) -> None:
     """Refuse keys that only a user's function has, and that a built-in source would ignore."""
-    for key, value in (("examples", data.examples), ("batched", data.batched or None)):
+    given: dict[str, object] = {"examples": data.examples, "batched": data.batched or None}
+    if data.pad is not None:
+        given["pad"] = {name: rule.length for name, rule in data.pad.items()}
+    if data.pack is not None:
+        given["pack"] = data.pack.length
+    for key, value in given.items():
         if value is not None:
             raise RunFileError(
                 f"data.{key}: {value}: the source {data.source} does not use it; remove it, or read the data in your "

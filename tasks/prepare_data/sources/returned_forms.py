@@ -41,6 +41,7 @@ class Reader:
         batched: `data.batched`.
         accepted: the run has begun with its examples, so they are not refused as ambiguous.
         bounded: `data.examples` is set, so the source may be endless.
+        ragged: `data.pad` or `data.pack` is set, so examples may differ in length.
         note: receives how it is read.
         surroundings: entered while the user's code runs.
     """
@@ -49,6 +50,7 @@ class Reader:
     batched: bool | None = None
     accepted: bool = False
     bounded: bool = False
+    ragged: bool = False
     note: Callable[[str], None] = lambda _: None
     surroundings: Surroundings = nullcontext
 
@@ -81,14 +83,14 @@ class Reader:
 
     def _stream(self, items: Iterable[object], *, batched: bool) -> Iterator[LocatedExample]:
         located = user_items(self.reference, items, self.surroundings, what="batch" if batched else "example")
-        return examples_of_batches(located) if batched else located
+        return examples_of_batches(located, ragged=self.ragged) if batched else located
 
     def _tf_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
         if not self.bounded:
             require_end(self.reference, dataset)
         batched = self.batched
         if batched is None:
-            batched = dataset_is_batched(dataset, self.reference)
+            batched = dataset_is_batched(dataset, self.reference, ragged=self.ragged)
             told = "as their shapes tell" if batched is not None else "set data.batched: true if they are batches"
         else:
             told = f"data.batched: {str(batched).lower()}"
@@ -139,7 +141,7 @@ class Reader:
                 f"{describe_parts(parts)}; remove data.batched, or yield from the arrays"
             )
         remedy = "return arrays of the same length: one row of each array for each example"
-        columns = columns_of(parts, where=f"{self.reference}: returned arrays", remedy=remedy)
+        columns = columns_of(parts, where=f"{self.reference}: returned arrays", remedy=remedy, ragged=self.ragged)
         self.note(f"{self.reference}: returned arrays of {columns.length} examples: {columns.described()}")
         return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
 

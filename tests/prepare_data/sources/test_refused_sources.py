@@ -10,6 +10,7 @@ import scipy.sparse
 import tensorflow as tf
 from keras.utils import PyDataset
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.sources.returned_forms import Reader
@@ -225,7 +226,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 
 
 def read_all(load: Callable[[], object], **keys: Any) -> None:
-    checker = Checker(classes=None, allow_nan=False)
+    checker = Checker(DataSpec(source="data.py:load"))
     for where, example in Reader(reference="data.py:load", **keys).read(load()):
         checker.check(where, example)
 

@@ -101,8 +101,9 @@ def checked(workshop: Workshop, returned: str, **data: Any) -> tuple[Checker, li
     folder.mkdir()
     (folder / "data.py").write_text(f"{HEAD}def load():\n    return {returned}\n", encoding="utf-8")
     notes: list[str] = []
-    checker = Checker(classes=None, allow_nan=False)
-    source = open_source(DataSpec(source=LOAD, **data), folder, note=notes.append)
+    spec = DataSpec(source=LOAD, **data)
+    checker = Checker(spec)
+    source = open_source(spec, folder, note=notes.append)
     return checker, [checker.check(where, example) for where, example in source.read()], notes
 
 
