@@ -153,3 +153,13 @@ def test_examples_that_cannot_be_packed_are_refused(yielded: str, words: list[st
         workshop.prepare("data.py:load", validation_fraction=0, pack=8)
     assert all(word in str(refused.value) for word in ["data.pack", *words]), refused.value
     assert workshop.files() == {}
+
+
+def test_sources_of_a_mixture_are_packed_apart(workshop: Workshop) -> None:
+    code = (
+        "import numpy as np\ndef load(begin=0):\n    for n in range(20):\n        yield np.arange(begin, begin + 3)\n"
+    )
+    workshop.write("data.py", code)
+    sources = [{"source": "data.py:load", "options": {"begin": begin}, "weight": 1} for begin in (0, 1000)]
+    ref = workshop.prepare("", validation_fraction=0, pack=9, sources=sources)
+    assert ref.train_examples == 2 * 7
