@@ -23,21 +23,6 @@ LOG_EVERY = 3 if WHOLE else 1
 # TensorFlow optimizes the graphs of Baton's loop and of fit separately, and may add in another order.
 TOLERANCE = 1e-5
 
-# What differs from Keras so far.
-TWO_NAMES = dict.fromkeys(
-    ("masked_modeling", "metric_learning"),
-    "compile(metrics=…) with a custom train_step and no y: Baton logs the metric under two names",
-)
-
-
-def parameters(wrong: dict[str, str]) -> list[Any]:
-    """The examples; those that are known to be wrong must fail."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=wrong[name], strict=True)) if name in wrong else name
-        for name in NAMES
-    ]
-
-
 Results = Callable[[str], dict[str, Any]]
 
 
@@ -79,7 +64,7 @@ def test_state_is_kept_at_a_change_of_replicas(results: Results, name: str) -> N
     assert all(math.isfinite(value) for value in row["metrics"].values())
 
 
-@pytest.mark.parametrize("name", parameters(TWO_NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_losses_are_those_of_fit(results: Results, name: str) -> None:
     found = results(name)
     assert len(found["losses"]) == STEPS

@@ -75,6 +75,24 @@ def kinds():
     return model
 
 
+class Counted(Auto):
+    """Returns its metrics by name, among them the group of the compiled ones."""
+
+    def train_step(self, x):
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(self.loss_of(x))
+            else:
+                metric.update_state(x, self(x))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def counted():
+    model = Counted()
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
 class Denoises(Auto):
     """Its call takes a noisy batch and a time, which only its train_step makes."""
 
@@ -169,6 +187,20 @@ def test_results_of_a_train_step_are_logged(lab: Lab) -> None:
     assert again["loss"] == pytest.approx(np.mean(np.sum(x**2, axis=1)))
     words = [part.why for part in batch_dependent_parts(state.model) if part.part == "train_step of Kinds"]
     assert "gradients are summed" in words[0]
+
+
+def test_compiled_metrics_are_logged_once_as_in_fit(lab: Lab) -> None:
+    """Keras holds them in one metric, "compile_metrics", whose result is a dict."""
+    x, mine, other = (
+        examples(8),
+        built(lab, spec_of("counted", form="alone")),
+        built(lab, spec_of("counted", form="alone")),
+    )
+    history = other.model.fit(x, batch_size=8, shuffle=False, verbose=0).history
+    returned = returned_of(mine, "train_step", x)
+    returned.step((tf.constant(x),))
+    metrics = take_metrics(mine.model, mine.accelerator.strategy, returned)
+    assert metrics == {name: pytest.approx(values[0]) for name, values in history.items()}
 
 
 def rows_and_tip(lab: Lab, spec: RunSpec) -> Any:

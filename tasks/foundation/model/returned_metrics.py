@@ -57,6 +57,8 @@ class ReturnedMetrics:
             logs: what the step returned while tracing, on one replica.
         """
         self._step = step
+        # Keras keeps compiled metrics in one metric, whose result is a dict of theirs.
+        self._groups = frozenset(metric.name for metric in model.metrics if isinstance(metric.result(), dict))
         held = {id(outside): id(inside) for outside, inside in function.graph.captures}
         owners = {
             name: {held[handle] for each in metric.variables for handle in handle_ids(each.value) if handle in held}
@@ -66,7 +68,7 @@ class ReturnedMetrics:
         of_metrics = set().union(*owners.values())
         self.metrics: dict[str, keras.metrics.Metric] = {}
         ignored = []
-        returned = dict(flatten_metrics("", logs))
+        returned = dict(self._named(logs))
         for name, value in returned.items():
             sources = _sources(value) & of_metrics if tf.is_symbolic_tensor(value) else set()
             if sources & owners.get(name, set()):
@@ -87,10 +89,15 @@ class ReturnedMetrics:
     @not_converted
     def _keep(self, logs: dict[str, Any], batch: Sequence[Any]) -> None:
         examples = tf.shape(tree.flatten(batch)[0])[0]
-        for name, value in flatten_metrics("", logs):
+        for name, value in self._named(logs):
             if name in self.metrics:
                 number = tf.reduce_mean(tf.cast(tf.convert_to_tensor(value), tf.float32))
                 self.metrics[name].update_state(number, sample_weight=examples)
+
+    def _named(self, logs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield what the step returns by name; the metrics of a group by their own names, as Keras logs them."""
+        for key, value in logs.items():
+            yield from flatten_metrics("" if key in self._groups and isinstance(value, dict) else str(key), value)
 
     def of(self, tracked: dict[str, Any]) -> dict[str, Any]:
         """Return the values to log, given the values of the model's own metrics."""
