@@ -123,7 +123,7 @@ def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     if not trainer.accelerator.all_agree(trainer.has(interval.start)):
         interval.land(trainer.accelerator)  # it is restored from the store
     trainer.restore(place.home, interval.start)
-    trainer.seek(interval.start.step + interval.skipped_batches)
+    trainer.seek(interval.start.step + interval.skipped_batches, place.telemetry)
 
 
 def _compile(trainer: Trainer, interval: CommitInterval, place: Place) -> None:

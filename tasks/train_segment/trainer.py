@@ -14,9 +14,8 @@ from tasks.foundation.checkpoint.warm_restore import restore_warm_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.segment import MetricRow, TracedStep
-from tasks.foundation.dataset.class_weight import apply_class_weight, map_class_weight
+from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.reader import training_dataset
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.compile_settings import uses_xla, xla_step
@@ -42,6 +41,7 @@ from tasks.train_segment.fingerprint import traced_step, warn_if_step_differs
 from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings
 from tasks.train_segment.step_notes import step_notes
+from tasks.train_segment.training_batches import training_batches
 
 
 class Trainer:
@@ -151,30 +151,18 @@ class Trainer:
         """Note that the state in memory was staged as `ref`; None on hosts other than the chief."""
         self.warm.set_content(ref)
 
-    def seek(self, batch: int) -> None:
+    def seek(self, batch: int, telemetry: Sink) -> None:
         """Move the data stream to a batch index. Does nothing if it is there already."""
-        if self._next_batch == batch:
-            return
-        spec = self.recipe.spec
-
-        def per_replica_batches(context: Any) -> tf.data.Dataset:
-            dataset = training_dataset(
-                self._storage,
-                self.recipe.dataset,
-                seed=spec.train.seed,
-                global_batch_size=spec.train.global_batch_size,
-                window_shards=spec.data.window_shards,
-                first_batch=batch,
-                host=context.input_pipeline_id,
-                hosts=context.num_input_pipelines,
-                local_replicas=self.accelerator.replicas // context.num_input_pipelines,
-                drop_remainder=spec.train.drop_remainder,
-                functions=self.warm.inputs.training_functions,
+        if self._next_batch != batch:
+            self._iterator = training_batches(
+                self.recipe,
+                self.warm.inputs,
+                self.accelerator,
+                storage=self._storage,
+                batch=batch,
+                telemetry=telemetry,
             )
-            return map_class_weight(dataset, spec.train.class_weight)
-
-        self._iterator = iter(self.accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
-        self._next_batch = batch
+            self._next_batch = batch
 
     def compile(self, log: RunLog, base: int, telemetry: Sink) -> None:
         """Trace the loop, and refuse a model with state that would not be saved.

@@ -118,6 +118,12 @@ class DataSpec(Contract):
         default=None,
         description="the same for each validation example; a seed, if it takes one, is the same in each evaluation",
     )
+    cache: Annotated[Literal["disk", "memory"], operational("the batches are the same")] = Field(
+        default="disk",
+        description="what is kept of training data between epochs: disk (shards of a bucket, on the local disk, up to "
+        "BATON_CACHE_BYTES) or memory (all training examples, decoded, before data.transform; each process reads them "
+        "once when it starts; if half of the free memory is too little: disk, with a warning)",
+    )
     shard_examples: Annotated[int | None, identity("other shards, and so another order", _EXAMPLES)] = Field(
         default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
     )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.epoch_length import EpochLength
+from tasks.foundation.dataset.decoded_examples import decode_examples
 from tasks.foundation.dataset.features import unflatten
 from tasks.foundation.dataset.manifest import load_manifest, plain_datasets
 from tasks.foundation.dataset.record_batches import finished, has_images, parsed
@@ -27,6 +28,8 @@ from tasks.foundation.storage.base import Storage
 
 _PARSE_EXAMPLES = 4096
 _PARSE_BYTES = 8 << 20
+# Looking a row up costs little, so that starting the operations matters for the smallest batches only.
+_GATHER_EXAMPLES = 256
 
 
 def training_dataset(
@@ -42,6 +45,7 @@ def training_dataset(
     local_replicas: int = 1,
     drop_remainder: bool = False,
     functions: TrainingFunctions | None = None,
+    in_memory: bool = False,
 ) -> Any:
     """Return per-replica batches from global batch `first_batch` on, without end.
 
@@ -60,6 +64,7 @@ def training_dataset(
         local_replicas: replicas on each host.
         drop_remainder: whether an epoch ends with its last whole batch.
         functions: transforms of the examples and batches; None: examples as they were prepared.
+        in_memory: whether all examples are decoded into memory first. The batches are the same.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
@@ -84,7 +89,9 @@ def training_dataset(
     )
     per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.
-    batches = max(1, _examples_to_parse(storage, ref, manifest, window_shards) // global_batch_size)
+    decoded = decode_examples(storage, ref) if in_memory else None
+    together = _GATHER_EXAMPLES if decoded else _examples_to_parse(storage, ref, manifest, window_shards)
+    batches = max(1, together // global_batch_size)
 
     def slices_of_host(records: Any) -> Any:
         return tf.reshape(
@@ -92,7 +99,7 @@ def training_dataset(
             [batches * per_host],
         )
 
-    dataset = training_records(storage, ref, manifest, start, chunk=batches * global_batch_size)
+    dataset = training_records(storage, ref, manifest, start, chunk=batches * global_batch_size, decoded=decoded)
     if functions is not None:
         layout = Layout(
             first_example=first_batch * global_batch_size,
@@ -102,11 +109,18 @@ def training_dataset(
             hosts=hosts,
             local_replicas=local_replicas,
         )
-        decoding = Decoding(
-            batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
-        )
+        if decoded is None:
+            decoding = Decoding(
+                batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
+            )
+        else:
+            decoding = Decoding(batch=lambda rows: unflatten(decoded.take(rows)), one_by_one=False)
         return finished(transformed_training(dataset, functions, decoding, layout, seed=seed))
-    dataset = parsed(dataset.map(slices_of_host), manifest, batches * per_host)
+    if decoded is None:
+        dataset = parsed(dataset.map(slices_of_host), manifest, batches * per_host)
+    else:
+        take = tf.autograph.experimental.do_not_convert(lambda rows: unflatten(decoded.take(slices_of_host(rows))))
+        dataset = dataset.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return finished(dataset.rebatch(per_host // local_replicas, drop_remainder=True))
 
 

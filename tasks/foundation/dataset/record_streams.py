@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset import order
+from tasks.foundation.dataset.decoded_examples import DecodedExamples, row_numbers
 from tasks.foundation.dataset.manifest import load_manifest, ref_of_source
 from tasks.foundation.dataset.mixing import Mixing, source_seed
 from tasks.foundation.dataset.record_batches import Plan, part_of, records_in, windows_of
@@ -34,9 +35,15 @@ class StreamStart:
 
 
 def training_records(
-    storage: Storage, ref: DatasetRef, manifest: DatasetManifest, start: StreamStart, *, chunk: int
+    storage: Storage,
+    ref: DatasetRef,
+    manifest: DatasetManifest,
+    start: StreamStart,
+    *,
+    chunk: int,
+    decoded: DecodedExamples | None = None,
 ) -> Any:
-    """Return a dataset of string vectors [chunk]: the records of the training examples, in order.
+    """Return a dataset of vectors [chunk]: the records of the training examples, strings, in order.
 
     Args:
         storage: the storage root.
@@ -44,10 +51,34 @@ def training_records(
         manifest: its manifest.
         start: where the stream begins.
         chunk: records in a vector.
+        decoded: the examples in memory; then the vectors hold their rows, int64, in place of records.
     """
     if manifest.mixture is not None:
-        return _mixed_records(storage, manifest, start).batch(chunk, drop_remainder=True)
+        return _mixed_records(storage, manifest, start, decoded).batch(chunk, drop_remainder=True)
+    if decoded is not None:
+        return windows_of_rows(manifest, start, decoded.first_rows[0]).rebatch(chunk, drop_remainder=True)
     return windows_of_records(storage.at(ref.folder), manifest, start).rebatch(chunk, drop_remainder=True)
+
+
+def windows_of_rows(manifest: DatasetManifest, start: StreamStart, first_row: int) -> Any:
+    """Return a dataset of int64 vectors, one for each window, as `windows_of_records` of rows in memory.
+
+    Args:
+        manifest: of a dataset with shards.
+        start: where the stream begins.
+        first_row: number of the dataset's first row.
+    """
+    rows = row_numbers(manifest, first_row)
+
+    def plans() -> Iterator[Any]:
+        for window in _windows(manifest, start):
+            yield np.concatenate([rows[shard] for shard in window.shards]), window.seed, (window.skip, window.end)
+
+    def read(of_window: Any, window_seed: Any, taken: Any) -> Any:
+        return tf.gather(of_window, order.shuffled_indices(tf.size(of_window), window_seed)[taken[0] : taken[1]])
+
+    signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int64), tf.TensorSpec([2], tf.int64))
+    return tf.data.Dataset.from_generator(plans, output_signature=signature).map(read)
 
 
 def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
@@ -60,15 +91,7 @@ def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStar
     """
 
     def plans() -> Iterator[Plan]:
-        counts = [shard.examples for shard in manifest.train]
-        windows = order.windows(
-            counts,
-            seed=start.seed,
-            window_shards=start.window_shards,
-            first_example=start.first_example,
-            epoch_examples=start.epoch_examples,
-        )
-        planned = (([manifest.train[shard] for shard in window.shards], window) for window in windows)
+        planned = (([manifest.train[shard] for shard in window.shards], window) for window in _windows(manifest, start))
         with VerifiedShards(at) as shards:
             for paths, chosen, window in shards.read_ahead(planned):
                 yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
@@ -84,8 +107,20 @@ def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStar
     return windows_of(plans).flat_map(read).prefetch(1)
 
 
-def _mixed_records(storage: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
-    """Return a dataset of single records: each source's own stream, taken in the order of the mixture."""
+def _windows(manifest: DatasetManifest, start: StreamStart) -> Iterator[order.Window]:
+    return order.windows(
+        [shard.examples for shard in manifest.train],
+        seed=start.seed,
+        window_shards=start.window_shards,
+        first_example=start.first_example,
+        epoch_examples=start.epoch_examples,
+    )
+
+
+def _mixed_records(
+    storage: Storage, manifest: DatasetManifest, start: StreamStart, decoded: DecodedExamples | None
+) -> Any:
+    """Return a dataset of single records, or of rows in memory: each source's stream, in the order of the mixture."""
     mixture = manifest.mixture
     if mixture is None or start.epoch_examples is None:
         raise ValueError("not a mixture, or its epoch is not known")
@@ -96,7 +131,10 @@ def _mixed_records(storage: Storage, manifest: DatasetManifest, start: StreamSta
     ):
         own = StreamStart(seed=source_seed(start.seed, number), window_shards=start.window_shards, first_example=first)
         plain = load_manifest(storage, ref_of_source(source))
-        streams.append(windows_of_records(storage.at(source.folder), plain, own).unbatch())
+        if decoded is None:
+            streams.append(windows_of_records(storage.at(source.folder), plain, own).unbatch())
+        else:
+            streams.append(windows_of_rows(plain, own, decoded.first_rows[number]).unbatch())
 
     def labels() -> Iterator[Any]:
         for found, _ in mixing.labels_from(start.first_example):

@@ -127,6 +127,7 @@ def test_far_batch_of_a_mixture_is_the_same_after_a_seek(mixed: Mixed) -> None:
     far = 1_000_000
     two = global_batches(prepared, far, 2)
     assert np.array_equal(two[1], global_batches(prepared, far + 1, 1, hosts=2, replicas=3)[0])
+    assert np.array_equal(two, global_batches(prepared, far, 2, in_memory=True))
 
 
 def test_held_out_examples_of_each_source_are_read_once(mixed: Mixed) -> None:

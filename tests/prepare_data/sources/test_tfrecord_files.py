@@ -46,7 +46,9 @@ def test_records_are_read_in_place(workshop: Any, files: Callable[..., Any]) -> 
     train, validation = read(workshop, ref)
     assert sorted(numbers(train) + numbers(validation)) == list(range(36))
     assert ref.validation_examples == len(validation) > 0
-    for x, y in train + validation:
+    in_memory, _ = read(workshop, ref, in_memory=True)
+    assert numbers(in_memory) == numbers(train)
+    for x, y in train + validation + in_memory:
         np.testing.assert_array_equal(x["v"], [[y[0], y[0] / 2]])
         np.testing.assert_array_equal(x["c"], [[y[0]] * 3])
         np.testing.assert_array_equal(x["i"], np.broadcast_to(y, (1, 4, 5, 3)))
