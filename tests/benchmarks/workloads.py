@@ -91,10 +91,10 @@ def write_examples(workload: Workload, folder: Path) -> Path:
     return file
 
 
-def write_many_examples(folder: Path, count: int) -> Path:
+def write_many_examples(folder: Path, count: int, *, name: str = "examples", seed: int = 0) -> Path:
     """Write `count` examples of 1 kB, for the input pipeline."""
-    file = folder / "examples.npz"
-    random = np.random.default_rng(0)
+    file = folder / f"{name}.npz"
+    random = np.random.default_rng(seed)
     np.savez(file, x=random.integers(0, 256, (count, 1024), np.uint8), y=random.integers(0, 10, count, np.int32))
     return file
 

@@ -1,4 +1,6 @@
 """One way to read augmented examples: `transforms.py RUN_FILE MODE SECONDS`; MODE is one of these.
+ Its data is one
+source, or a mixture.
 
 prepare      prepares the dataset
 ours         Baton's stream, with `data.transform`
