@@ -10,10 +10,13 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.dataset.reader import training_dataset
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.foundation.stage import Place
 from tasks.prepare_data.stage import prepare_data
 from tests.prepare_data.conftest import Workshop, make_spec
+from tests.prepare_data.test_evaluation_sets import labels_on
+from tests.support.tfrecords import PLAIN, SPEC, file_of, record
 
 CODE = """
 import numpy as np
@@ -84,7 +87,7 @@ def test_other_weights_write_a_manifest_and_no_example(coded: Workshop) -> None:
     assert len({ref.folder, other.folder, dropped.folder}) == 3
     assert ref.content_digest == other.content_digest == dropped.content_digest
     assert {path.rpartition("/")[2] for path in coded.files().keys() - before.keys()} == {"manifest.json"}
-    scaled = prepare(coded, spec_of(WEB | {"weight": 7}, BOOKS | {"weight": 3}))
+    scaled = prepare(coded, spec_of(WEB | {"weight": 14}, BOOKS | {"weight": 6}))
     assert scaled.folder == ref.folder
 
 
@@ -111,6 +114,8 @@ def test_sources_that_differ_are_refused_before_writing(coded: Workshop, other: 
 def test_errors_name_the_source_of_the_mixture(coded: Workshop) -> None:
     with pytest.raises(RunFileError, match=r"data\.sources\[1\]\.source: 'nothing' is not a built-in source"):
         prepare(coded, spec_of(WEB, {"source": "nothing"}))
+    with pytest.raises(RunFileError, match=r"data\.sources\[0\]\.source: 'nothing' is not a built-in source"):
+        prepare(coded, spec_of({"source": "nothing"}, WEB))
     with pytest.raises(SourceError, match=r"data\.sources\[1\]\.options\.path: 'none\.npz'"):
         prepare(coded, spec_of(WEB, {"source": "npz", "options": {"path": "none.npz", "x": "x"}}))
     with pytest.raises(RunFileError, match=r"data\.sources\[1\]\.options\.frist"):
@@ -130,6 +135,31 @@ def test_arrays_and_functions_mix(coded: Workshop) -> None:
     coded.write("more.npz", {"x": np.ones((6, 3), np.float32), "y": np.arange(6)})
     npz = {"source": "npz", "options": {"path": "more.npz", "x": "x", "y": "y"}, "weight": 2}
     assert prepare(coded, spec_of(WEB, npz, validation_fraction=0.0)).train_examples == 46
+
+
+def test_records_that_stay_in_their_files_mix(coded: Workshop) -> None:
+    for folder, numbers in (("one", range(12)), ("two", range(12, 20))):
+        coded.write(f"{folder}/part", file_of([record(number) for number in numbers], coded.code))
+    options = {**PLAIN, "features": SPEC, "x": {"v": "values", "i": "image"}}
+    one, two = ({"source": "tfrecord", "options": {**options, "path": folder}} for folder in ("one", "two"))
+    ref = prepare(coded, spec_of(one, two, exhausted="drop", validation_fraction=0.3))
+    assert {path.rpartition("/")[2] for path in coded.files()} == {"manifest.json"}
+    train = training_dataset(coded.storage, ref, seed=0, global_batch_size=1, window_shards=2, first_batch=0)
+    found = list(train.take(ref.train_examples).as_numpy_iterator())
+    assert all((x["i"] == y).all() and (x["v"][0, 0] == y).all() for x, y in found)
+    validation = labels_on(coded, ref, "validation")
+    assert sorted([*(int(y[0]) for _, y in found), *validation]) == list(range(20))
+    # Records in place and those that Baton writes hold the same arrays in different ways.
+    plain = {"source": "tfrecord", "options": {**PLAIN, "path": "one"}}
+    coded.write("more.npz", {"x": np.ones((6, 2), np.float32), "y": np.arange(6)})
+    npz = {"source": "npz", "options": {"path": "more.npz", "x": "x", "y": "y"}}
+    with pytest.raises(SourceError, match="hold their arrays in different ways") as refused:
+        prepare(coded, spec_of(plain, npz))
+    refused.match(r"data\.sources\[0\] tfrecord: x as float 'values', y as int64 'label'")
+    refused.match(r"data\.sources\[1\] npz: x as raw 'x', y as raw 'y'")
+    refused.match(r"set options\.copy: true")
+    copied = plain | {"options": plain["options"] | {"copy": True}}
+    assert prepare(coded, spec_of(copied, npz, validation_fraction=0.0)).train_examples == 18
 
 
 @pytest.mark.parametrize(

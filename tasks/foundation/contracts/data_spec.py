@@ -27,7 +27,7 @@ class DataSpec(Contract):
         default=(),
         description="a mixture, instead of data.source: a list of {source, weight, options, version, batched, "
         "examples}; in every window of about 1,000 examples each source has the share that its weight says, and the "
-        "examples of a source come in the shuffled order of its own epochs",
+        "examples of a source come in the shuffled order of its own epochs; validation_fraction holds out from each",
     )
     exhausted: Annotated[Exhausted, identity("another mixture of the examples", "data.sources")] = Field(
         default="repeat",
