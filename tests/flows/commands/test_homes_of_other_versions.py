@@ -95,7 +95,7 @@ def test_verify_ignores_unknown_keys(run: FakeRun, capsys: pytest.CaptureFixture
 
 
 def test_a_dataset_of_a_newer_version_is_not_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(run.root.root / "datasets/0123456789ab/manifest.json", schema_version=2)
+    edit(run.root.root / "datasets/0123456789ab/manifest.json", schema_version=3)
     assert main(["verify", run.address]) == 2
     assert "this DatasetManifest was written by another version" in capsys.readouterr().err
 
