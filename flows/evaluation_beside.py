@@ -72,6 +72,11 @@ class EvaluationBeside:
         """Whether an evaluation has begun and not ended."""
         return self._ended is not None and not self._ended.is_set()
 
+    @property
+    def unjoined(self) -> bool:
+        """Whether an evaluation has begun that `join` has not waited for; it may have ended."""
+        return self._ended is not None
+
     def join(self, committer: Committer | None, stop: StopSpec) -> None:
         """Wait for the evaluation, if there is one. A signal that arrives meanwhile stops it.
 

@@ -31,12 +31,17 @@ class Evaluations:
     commits: Commits
     beside: EvaluationBeside
 
-    def evaluate_what_is_due(self, dataset: DatasetRef, head: Head) -> Head:
+    def evaluate_what_is_due(self, dataset: DatasetRef, head: Head, *, nothing_to_train: bool) -> Head:
         """Evaluate what is due on the validation set, and at the end of the run on the test set.
 
-        For arguments, result and errors see `_validate`.
+        If nothing is left to train, this waits for an evaluation in another process. For the other arguments, result
+        and errors see `_validate`.
         """
         head = self._validate(dataset, head)
+        if nothing_to_train and self.beside.unjoined:
+            self.commits.landed(head)
+            self.join()
+            head = self.commits.agreed_head()
         return self._test(dataset, head) if is_test_due(head, self.commits.spec) else head
 
     def _test(self, dataset: DatasetRef, head: Head) -> Head:

@@ -98,4 +98,8 @@ class Goal:
             return False
         if head is None or head.tip is None or evaluation_due(head, spec) or is_test_due(head, spec):
             return False
-        return head.tip.step >= self.step(spec) or head.finished is not None
+        return self.is_trained(head, spec)
+
+    def is_trained(self, head: Head, spec: RunSpec) -> bool:
+        """Return whether no step is left to train; evaluations may be. It must be known where epochs end."""
+        return head.finished is not None or (head.tip is not None and head.tip.step >= self.step(spec))

@@ -185,7 +185,9 @@ class _Relay:
         while True:
             head = self._init_or_restore(dataset, verify_bytes=tries > 0) if head is None else head
             try:
-                head = self.evaluations.evaluate_what_is_due(dataset, head)
+                head = self.evaluations.evaluate_what_is_due(
+                    dataset, head, nothing_to_train=goal.is_trained(head, run.spec)
+                )
                 ended = self._exit_reason(head, segments)
                 if ended is not None and is_in_flight(head):
                     if self._reports(ended):

@@ -168,11 +168,9 @@ def test_host_that_waits_for_a_stopped_one_leaves(tmp_path: Path) -> None:
         assert chief.until_printed("/100000  epoch")
         assert other.stop()
         left = chief.finish(3)
-        record = attempts_of(workers.home)[-1]
-        if record.ended == "hung":  # else TensorFlow has noticed sooner that the other host is silent
-            assert "no inner loop has ended for " in left.stderr
-        else:
-            assert record.ended == "AcceleratorLost"
+        # TensorFlow gives another host at least ten seconds.
+        assert attempts_of(workers.home)[-1].ended == "hung"
+        assert "no inner loop has ended for " in left.stderr
         other.resume()
         other.finish(3)
     finally:

@@ -14,7 +14,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import StepFailed
 from tasks.foundation.runlog.commits import overdue_evaluation
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.telemetry.events import Event, Training
+from tasks.foundation.telemetry.events import Event, Training, Waiting
 from tests.support.lab import Lab, spec_of
 from tests.support.watched_relay import LONGEST_SECONDS, HeldSave, command
 
@@ -47,16 +47,19 @@ class Elsewhere(InProcess):
 
 
 class Passed(HeldSave):
-    """Says when training has passed a step."""
+    """Says when training has passed a step, and when it waits for another process."""
 
     def __init__(self, step: int) -> None:
         super().__init__(-1)
         self._passes, self.passed = step, threading.Event()
+        self.waits = threading.Event()
 
     def emit(self, event: Event) -> None:
         super().emit(event)
         if isinstance(event, Training) and event.step > self._passes:
             self.passed.set()
+        if event == Waiting(on="a remote stage"):
+            self.waits.set()
 
 
 class AskedElsewhere(InProcess):
@@ -84,6 +87,8 @@ def test_training_goes_on_while_another_process_evaluates(tmp_path: Path) -> Non
     def act(checkpoint: CheckpointRef) -> None:
         if checkpoint.step == 4:
             assert passed.passed.wait(LONGEST_SECONDS), "the training waited for the evaluation"
+        if checkpoint.step == 12:  # the end of the command; another machine may come late
+            assert passed.waits.wait(LONGEST_SECONDS), "the wait is taken for an evaluation in this process"
 
     runner = Elsewhere(act)
     command(lab, spec, held=passed, runner=runner)
@@ -91,15 +96,16 @@ def test_training_goes_on_while_another_process_evaluates(tmp_path: Path) -> Non
     assert runner.most_at_once == 1
 
 
-def test_error_of_an_evaluation_beside_ends_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [8, 12])
+def test_error_of_an_evaluation_beside_ends_the_command(tmp_path: Path, step: int) -> None:
     def act(checkpoint: CheckpointRef) -> None:
-        if checkpoint.step == 8:
+        if checkpoint.step == step:
             raise StepFailed("test_step failed elsewhere")
 
     lab, spec = Lab(tmp_path), spec_evaluated_elsewhere()
     with pytest.raises(StepFailed, match="elsewhere"):
         command(lab, spec, runner=Elsewhere(act))
-    assert evaluated_steps(lab, spec) == [4]
+    assert evaluated_steps(lab, spec) == list(range(4, step, 4))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A process whose training hangs: `hanging_process.py HOME HOW`; it trains for two seconds first.
 
-HOW is one of: blocks; blocks with a store that never answers; blocks while a save lands; blocks while a save hangs.
+HOW is one of: blocks; blocks with a store and a log that never answer; blocks while a save lands; blocks while a save
+hangs.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.events import Committed, Phase, Several, Training
+from tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Several, Training
 from tasks.foundation.telemetry.ledger import Ledger
 from tests.support.event_recorder import EventRecorder
 from tests.support.ledger_records import head_at
@@ -36,8 +37,16 @@ class _SilentStore(LocalStorage):
         return self
 
 
+class _SilentLog(EventRecorder):
+    """Never answers when the process hangs."""
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Hung):
+            _block()
+
+
 def main(home: str, how: str) -> None:
-    sink = EventRecorder()
+    sink = _SilentLog() if "store" in how else EventRecorder()
     store = _SilentStore(Path(home))
     spec = StopSpec(hang_seconds=HANG_SECONDS)
     with Ledger() as ledger, HangWatch(spec, ledger=ledger, telemetry=sink) as watch:
@@ -52,7 +61,7 @@ def main(home: str, how: str) -> None:
             sys.stdout.flush()
         landed = threading.Event()
         if "save" in how:
-            watch.follow_saves(lambda: not landed.is_set(), lambda: 0.0)
+            watch.follow_saves(lambda: not landed.is_set(), lambda: 3600.0 if "hangs" in how else 0.0)
         if "lands" in how:
             threading.Thread(target=_land, args=(events, landed), daemon=True).start()
         if "hangs" in how:

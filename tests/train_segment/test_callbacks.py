@@ -28,6 +28,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.events import Waiting
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
@@ -133,9 +134,9 @@ def forget() -> None:
     forget_trainer()
 
 
-def train(run: Any, *until: int, accept: tuple[str, ...] = ()) -> RelayResult:
+def train(run: Any, *until: int, accept: tuple[str, ...] = (), recorder: EventRecorder | None = None) -> RelayResult:
     """Train to each of the steps in turn, each time like a new process, and then to the end."""
-    recorder = EventRecorder()
+    recorder = recorder or EventRecorder()
     for step in until:
         forget()
         train_to(Run.open(run), Goal.of(run.spec, until_step=step), telemetry=recorder, accept=accept)
@@ -461,10 +462,14 @@ def test_callback_with_unsavable_memory_ends_the_segment(tmp_path: Path) -> None
     (tmp_path / "code" / "callbacks.py").write_text(
         "import keras\n\n\n" + own("def on_epoch_end(self, epoch, logs=None)", "self.file = object()")
     )
+    recorder = EventRecorder()
     late = run_file(tmp_path, "late", "stop.attempts_without_progress=1", callbacks="make", every=None)
     with pytest.raises(StepFailed, match="Own: the attribute file has type object") as failed:
-        train(late)
+        train(late, recorder=recorder)
     assert failed.value.exit_code == 1
+    # What hangs here may take longer than an inner loop.
+    waits = [event.on for event in recorder.events if isinstance(event, Waiting)]
+    assert waits == ["callbacks", "the save in flight"]
     # Each attempt fails after training, so it counts as an attempt without progress.
     with pytest.raises(NoProgress, match="StepFailed: callback Own: the attribute file"):
         train(late)

@@ -81,7 +81,7 @@ class HangRule:
         self._clock, self._processor_seconds = clock, processor_seconds
         self._lock = threading.RLock()  # reentrant: a signal handler may emit
         self._what: str | None = None
-        self._since = self._checked = clock()
+        self._began = self._since = self._checked = clock()
         self._used = processor_seconds()
         self._longest = 0.0
         self._first: float | None = None  # duration of the first inner loop, while no other one has ended
@@ -97,9 +97,12 @@ class HangRule:
                     first = _FIRST_INNER_LOOP if self._compiles else _INNER_LOOP
                     self._begin(first if cause == "train" else cause if cause in _LIMITED else None)
                 case Waiting(on=on):
+                    self._end_inner_loop()  # callbacks follow an inner loop, before its `Training`
                     self._begin(None if on == "a remote stage" else on)
                 case Training(step=step):
-                    self._end_inner_loop(step)
+                    self._end_inner_loop()
+                    self._compiles, self._step = False, step
+                    self._begin(_INNER_LOOP)
                 case Committed() if self._what != _INNER_LOOP:
                     self._since = self._clock()
                 case _:
@@ -112,10 +115,10 @@ class HangRule:
             elapsed, computed = now - self._checked, used - self._used
             self._checked, self._used = now, used
             computes = self._what != _INNER_LOOP and computed >= _COMPUTES * elapsed
-            if elapsed > self._latest or computes:
-                self._since = now
-            # On a busy machine, time in which this thread did not run may be time in which no thread did.
-            self._since = min(now, self._since + max(elapsed - 2 * self.check_seconds, 0.0))
+            # Time in which this thread did not run may be time in which no thread did.
+            missed = max(elapsed - 2 * self.check_seconds, 0.0)
+            self._began = min(self._began + missed, now)
+            self._since = now if computes or elapsed > self._latest else min(self._since + missed, now)
             limit, silent = self.limit, now - self._since
             if self._what is None or limit is None or silent <= limit:
                 return None
@@ -132,16 +135,16 @@ class HangRule:
         return inner if self._what == _INNER_LOOP else _LONGER * inner
 
     def _begin(self, what: str | None) -> None:
-        self._what, self._since = what, self._clock()
+        self._what = what
+        self._began = self._since = self._clock()
 
-    def _end_inner_loop(self, step: int) -> None:
+    def _end_inner_loop(self) -> None:
+        """Remember how long the inner loop took, if one ends here."""
         now = self._clock()
-        seconds = now - self._since
-        if now - self._checked <= self._latest:  # else the process was stopped meanwhile
-            if self._what == _FIRST_INNER_LOOP:
-                self._first = seconds
-            elif self._what == _INNER_LOOP:
-                self._longest, self._first = max(self._longest, seconds), None
-        self._compiles = False
-        self._step = step
-        self._begin(_INNER_LOOP)
+        seconds = now - self._began
+        if now - self._checked > self._latest:
+            return  # the process was stopped meanwhile
+        if self._what == _FIRST_INNER_LOOP:
+            self._first = seconds
+        elif self._what == _INNER_LOOP:
+            self._longest, self._first = max(self._longest, seconds), None

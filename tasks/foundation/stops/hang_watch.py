@@ -26,7 +26,7 @@ _EXIT_CODE: Final = 3  # stopped with work left to do
 _STDERR: Final = 2
 _RECORD_SECONDS: Final = 10.0
 _LAST_RECORD_SECONDS: Final = 5.0
-_LANDING_SECONDS: Final = 60.0
+_LANDING_SECONDS, _MAX_LANDING_SECONDS = 60.0, 600.0
 _ACTION_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.05
 _STACKS_CHARACTERS: Final = 40_000
@@ -114,7 +114,7 @@ class HangWatch:
                 ],
             )
             if hang.what not in _WAITS_FOR_SAVE and self._saving():
-                until = time.monotonic() + max(_LANDING_SECONDS, self._seconds_of_save())
+                until = time.monotonic() + min(max(self._seconds_of_save(), _LANDING_SECONDS), _MAX_LANDING_SECONDS)
                 while self._saving() and time.monotonic() < until:
                     time.sleep(_POLL_SECONDS)
                 _run_within(_LAST_RECORD_SECONDS, [self._ledger.heartbeat])

@@ -68,6 +68,18 @@ def test_auto_limit_follows_the_longest_inner_loop(loops: tuple[float, ...], lim
     assert machine.passes(10) is not None
 
 
+def test_steps_longer_than_the_limit_are_no_hang() -> None:
+    """A step of 700 s on a processor, with a row logged and callbacks called after each."""
+    machine = Machine("auto")
+    machine.emit(Phase(cause="compile"), Phase(cause="train"))
+    for step, limit in ((1, 2100), (2, 14_000), (3, 14_000)):
+        assert machine.passes(700, load=1.0) is None
+        machine.emit(Waiting(on="callbacks"))
+        assert machine.passes(1) is None
+        machine.emit(trained(step))
+        assert machine.rule.limit == limit
+
+
 def test_limit_is_never_shorter_than_three_inner_loops() -> None:
     machine = Machine(10.0)
     machine.trains(50)
@@ -176,6 +188,11 @@ def test_time_in_which_the_process_was_stopped_is_no_loop() -> None:
     machine.trains(1, 1)
     machine.now += 50_000
     machine.emit(trained(3))  # before the next check
+    assert machine.rule.limit == 600
+    assert machine.passes(2) is None
+    machine.now += 50_000
+    assert machine.passes(1) is None
+    machine.emit(trained(4))
     assert machine.rule.limit == 600
 
 

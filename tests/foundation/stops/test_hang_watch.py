@@ -62,8 +62,8 @@ def test_stopped_process_goes_on_and_a_blocked_one_leaves(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_store_that_hangs_too_does_not_hold_the_process(tmp_path: Path) -> None:
-    with hanging(tmp_path, "blocks with a store that never answers") as process:
+def test_store_and_log_that_hang_too_do_not_hold_the_process(tmp_path: Path) -> None:
+    with hanging(tmp_path, "blocks with a store and a log that never answer") as process:
         _, err = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 3
     assert "no inner loop has ended for " in err
