@@ -70,8 +70,8 @@ def fix_sum_order(function: Any, strategy: Any) -> tuple[str, ...]:
     """
     if type(strategy).__name__.startswith("TPUStrategy"):  # TPUStrategyV2
         return ()
-    library = {each.name: each.graph for each in function.graph._functions.values()}
-    graphs = {function.name: function.graph, **library}
+    library = list(function.graph._functions.values())
+    graphs = {function.name: function.graph, **{each.name: each.graph for each in library if hasattr(each, "graph")}}
     # Neither the bodies of loops nor those of conditions.
     called = {
         operation.get_attr("f").name.encode()
@@ -84,7 +84,16 @@ def fix_sum_order(function: Any, strategy: Any) -> tuple[str, ...]:
         if unordered := unordered_sums(graph, is_called=name in called):
             _replace(name, unordered)
             fixed += sorted(unordered)
+    for each in library:
+        # A function of the kind before tf.function, as in tf.nn.ctc_loss, has no graph; all its sums are fixed.
+        if not hasattr(each, "graph") and (sums := _sums_of(each.definition)):
+            _replace(each.name.encode(), sums)
+            fixed += sorted(sums)
     return tuple(fixed)
+
+
+def _sums_of(definition: Any) -> frozenset[str]:
+    return frozenset(node.name for node in definition.node_def if node.op in _ADDS)
 
 
 def _replace(name: bytes, unordered: frozenset[str]) -> None:

@@ -159,3 +159,22 @@ def test_sums_inside_of_functions_and_loops_are_fixed() -> None:
     # The AddN; the sum with what `inner` returns, and the one inside.
     assert len(fix_sum_order(function, tf.distribute.get_strategy())) == 3
     assert function(*(tf.fill([4], each) for each in (0.1, 0.2, 0.3))).numpy() == pytest.approx(0.6)
+
+
+def test_older_functions_of_a_graph_are_read_too() -> None:
+    """`tf.nn.ctc_loss` makes functions that have a definition and no graph."""
+    logits = tf.random.stateless_normal([2, 5, 4], [1, 2])
+    labels, lengths = tf.constant([[1, 2], [2, 0]]), (tf.constant([2, 1]), tf.constant([5, 4]))
+
+    def gradient(values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            loss = tf.nn.ctc_loss(labels, values, *lengths, logits_time_major=False, blank_index=0)
+        return loss, tape.gradient(loss, values)
+
+    plain = tf.function(gradient)(logits)
+    concrete = tf.function(gradient).get_concrete_function(tf.TensorSpec([2, 5, 4]))
+    assert any(not hasattr(each, "graph") for each in concrete.graph._functions.values())
+    assert "add_1" in fix_sum_order(concrete, tf.distribute.get_strategy())
+    for found, expected in zip(concrete(logits), plain, strict=True):
+        tf.debugging.assert_near(found, expected)

@@ -34,7 +34,7 @@ def build_model():
     ids = keras.Input((8,), dtype="int32")
     x = layers.Embedding(TOKENS, WIDTH, name="tokens")(ids)
     positions = layers.Embedding(8, WIDTH, name="positions")
-    x = x + positions(ops.arange(8))
+    x = x + positions(ops.cumsum(ops.ones_like(ids), axis=1) - 1)
     attended = layers.MultiHeadAttention(2, WIDTH // 2)(x, x)
     x = layers.LayerNormalization()(x + attended)
     x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(layers.Dense(2 * WIDTH, activation="gelu")(x)))
