@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.tpu_padding import padding, padding_words
+from tasks.foundation.accelerator.xla_cache import align_function_numbers
 from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.checkpoint.warm_restore import restore_warm_state
@@ -182,6 +183,8 @@ class Trainer:
         leaves = saved_or_drawn(self.state.leaves, self.state.draws)
         # What Python code draws while it is traced becomes part of the graph, which must be the same in every process.
         self.warm.seed_as_built()
+        if uses_xla(self.state.model, self.accelerator):
+            align_function_numbers()
         scaled = ScaledLosses()
         with scaled.counted():
             function = trace_train_step(self._loop, arguments, leaves=leaves, reference=reference, hints=self._hints)

@@ -97,8 +97,6 @@ def test_cuts_change_no_bit_and_are_compiled_once(tmp_path: Path) -> None:
     assert "XLA compiles the train step (jit_compile=True)" in first.stderr
     assert "Proceeding with `jit_compile=False`" not in first.stderr
     assert len(run.programs()) == 1
-    # TensorFlow's key has the number of the traced function, and a new run traces more functions than a resumed one.
-    assert run.train("--max-segments", "1").returncode == 3
     compiled = run.programs()
     cut = run.digest()
     assert run.programs() == compiled

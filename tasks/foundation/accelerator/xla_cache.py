@@ -1,9 +1,10 @@
 """Where XLA keeps the programs that it has compiled, so that later processes do not compile them again.
 
-TensorFlow's key has the number of the traced function, which differs between a process that begins a run and one that
-resumes it: each kind compiles once. TensorFlow writes into a temporary file and renames it, and uses a program only for
-the very same computation. What else a program depends on is in the name of the folder: TensorFlow's version, processor,
-thread counts and XLA's flags. Nothing is written unless XLA compiles something, as with `compile(jit_compile=True)`.
+TensorFlow's key has the number of the traced function, and a process that begins a run traces more functions than one
+that resumes it; `align_function_numbers` lets both trace the step under one number. TensorFlow writes into a temporary
+file and renames it, and uses a program only for the very same computation. What else a program depends on is in the
+name of the folder: TensorFlow's version, processor, thread counts and XLA's flags. Nothing is written unless XLA
+compiles something, as with `compile(jit_compile=True)`.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ _OURS = re.compile(rf"{_FLAG}.*/baton-[0-9a-f]{{16}}$")
 _PROCESSOR = Path("/proc/cpuinfo")
 _FEATURES = {"model name", "flags", "features"}
 _DIGITS = 16
+_STRIDE = 1 << 17
 # Of a field of a protocol buffer: its kind in the file, and the longest number and length.
 _WITH_LENGTH, _LONGEST_HEAD = 2, 11
 
@@ -54,6 +56,17 @@ def use_xla_cache(
         environ[_FLAGS] = " ".join(others)
     else:
         environ.pop(_FLAGS, None)
+
+
+def align_function_numbers() -> None:
+    """Let the next function that is traced have the same number in every process that has traced fewer than `_STRIDE`.
+
+    TensorFlow counts all that it names, and the number cannot be set; counting up takes some milliseconds.
+    """
+    from tensorflow.python.framework import ops  # no public function counts
+
+    while ops.uid() % _STRIDE:
+        pass
 
 
 def _root(environ: MutableMapping[str, str]) -> Path | None:
