@@ -2,8 +2,9 @@
 
 An inner loop lasts about a second, or as long as one step, so a short limit applies to it. Six times that limit applies
 to what is of unknown length: restore, compilation and the first inner loop after it, evaluation, callbacks, commits. A
-process that computes during these is not hung. Preparing data, waiting for a remote stage and what follows the training
-have no limit: they have limits of their own, or depend on a machine that may come late.
+process that computes during these is not hung, and none is while bytes of a download arrive. Preparing data, waiting
+for a remote stage and what follows the training have no limit: they have limits of their own, or depend on a machine
+that may come late.
 """
 
 import threading
@@ -65,6 +66,7 @@ class HangRule:
         *,
         clock: Callable[[], float],
         processor_seconds: Callable[[], float],
+        downloaded_bytes: Callable[[], int],
     ) -> None:
         """Begin without a limit: the process starts up.
 
@@ -72,17 +74,18 @@ class HangRule:
             hang_seconds: see `StopSpec`.
             clock: monotonic time in seconds.
             processor_seconds: processor time that this process has used so far.
+            downloaded_bytes: what this process has downloaded so far.
         """
         self._set = hang_seconds
         self._base = _AUTO_SECONDS if not isinstance(hang_seconds, float) else hang_seconds
         self.check_seconds = min(self._base / _CHECKS_PER_LIMIT, _MAX_CHECK_SECONDS)
         # A check that comes this late means that the process was stopped (SIGSTOP), or the machine suspended.
         self._latest = self.check_seconds + max(self._base / 2, 1.0)
-        self._clock, self._processor_seconds = clock, processor_seconds
+        self._clock, self._processor_seconds, self._downloaded_bytes = clock, processor_seconds, downloaded_bytes
         self._lock = threading.RLock()  # reentrant: a signal handler may emit
         self._what: str | None = None
         self._began = self._since = self._checked = clock()
-        self._used = processor_seconds()
+        self._used, self._downloaded = processor_seconds(), downloaded_bytes()
         self._longest = 0.0
         self._first: float | None = None  # duration of the first inner loop, while no other one has ended
         self._compiles = True
@@ -115,10 +118,13 @@ class HangRule:
             elapsed, computed = now - self._checked, used - self._used
             self._checked, self._used = now, used
             computes = self._what != _INNER_LOOP and computed >= _COMPUTES * elapsed
+            downloaded, before = self._downloaded_bytes(), self._downloaded
+            self._downloaded = downloaded
+            lives = computes or downloaded > before or elapsed > self._latest
             # Time in which this thread did not run may be time in which no thread did.
             missed = max(elapsed - 2 * self.check_seconds, 0.0)
             self._began = min(self._began + missed, now)
-            self._since = now if computes or elapsed > self._latest else min(self._since + missed, now)
+            self._since = now if lives else min(self._since + missed, now)
             limit, silent = self.limit, now - self._since
             if self._what is None or limit is None or silent <= limit:
                 return None

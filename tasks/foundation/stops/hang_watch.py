@@ -19,6 +19,7 @@ from typing import IO, Final, Self
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.stops.hang_rule import Hang, HangRule
 from tasks.foundation.stops.process_stop import PROCESS_STOP
+from tasks.foundation.storage.downloaded import DOWNLOADED
 from tasks.foundation.telemetry.events import Event, Hung, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 
@@ -61,7 +62,12 @@ class HangWatch:
             clock: monotonic time in seconds.
             leave: ends the process.
         """
-        self._rule = HangRule(spec.hang_seconds, clock=clock, processor_seconds=time.process_time)
+        self._rule = HangRule(
+            spec.hang_seconds,
+            clock=clock,
+            processor_seconds=time.process_time,
+            downloaded_bytes=lambda: DOWNLOADED.bytes,
+        )
         self._active = whole_process and spec.hang_seconds is not None
         self._ledger, self._telemetry = ledger, telemetry
         self._leave = leave

@@ -11,6 +11,7 @@ import google_crc32c
 from tasks.foundation.errors import FileTooShort, StorageError
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import BLOCK_BYTES
+from tasks.foundation.storage.downloaded import DOWNLOADED
 
 
 def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | None, *, source: object) -> FileStat:
@@ -31,6 +32,7 @@ def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | Non
     """
     done, crc = 0, 0
     for arrived in blocks:
+        DOWNLOADED.add(len(arrived))
         block = arrived if size is None else arrived[: size - done]
         if file is not None:
             with _write_errors(file.name):
@@ -63,6 +65,7 @@ class Parts:
         Raises:
             StorageError: the file cannot be written.
         """
+        DOWNLOADED.add(len(data))
         if self._file is not None:
             with self._lock, _write_errors(self._file.name):
                 self._file.seek(offset)

@@ -22,7 +22,13 @@ class Machine:
 
     def __init__(self, hang_seconds: Literal["auto"] | float | None = 100.0) -> None:
         self.now = self.used = 0.0
-        self.rule = HangRule(hang_seconds, clock=lambda: self.now, processor_seconds=lambda: self.used)
+        self.downloaded = 0
+        self.rule = HangRule(
+            hang_seconds,
+            clock=lambda: self.now,
+            processor_seconds=lambda: self.used,
+            downloaded_bytes=lambda: self.downloaded,
+        )
 
     def emit(self, *events: Event) -> None:
         for event in events:
@@ -172,6 +178,17 @@ def test_stopped_process_gets_another_full_period(
     limit = machine.rule.limit
     assert limit is not None
     assert machine.passes(limit + 20) is not None
+
+
+def test_input_that_still_arrives_is_no_hang() -> None:
+    """A window of shards comes over a slow link, a block a minute."""
+    machine = Machine()
+    machine.trains(1, 1)
+    for _ in range(20):
+        assert machine.passes(60) is None
+        machine.downloaded += 1
+    assert machine.passes(95) is None
+    assert machine.passes(20) is not None
 
 
 def test_late_checks_of_a_busy_machine_count_less() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tasks.foundation.errors import FileTooShort, StorageError
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.download import Parts, copy_blocks, joined_crc32c, local_target
+from tasks.foundation.storage.downloaded import DOWNLOADED
 
 
 class Full:
@@ -49,10 +50,13 @@ def test_parts_in_any_order_make_the_whole(parts: list[bytes], order: random.Ran
     order.shuffle(shuffled)
     file = io.BytesIO()
     file.name = "here"
-    taken = Parts(file)
+    taken, before = Parts(file), DOWNLOADED.bytes
     for offset, part in shuffled:
         taken.take(offset, part)
     whole = b"".join(parts)
+    assert DOWNLOADED.bytes - before == len(whole)
+    assert copy_blocks(parts, None, None, source="gs://b/x") == checksum_bytes(whole)
+    assert DOWNLOADED.bytes - before == 2 * len(whole)
     assert taken.stat(len(whole), source="gs://b/x") == checksum_bytes(whole) == taken.stat(None, source="gs://b/x")
     assert file.getvalue() == whole
     with pytest.raises(FileTooShort, match="gs://b/x ends 2 bytes too early"):
