@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
-from tasks.foundation.contracts.mixture import MixedSource, Mixture, integer_weights
+from tasks.foundation.contracts.mixture import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.manifest import (
     content_digest,
@@ -99,10 +99,7 @@ def mixture_manifest(
         exhausted=spec.data.exhausted,
     )
     features = manifests[0].features
-    may_be_batches = any(
-        ":" in source.source and source.batched is None and manifest.reading == "examples"
-        for source, manifest in zip(sources, manifests, strict=True)
-    )
+    readings = {_reading_of(source, manifest.reading) for source, manifest in zip(sources, manifests, strict=True)}
     return DatasetManifest(
         schema_version=2,
         digest=mixture.digest,
@@ -112,7 +109,7 @@ def mixture_manifest(
         features=features,
         train=(),
         validation=(),
-        reading="examples" if may_be_batches else "rows",
+        reading="examples" if "examples" in readings else "rows",
         mixture=mixture,
     )
 
@@ -154,6 +151,11 @@ def require_same_features(
         )
 
 
+def _reading_of(source: SourceSpec, reading: Reading) -> Reading:
+    """Return how a source was read; what the run file or a built-in source says to be examples is no batch."""
+    return reading if ":" in source.source and source.batched is None else "rows"
+
+
 def _by_name(features: Sequence[Feature]) -> dict[str, Feature]:
     return {each.name: each for each in features}
 
@@ -183,7 +185,7 @@ class _FirstExamples:
                 if other != index:
                     require_same_features(self._spec, index, features, other, self._of(other))
             if self._place.check_features is not None and not self._accepted:
-                self._place.check_features(features, reading)
+                self._place.check_features(features, _reading_of(self._spec.data.sources[index], reading))
             self._accepted = True
 
         return check

@@ -1,5 +1,6 @@
 """A mixture names datasets of its own: each is prepared once, and checked against the others before it is written."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,21 @@ def test_errors_name_the_source_of_the_mixture(coded: Workshop) -> None:
         prepare(coded, spec_of(WEB, {"source": "npz", "options": {"path": "none.npz", "x": "x"}}))
     with pytest.raises(RunFileError, match=r"data\.sources\[1\]\.options\.frist"):
         prepare(coded, spec_of(WEB, {"source": "data.py:load", "options": {"frist": 1}}))
+
+
+@pytest.mark.parametrize(("batched", "reading"), [(None, "examples"), (False, "rows")])
+def test_only_a_source_that_may_yield_batches_is_asked(coded: Workshop, batched: bool | None, reading: str) -> None:
+    spec = spec_of(WEB | {"batched": batched}, BOOKS | {"batched": False})
+    place = Place.of(coded.storage, spec.run, code_folder=coded.code, telemetry=coded)
+    asked: list[tuple[str, str]] = []
+
+    def check(features: Any, how: str) -> None:
+        asked.append((features[0].name, how))
+
+    ref = prepare_data(PrepareDataCall(spec=spec), dataclasses.replace(place, check_features=check))
+    assert asked == [("x", reading)]  # once, though two datasets are written
+    assert load_manifest(coded.storage, ref).reading == reading
+    assert spec.data.may_yield_batches == (batched is None)
 
 
 def test_sets_of_a_mixture_are_compared_with_its_examples(coded: Workshop) -> None:
