@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from keras import tree
 from tensorflow.python.framework import config as tf_config  # no public function turns determinism off
 
 from flows.doctor.graph_scan import layer_of
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.compile_settings import flat_xla_function
 
 _NODE = re.compile(r"\{\{node ([^}\s]+)\}\}|to node `([^`]+)`")
 _OP = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+)|(?:^|[ :])(\w+) \(No registered")
@@ -33,13 +33,7 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
     try:
         with _as_on_a_tpu():
             _start_xla_silently()
-            # get_compiler_ir accepts only tensors, not dicts of tensors.
-            flat = tree.flatten(tuple(arguments))
-            function = tf.function(
-                lambda *parts: step(*tree.pack_sequence_as(tuple(arguments), list(parts))),
-                jit_compile=True,
-                autograph=False,
-            )
+            function, flat = flat_xla_function(step, arguments, autograph=False)
             ir = function.experimental_get_compiler_ir(*flat)
             # The default platform on a machine with a GPU would be the GPU.
             return str(ir(stage="optimized_hlo", platform_name="CPU"))

@@ -86,6 +86,25 @@ def xla_step(step: Step) -> Step:
     return compiled
 
 
+def flat_xla_function(
+    step: Callable[..., Any], arguments: Sequence[Any], *, autograph: bool = True
+) -> tuple[Any, list[tf.TensorSpec]]:
+    """Return a step as a function whose XLA program can be read, and the flat arguments to read it with.
+
+    `experimental_get_compiler_ir` accepts only tensors as arguments, no dicts of them.
+
+    Args:
+        step: Python function of as many arguments as `arguments` has.
+        arguments: `tf.TensorSpec`s of static shapes, or structures of them.
+        autograph: as in `tf.function`.
+    """
+    structure = tuple(arguments)
+    function = tf.function(
+        lambda *tensors: step(*tree.pack_sequence_as(structure, list(tensors))), jit_compile=True, autograph=autograph
+    )
+    return function, tree.flatten(structure)
+
+
 def require_xla_step(
     model: keras.Model,
     step: Step,
@@ -121,13 +140,11 @@ def require_xla_step(
     if why:
         return
     parts = tree.map_structure(tf.convert_to_tensor, tuple(batch))
-    flat = tree.flatten(parts)
-    # Only tensors can be arguments here, no dicts of them.
-    function = tf.function(lambda *tensors: step(tree.pack_sequence_as(parts, list(tensors))), jit_compile=True)
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in flat]
+    specs = tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), parts)
+    function, flat = flat_xla_function(lambda *given: step(given), specs)
     try:
         with exact_draws(draws):
-            function.experimental_get_compiler_ir(*specs)(stage="hlo")
+            function.experimental_get_compiler_ir(*flat)(stage="hlo")
     except DEVICE_LOST_ERRORS:
         raise
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
