@@ -44,7 +44,7 @@ class Own(keras.Model):
         self.inner = layers.Dense(3)
 
     def call(self, x):
-        return self.inner(x)
+        return CALL
 
     def train_step(self, data):
         x, y = data
@@ -82,8 +82,8 @@ def with_block(body: str) -> str:
     return sequential("Block(),", before=BLOCK.replace("BODY", textwrap.indent(body, " " * 8).lstrip()))
 
 
-def own(loss: str, logs: str = '{"loss": loss}') -> str:
-    return HEAD + OWN.replace("LOSS", loss).replace("LOGS", logs)
+def own(loss: str, logs: str = '{"loss": loss}', call: str = "self.inner(x)") -> str:
+    return HEAD + OWN.replace("LOSS", loss).replace("LOGS", logs).replace("CALL", call)
 
 
 class Mistake(NamedTuple):
@@ -101,6 +101,13 @@ MISTAKES = {
     "typo": Mistake({"model.py": sequential("layers.Dens(4),")}, 2, "model.py", "layers.Dens(4)", "attribute 'Dens'"),
     "wrong shape": Mistake(
         {"model.py": with_block("return ops.matmul(x, ops.ones((5, 4)))")}, 2, "model.py", "ops.matmul", "[?,6], [5,4]"
+    ),
+    "wrong shape in a model built lazily": Mistake(
+        {"model.py": own("self.compute_loss(x, y, self(x))", call="ops.matmul(x, ops.ones((5, 3)))")},
+        2,
+        "model.py",
+        "ops.matmul",
+        "[5,3]",
     ),
     "unknown loss": Mistake(
         {"model.py": sequential(loss='"crossentropi"')}, 2, "", None, "interpret loss identifier: crossentropi"
