@@ -1,4 +1,4 @@
-"""Reads every committed byte of a run again: log, retained checkpoints, dataset. Reports damage; writes nothing."""
+"""Reads every committed byte of a run again: log, retained checkpoints, datasets. Reports damage; writes nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -9,7 +9,7 @@ from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
 from tasks.foundation.contracts.identity_keys import VALIDATION
-from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.log_entry import Entry, EvaluationOnTest, Head
 from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
@@ -56,7 +56,7 @@ def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> 
         StorageError: the store refused a request or failed; the bytes may be good.
     """
     findings = Findings()
-    head = _audit_log(run.log, findings)
+    head, test = _audit_log(run.log, findings)
     if head is not None:
         findings.quarantined = len(head.quarantined)
         on_progress(f"verified {findings.entries} log entries")
@@ -64,11 +64,16 @@ def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> 
             _audit_checkpoint(run.log, ref, findings)
             on_progress(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
         identity = dict(head.identity)
-        for key, digest in (("data.folder", "data.content_digest"), ("data.validation_folder", VALIDATION)):
-            folder = identity.get(key)
+        sets = [
+            (identity.get("data.folder"), identity.get("data.content_digest")),
+            (identity.get("data.validation_folder"), identity.get(VALIDATION)),
+        ]
+        if test is not None:
+            sets.append((test.folder, test.content_digest))
+        for folder, digest in sets:
             if isinstance(folder, str):
                 findings.dataset = findings.dataset or folder
-                _audit_dataset(run.root, folder, identity.get(digest), findings, on_progress)
+                _audit_dataset(run.root, folder, digest, findings, on_progress)
     return findings
 
 
@@ -82,13 +87,15 @@ def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[Checkpoin
         return head.retained.recent if isinstance(head.retained, LongList) else ()
 
 
-def _audit_log(log: RunLog, findings: Findings) -> Head | None:
+def _audit_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None]:
     """Read and fold all entries again.
 
     Returns:
-        The state of the newest readable entry; None if there is none.
+        The state of the newest readable entry, and the newest evaluation on a test set; None if there is none. Earlier
+        test sets may be gone: a run may change its test set.
     """
     head: Head | None = None
+    test: EvaluationOnTest | None = None
     state_is_known = True  # whether the state before the next entry is known
     for number, found in enumerate(_entries(log, _count(log))):
         if isinstance(found, RunLogError):
@@ -103,7 +110,9 @@ def _audit_log(log: RunLog, findings: Findings) -> Head | None:
             if fault_text is not None:
                 findings.damages.append(Damage(entry_path(number), f"{log.home.uri}/{fault_text}"))
         head, state_is_known = entry.head, True
-    return head
+        if isinstance(entry.body, EvaluationOnTest):
+            test = entry.body
+    return head, test
 
 
 def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogError]:
@@ -210,7 +219,7 @@ def _audit_dataset(
     findings.bytes += len(data)
     recorded = manifest.content_digest if digest is None else digest
     if manifest.content_digest != recorded:
-        text = f"{uri} has content {manifest.content_digest}, but the run was trained on {recorded}"
+        text = f"{uri} has content {manifest.content_digest}, but the log has {recorded}"
         findings.damages.append(Damage(path, text))
     if manifest.mixture is not None:
         if manifest.mixture.digest != manifest.digest:

@@ -115,6 +115,7 @@ def _decide_test(done: Evaluation, dataset: DatasetRef, log: RunLog) -> Callable
         examples=done.examples,
         seconds=done.seconds,
         content_digest="" if own is None else own.content_digest,
+        folder=None if own is None else own.folder,
     )
 
     def decide(head: Head | None) -> Body | None:

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.foundation.errors import ModelError
 from tests.support.lab import Lab, in_fresh_process, lab_of, spec_of
+from tests.support.watched_relay import command
 
 MODEL = """
 def _outputs(h, one, two):
@@ -28,6 +30,19 @@ def named():
     p, q = _outputs(keras.layers.Concatenate()([inputs["left"], city]), "p", "q")
     model = keras.Model(inputs, {"p": p, "q": q})
     model.compile("adam", {"p": "mse", "q": keras.losses.SparseCategoricalCrossentropy(from_logits=True)})
+    return model
+
+
+def grouped():
+    inputs = {"left": keras.Input((3,), name="left")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["left"]))
+    model.compile("adam", "mse")
+    return model
+
+
+def grouped_alone():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
     return model
 
 
@@ -56,6 +71,15 @@ def lists():
 
 def named():
     return {"left": a, "city": t}, {"p": p, "q": q}, {"p": w, "q": 1 - w}
+
+
+def grouped():
+    return {"left": a, "user_id": np.arange(40) % 8}, p
+
+
+def left_alone(example, *, seed):
+    x, y = example
+    return x["left"], y
 
 
 def words():
@@ -125,3 +149,28 @@ def train_on_two_replicas(root: str) -> list[str]:
 @pytest.mark.slow
 def test_forms_train_on_two_replicas(tmp_path: Path) -> None:
     assert len(set(in_fresh_process(train_on_two_replicas, root=str(tmp_path)))) == len(FORMS)
+
+
+SPLIT: dict[str, Any] = {"data__split_by": "user_id", "data__validation_fraction": 0.4}
+
+
+def test_feature_of_split_by_need_not_be_an_input(tmp_path: Path) -> None:
+    """As in `fit`, a functional model takes the inputs that it names from a dict."""
+    lab = lab_at(tmp_path)
+    of = spec("grouped", "split", **SPLIT)
+    tip = lab.relay(of, 4).tip
+    assert tip is not None
+    assert np.isfinite(lab.evaluate(of, tip)["loss"])
+
+
+@pytest.mark.slow
+def test_transform_drops_the_feature_of_split_by(tmp_path: Path) -> None:
+    """A model with another structure of inputs is refused before its data is written."""
+    lab = lab_at(tmp_path)
+    alone = {"model": "model.py:grouped_alone", **SPLIT}
+    with pytest.raises(ModelError, match=r"does not take a batch of x .*user_id"):
+        command(lab, spec("grouped", "refused", **alone))
+    assert not list(lab.storage.files("datasets"))
+    dropped = dict.fromkeys(("data__transform", "data__validation_transform"), "data.py:left_alone")
+    result = command(lab, spec("grouped", "dropped", **alone, **dropped, train__steps=4))
+    assert np.isfinite(result.metrics["validation_loss"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flows.admission.admit import Admitted
+from flows.audit import audit
 from flows.goal import Goal
 from flows.launching.runner import InProcess
 from flows.relay import relay
@@ -22,6 +23,7 @@ from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.stage import Place, Stage
 from tasks.train_segment.stage import forget_trainer
 from tests.support.event_recorder import EventRecorder
+from tests.support.fake_run import flip_a_byte
 from tests.support.homes import entries_of, head_of
 from tests.support.lab import ZOO, Lab, in_fresh_process, spec_of
 from tests.support.watched_relay import assert_same_run, command, home_of
@@ -221,6 +223,12 @@ def test_run_without_validation_can_have_a_test_set(tmp_path: Path) -> None:
     result = command(lab, spec)
     assert [(step, examples) for step, _, examples in logged_tests(lab, spec)] == [(4, 13)]
     assert not any(name.startswith("validation_") for name in result.metrics)
+    run = Run.of(spec, lab.code, root=lab.storage)
+    assert audit(run).damages == []
+    test = lab.prepare(spec).own_set("test")
+    assert test is not None
+    flip_a_byte(next((lab.storage.root / test.folder).glob("*.tfrecord")))
+    assert [damage.file.rpartition("/")[0] for damage in audit(run).damages] == [test.folder]
 
 
 def test_any_cut_of_a_run_split_by_groups_is_the_same(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ class DataSpec(Contract):
     split_by: Annotated[str | None, identity("other examples are held out", _EXAMPLES)] = Field(
         default=None,
         min_length=1,
-        description="a feature of the examples, as user_id, that stays one; equal values are held out together, by a "
-        "seeded hash of the value",
+        description="a feature of the examples, as user_id; equal values are held out together, by a seeded hash of "
+        "the value; it stays an input, which data.transform and data.validation_transform can drop",
     )
     validation: Annotated[
         SetField, identity("early stopping, keep-best and the curves would compare two sets", "data.validation")

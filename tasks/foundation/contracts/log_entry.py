@@ -12,7 +12,7 @@ from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.lazy_identity import AS_IDENTITY
 from tasks.foundation.contracts.long_list import AS_LONG_LIST
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
+from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath, DatasetPath
 from tasks.foundation.contracts.segment import (
     BorderReason,
     ExitReason,
@@ -144,6 +144,9 @@ class EvaluationOnTest(Contract):
     examples: int
     seconds: float
     content_digest: str = Field(description="of the test set")
+    folder: DatasetPath | None = Field(
+        default=None, description="datasets/<digest> of the test set; None: the entry is older than this key"
+    )
 
 
 class Rewind(Contract):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
+from tasks.foundation.contracts.log_entry import EvaluationOnTest
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
@@ -41,6 +44,39 @@ def test_verify_text_for_a_run_file(run: FakeRun, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "read 5 log entries, 4 checkpoints" in out
     assert "all bytes agree" in out
+
+
+def log_evaluation_on_test(run: FakeRun, name: str, content: str = "e" * 64) -> Path:
+    """Write a test set and log an evaluation on it; returns its folder."""
+    folder = f"datasets/{name}"
+    shutil.copytree(run.root.root / DATASET, run.root.root / folder)
+    edit(run.root.root / folder / "manifest.json", lambda it: it.update(content_digest=content, digest=name))
+    body = EvaluationOnTest(
+        checkpoint=run.tip, metrics={"loss": 1.0}, examples=20, seconds=0.5, content_digest=content, folder=folder
+    )
+    run.log.append(lambda _: body, attempt=uuid.uuid4().hex)
+    return Path(run.root.root / folder)
+
+
+def test_the_test_set_of_the_newest_entry_is_read(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier, newest = (log_evaluation_on_test(run, name) for name in ("earlier", "newest"))
+    shutil.rmtree(earlier)  # a run may change its test set
+    code, found = verify(run, capsys)
+    assert (code, found["files"], found["dataset"]) == (0, 4 * 2 + 2 + 2, DATASET)
+    flip_a_byte(newest / "train-00000.tfrecord")
+    code, found = verify(run, capsys)
+    assert (code, [each["file"] for each in found["damages"]]) == (4, ["datasets/newest/train-00000.tfrecord"])
+    shutil.rmtree(newest)
+    code, found = verify(run, capsys)
+    assert (code, [each["file"] for each in found["damages"]]) == (4, ["datasets/newest/manifest.json"])
+
+
+def test_another_test_set_than_the_logged_one_is_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = log_evaluation_on_test(run, "test")
+    edit(folder / "manifest.json", lambda it: it.update(content_digest="d" * 64))
+    code, found = verify(run, capsys)
+    assert (code, len(found["damages"])) == (4, 1)
+    assert f"has content {'d' * 64}, but the log has {'e' * 64}" in found["damages"][0]["what"]
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
