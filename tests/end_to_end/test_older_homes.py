@@ -2,7 +2,8 @@
 
 The folders in tests/older_homes are named for the commits that made them. Each holds a run file and a run that stopped
 at step 20 of 40. In `33ed8fb-staged` the segment to step 20 is staged and not committed: a remote stage trained it, and
-its flow run's result is in the home. The run of `8322cfc` keeps every checkpoint.
+its flow run's result is in the home. The run of `8322cfc` keeps every checkpoint; the model of `8322cfc-jit` is
+compiled with `jit_compile=True`.
 """
 
 import hashlib
@@ -120,6 +121,15 @@ def test_log_that_repeats_everything_goes_on_lean(continued_digest: str, tmp_pat
     assert max(len(data) for name, data in after.items() if name not in before) < 4096
     assert [ref.step for ref in commits_in(entries_of(home))] == [0, 10, 20, 30, 40]
     assert [ref.step for ref in entries_of(home)[-1].head.retained] == [0, 10, 20, 30, 40]
+
+
+def test_compiled_model_of_an_older_home_goes_on_with_xla(tmp_path: Path) -> None:
+    """The version before ignored `jit_compile=True`, so the bits change from here on, and the command says why."""
+    folder = copy_of("8322cfc-jit", tmp_path)
+    _result, console = train(folder)
+    assert "XLA compiles the train step (jit_compile=True)" in console
+    assert "warning: this process traced another train step than the one that committed step 20" in console
+    assert [ref.step for ref in commits_in(entries_of(folder / "storage" / "small"))] == [0, 10, 20, 30, 40]
 
 
 def test_staged_segment_of_an_older_version_is_committed(continued_digest: str, server: str, tmp_path: Path) -> None:
