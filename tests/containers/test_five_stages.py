@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.contracts.log_entry import Commit
+from tasks.foundation.contracts.log_entry import Commit, EvaluationOnTest
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -45,7 +45,7 @@ IMAGES = {
 }
 SETTINGS = [
     "accelerator.kind=cpu", *SHORT["digits"], "train.steps=3000", "train.segment_steps=1500",
-    "train.log_every_steps=100", "evaluate.every_steps=null",
+    "train.log_every_steps=100", "evaluate.every_steps=null", "data.test={source: digits}",
 ]  # fmt: skip
 
 
@@ -124,6 +124,12 @@ def segments_of(home: Storage) -> list[AttemptRecord]:
     return [record for record in read_attempts(home).records if record.within and record.step > record.from_step]
 
 
+def on_test(home: Storage) -> list[tuple[int, dict[str, float], int]]:
+    """Step, metrics and number of examples of each evaluation on the test set."""
+    bodies = [entry.body for entry in RunLog(home).entries() if isinstance(entry.body, EvaluationOnTest)]
+    return [(body.checkpoint.step, dict(body.metrics), body.examples) for body in bodies]
+
+
 def straight_digest(folder: Path) -> str:
     """The state digest of the same run in one process, in a local folder."""
     words = [word for setting in [*SETTINGS, f"storage={folder}"] for word in ("--set", setting)]
@@ -179,6 +185,10 @@ def test_five_containers_make_the_same_bits(
     reasons = [entry.body.exit_reason for entry in entries if isinstance(entry.body, Commit)]
     assert "sigterm" in reasons
     assert reasons.count("segment_end") == 2
+    # The test set was prepared in a container, and evaluated once, in another one.
+    straight = open_storage(str(tmp_path / "straight"), relative_to=tmp_path).at("digits-cnn")
+    assert on_test(home) == on_test(straight)
+    assert [(step, examples) for step, _, examples in on_test(home)] == [(3000, 1797)]
     # Every stage ran in containers, and one training container was killed.
     assert all(found and found[-1] == "COMPLETED" for found in states.values()), states
     assert "CRASHED" in states["train-segment"]
