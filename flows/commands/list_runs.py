@@ -8,11 +8,11 @@ import typer
 
 from flows.commands.options import AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
-from flows.run import RunHome, holds_a_log, names_run_file, refuse_overrides, storage_of
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
+from flows.run import names_run_file, refuse_overrides, storage_of
+from flows.summary.run_list import ListedRun, list_page
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
-from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.brief_entry import RunFacts
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
@@ -20,6 +20,12 @@ from tasks.foundation.telemetry.formatting import metric_words, number_words
 
 Folder = Annotated[
     str, typer.Argument(metavar="STORAGE", help="a storage folder or URI, or a run file, whose storage is listed")
+]
+
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="list at most N runs")]
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="NAME", help="list only runs whose names come after NAME: the next page"),
 ]
 
 
@@ -45,21 +51,26 @@ class RunJson(TypedDict):
     last_commit: NotRequired[str | None]
 
 
-def list_runs(address: Folder, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the runs of a storage folder.
+def list_runs(
+    address: Folder, overrides: Overrides = None, limit: Limit = None, after: After = None, as_json: AsJson = False
+) -> None:
+    """List the runs of a storage folder, in the order of their names.
 
     Exits 2 if the folder does not exist or a newer Baton wrote a run's log, 4 if a log cannot be read.
     """
     root = _root(address, overrides)
-    runs = [_facts(home) for home in _homes(root)]
+    page = list_page(root, after=after, limit=limit)
+    runs = [_facts(run) for run in page.runs]
     if as_json:
-        say_json({"storage": root.uri, "runs": runs})
+        say_json({"storage": root.uri, "runs": runs, "next": page.more_after})
     elif not runs:
-        say(f"no runs below {root.uri}")
+        say(f"no runs below {root.uri}" + ("" if after is None else f" after {after}"))
     else:
         heading = ("run", "step", "validation", "best", "entries", "last commit")
         for line in aligned([heading, *map(_words, runs)]):
             say(line)
+        if page.more_after is not None:
+            say(f"there are more runs; list them with --after {page.more_after}", aside=True)
     faults = {run.get("error_class") for run in runs if run["error"]}
     if faults:
         raise typer.Exit(AnotherVersion.exit_code if faults == {AnotherVersion.__name__} else RunLogError.exit_code)
@@ -76,42 +87,20 @@ def _root(address: str, overrides: list[str] | None) -> Storage:
     return root
 
 
-def _homes(root: Storage) -> list[RunHome]:
-    """The root itself and the folders below it that hold a log."""
-    homes = (RunHome.at(root, name) for name in ["", *sorted(root.folders(""))])
-    return [home for home in homes if holds_a_log(home.home)]
-
-
-def _facts(run: RunHome) -> RunJson:
-    facts: RunJson = {"run": run.name, "home": run.home.uri, "error": None}
-    try:
-        head = run.require_head()
-        commit = _newest_of(run.log, Commit, at_most=head.base)
-        evaluation = None if not head.evaluated else _newest_of(run.log, Evaluation, at_most=head.number)
-    except (RunLogError, AnotherVersion) as fault:
-        return {**facts, "error": str(fault), "error_class": type(fault).__name__}
+def _facts(run: ListedRun) -> RunJson:
+    facts: RunJson = {"run": run.name, "home": run.uri, "error": None}
+    found = run.facts
+    if not isinstance(found, RunFacts):
+        return {**facts, "error": str(found), "error_class": type(found).__name__}
+    best = found.best
     return {
         **facts,
-        "step": head.tip.step if head.tip else 0,
-        "validation": evaluation.body.metrics if evaluation and isinstance(evaluation.body, Evaluation) else {},
-        "best": _best(head),
-        "entries": head.number + 1,
-        "last_commit": commit.time if commit else None,
+        "step": found.step,
+        "validation": found.validation,
+        "best": None if best is None else {"metric": best.metric, "value": best.value, "step": best.step},
+        "entries": found.entries,
+        "last_commit": found.last_commit,
     }
-
-
-def _newest_of(log: RunLog, kind: type[Commit | Evaluation], *, at_most: int) -> Entry | None:
-    """The newest entry of a kind, up to number `at_most`. It is usually near the end, so few files are read."""
-    for number in range(at_most, -1, -1):
-        entry = log.entry(number)
-        if isinstance(entry.body, kind):
-            return entry
-    return None
-
-
-def _best(head: Head) -> BestJson | None:
-    best = head.best
-    return None if best is None else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step}
 
 
 def _words(run: RunJson) -> tuple[str, ...]:

@@ -126,6 +126,12 @@ def left_out(ref: CheckpointRef) -> dict[str, object]:
     return {**fields, **{key: getattr(ref, key) for key in _IN_FULL}}
 
 
+def step_in_path(path: str) -> int | None:
+    """Return the step that the path of a checkpoint says; None if Baton did not name it."""
+    step = _in_path(path).get("step")
+    return step if isinstance(step, int) else None
+
+
 def _in_path(path: str) -> dict[str, object]:
     """What the path of a checkpoint says; empty if Baton did not name it."""
     parts = path.rsplit("/", 1)[-1].split("-", 2)

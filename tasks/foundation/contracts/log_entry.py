@@ -276,6 +276,9 @@ class Totals(Contract):
     test: LastEvaluation | None = Field(default=None, description="the same on the test set")
     undone_seconds: float = Field(default=0.0, description="of training that was committed, and is not in the lineage")
     epoch: EpochLength | None = Field(default=None, description="None in logs of earlier versions")
+    last_commit: str | None = Field(
+        default=None, description="time of the newest commit; None too in logs of earlier versions"
+    )
     workers: tuple[WorkerStats, ...] = Field(
         default=(), description="sums over the commits since the hosts last changed; losses of the newest commit"
     )

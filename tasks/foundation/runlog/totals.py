@@ -41,7 +41,7 @@ def totals_after(before: Entry | None, body: Body, *, time: str) -> Totals | Non
         return None  # a rewind and a quarantine go back to another lineage
     match body:
         case Commit():
-            return _with_commit(before.totals, before.head, body)
+            return _with_commit(before.totals, before.head, body, time)
         case Evaluation():
             return _with_evaluation(before.totals, before.head, body)
         case EvaluationOnTest():
@@ -73,11 +73,12 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
             commit.seconds.get(_GOOD, 0.0) for commit in commits if commit.checkpoint.path not in lineage
         ),
         epoch=recorded_epoch(entries[-1].head.identity),
+        last_commit=next((entry.time for entry in reversed(entries) if isinstance(entry.body, Commit)), None),
         workers=summed_stats(history),
     )
 
 
-def _with_commit(totals: Totals, head: Head, body: Commit) -> Totals | None:
+def _with_commit(totals: Totals, head: Head, body: Commit, time: str) -> Totals | None:
     if body.parent != (None if head.tip is None else head.tip.path):
         return None
     return totals.model_copy(
@@ -85,6 +86,7 @@ def _with_commit(totals: Totals, head: Head, body: Commit) -> Totals | None:
             "initialized_from": _weights(body) if head.tip is None else totals.initialized_from,
             "segments": totals.segments + body.ends_a_segment,
             "row": body.history[-1] if body.history else totals.row,
+            "last_commit": time,
             "workers": added_stats(totals.workers, body.workers),
         }
     )

@@ -227,7 +227,7 @@ class LocalStorage:
         try:
             self._require_still_exists(self.root)
             yield
-            if self.root.is_dir():
+            if self.root not in self._seen and self.root.is_dir():
                 self._seen.add(self.root)
         except FileNotFoundError as error:
             self._require_still_exists(self.root)

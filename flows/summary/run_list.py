@@ -1,0 +1,119 @@
+"""The runs of a storage folder, in pages. Most runs cost the read of their newest entry."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flows.run import RunHome, holds_a_log
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation
+from tasks.foundation.errors import AnotherVersion, RunLogError
+from tasks.foundation.runlog.brief_entry import BestFacts, RunFacts, brief_facts
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.newest_entry import Hint
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.parallel import parallel_map
+
+# Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
+_RUNS_TOGETHER = 32
+_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRun:
+    """One run of a folder.
+
+    Attributes:
+        name: of the run.
+        uri: of its home.
+        facts: from its log, or the error that reading the log gave.
+    """
+
+    name: str
+    uri: str
+    facts: RunFacts | RunLogError | AnotherVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """Runs in the order of their names.
+
+    Attributes:
+        runs: of this page.
+        more_after: the name after which the next page begins; None if this page is the last.
+    """
+
+    runs: Sequence[ListedRun]
+    more_after: str | None
+
+
+def list_page(root: Storage, *, after: str | None = None, limit: int | None = None) -> RunPage:
+    """Return the runs of a folder.
+
+    Args:
+        root: the folder. If it is itself a run's home, that run comes first, in addition to the limit.
+        after: only runs whose names come after this one, which need not exist.
+        limit: the largest number of runs to return.
+    """
+    own = [_listed(root, "")] if after is None else []
+    names = sorted(name for name in root.folders("") if after is None or name > after)
+    found: list[ListedRun] = []
+    # One more than the page has, which tells whether another page follows.
+    for batch in _batches(names, _BATCH if limit is None else min(_BATCH, limit + 1)):
+        found += _read_together(lambda name: _listed(root, name), batch, root)
+        if limit is not None and len(found) > limit:
+            found = found[:limit]
+            return RunPage(runs=[*filter(None, own), *found], more_after=found[-1].name)
+    return RunPage(runs=[*filter(None, own), *found], more_after=None)
+
+
+def _read_together(read: Callable[[str], ListedRun | None], names: Sequence[str], root: Storage) -> list[ListedRun]:
+    workers = 1 if root.transfers == 1 else _RUNS_TOGETHER
+    return [run for run in parallel_map(read, names, workers=workers) if run is not None]
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for begin in range(0, len(names), size):
+        yield names[begin : begin + size]
+
+
+def _listed(root: Storage, name: str) -> ListedRun | None:
+    """One run; None if the folder is not a run's home."""
+    home = root.at(name) if name else root
+    hint = Hint(home).read()
+    facts: RunFacts | RunLogError | AnotherVersion | None = brief_facts(home, hint) if hint > 0 else None
+    if facts is None:
+        if not holds_a_log(home):
+            return None
+        try:
+            facts = _facts(RunHome.at(root, name))
+        except (RunLogError, AnotherVersion) as fault:
+            facts = fault
+    return ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts)
+
+
+def _facts(run: RunHome) -> RunFacts:
+    """The facts of a run whose newest entry alone does not say them, as in logs of earlier versions."""
+    newest = run.require_newest()
+    head, totals = newest.head, newest.totals
+    commit = _newest_of(run.log, Commit, at_most=head.base)
+    if totals is not None:
+        validation = {} if totals.evaluation is None else totals.evaluation.metrics
+    else:
+        evaluation = _newest_of(run.log, Evaluation, at_most=head.number) if head.evaluated else None
+        validation = evaluation.body.metrics if evaluation and isinstance(evaluation.body, Evaluation) else {}
+    best = head.best
+    return RunFacts(
+        step=head.tip.step if head.tip else 0,
+        validation=validation,
+        best=None if best is None else BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
+        entries=head.number + 1,
+        last_commit=commit.time if commit else None,
+    )
+
+
+def _newest_of(log: RunLog, kind: type[Commit | Evaluation], *, at_most: int) -> Entry | None:
+    """The newest entry of a kind, up to number `at_most`. It is usually near the end, so few files are read."""
+    for number in range(at_most, -1, -1):
+        entry = log.entry(number)
+        if isinstance(entry.body, kind):
+            return entry
+    return None

@@ -1,0 +1,88 @@
+"""A folder's runs come in pages, and each run costs few requests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.foundation.storage.opening import open_storage
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.fake_run import FakeRun
+from tests.support.sent_requests import Requests, requests_of, responding_together
+
+NAMES = ["a", "b", "c", "e", "f"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    """A folder with the runs a, b, c, e and f, a folder d without a log, and a dataset."""
+    run = FakeRun(tmp_path, "a").train(100)
+    run.retire(keep_last=2)
+    for name in NAMES[1:]:
+        for path in run.home.files("log"):
+            run.root.write(f"{name}/{path}", run.home.read(path))
+    run.root.write("d/log/note.txt", b"not a run")
+    return run
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[list[str], str | None]:
+    assert main(["list", *words, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return [each["run"] for each in found["runs"]], found["next"]
+
+
+@pytest.mark.parametrize("limit", range(1, 7))
+def test_pages_have_each_run_once(run: FakeRun, limit: int, capsys: pytest.CaptureFixture[str]) -> None:
+    page, after = listed(capsys, run.root.uri, "--limit", str(limit))
+    found = [page]
+    while after is not None:
+        page, after = listed(capsys, run.root.uri, "--limit", str(limit), "--after", after)
+        found.append(page)
+    assert [name for page in found for name in page] == NAMES
+    assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+    assert found[-1], "an empty page"
+
+
+def test_page_may_begin_after_a_name_that_is_gone(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert listed(capsys, run.root.uri, "--after", "bb") == (["c", "e", "f"], None)
+    assert listed(capsys, run.root.uri, "--after", "f") == ([], None)
+    assert main(["list", run.root.uri, "--after", "f"]) == 0
+    assert capsys.readouterr().out == f"no runs below {run.root.uri} after f\n"
+
+
+def test_a_cut_list_says_so_beside_the_table(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", run.root.uri, "--limit", "2"]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["run", "a", "b"]
+    assert printed.err == "there are more runs; list them with --after b\n"
+    assert main(["list", run.root.uri, "--limit", "0"]) == 2
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_only_damage_on_the_page_is_reported(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.root.write("c/log/00000002.json", b"{")
+    assert listed(capsys, run.root.uri, "--limit", "2") == (["a", "b"], "b")
+    assert listed(capsys, run.root.uri, "--limit", "1", "--after", "b", code=4) == (["c"], "c")
+
+
+def test_run_without_hint_is_listed(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "bc":
+        run.root.delete(f"{name}/log/HINT")
+    run.root.write("e/log/HINT", b"900")
+    assert main(["list", run.root.uri, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [{**each, "run": "", "home": ""} for each in runs] == [{**runs[0], "run": "", "home": ""}] * 5
+
+
+def test_a_run_on_cloud_storage_costs_three_requests(run: FakeRun, cloud: FakeGcs, tmp_path: Path) -> None:
+    root = open_storage("gs://bucket/team", relative_to=tmp_path)
+    for number in range(40):
+        for path in run.home.files("log"):
+            cloud.store.put("bucket", f"team/run-{number:02}/{path}", run.home.read(path))
+    asked, hints = 21, ("object.media", r"run-\d\d/log/HINT")  # one more than the page shows
+    with responding_together(cloud, [hints] * asked), requests_of(cloud) as requests:
+        assert main(["list", root.uri, "--limit", "20"]) == 0
+    assert len(requests.sent) <= 3 * asked + 4, requests.words()  # the root itself, and the folders
+    assert Requests(requests.of(*hints)).in_series() == 1, "runs wait for each other"

@@ -1,0 +1,49 @@
+"""Logs of random entries of every kind."""
+
+import random
+
+from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine, Retire, Rewind
+from tasks.foundation.contracts.segment import MetricRow, WorkerStats
+from tasks.foundation.runlog.log import RunLog
+from tests.support.small_logs import evaluation, on_test, ref
+
+
+def next_commit(head: Head, chance: random.Random) -> Commit:
+    step = 10 + (head.tip.step if head.tip else 0)
+    hosts = chance.choice([0, 1, 1, 2])
+    stats = (
+        WorkerStats(host=host, replicas=1, steps=10, examples=80, train_seconds=0.25, input_wait_seconds=0.125,
+                    losses=(chance.random(),))
+        for host in range(hosts)
+    )  # fmt: skip
+    return Commit(
+        checkpoint=ref(step, head.base),
+        parent=None if head.tip is None else head.tip.path,
+        exit_reason=chance.choice(["segment_end", "interval"]),
+        history=(MetricRow(step=step, metrics={"loss": chance.random()}),) * chance.randrange(3),
+        seconds={"train": 0.5, "restore": 0.25},
+        workers=tuple(stats),
+    )
+
+
+def anything(head: Head, chance: random.Random) -> Body:
+    kept = list(head.retained)
+    kind = chance.choice(["commit"] * 4 + ["evaluate", "evaluate", "test", "retire", "quarantine", "rewind"])
+    if kind in {"evaluate", "test"} and kept:
+        gone = [ref(5, 3, "gone"), *head.quarantined]
+        made = evaluation if kind == "evaluate" else on_test
+        return made(chance.choice([kept[-1], kept[-1], *kept, *gone]), accuracy=chance.random())
+    if kind == "retire" and len(kept) > 4:
+        return Retire(paths=(kept[1].path,), deleted=())
+    if kind == "quarantine" and len(kept) > 1:
+        return Quarantine(path=kept[-1].path, reason="damaged")
+    if kind == "rewind" and len(kept) > 1:
+        to = chance.choice(kept[:-1])
+        return Rewind(to=to, blown_up_at=to.step + 5, reason="NaN", skip_batches=3)
+    return next_commit(head, chance)
+
+
+def append(log: RunLog, body: Body) -> Entry:
+    entry = log.append(lambda _: body, attempt="a")
+    assert entry is not None
+    return entry
