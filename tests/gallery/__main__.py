@@ -26,9 +26,9 @@ def line_of(name: str, found: dict[str, Any]) -> str:
         return f"| {name:22} | {reason}"
     same = not found["differing"] and len(set(found["digests"])) == 1 and found["rows"][0] == found["rows"][1]
     kept = not found["changed"] and found["went_on"]
-    far = largest_difference(found["losses"], found["fit"])
+    far = f"{largest_difference(found['losses'], found['fit']):.1e}" if found["fit"] else "draws its own"
     words = f"| {name:22} | {found['weights']:7} | {'same bits' if same else 'DIFFERENT':13} "
-    return f"{words}| {'same bits' if kept else 'DIFFERENT':13} | {far:19.1e} | {found['seconds']:7.1f} |"
+    return f"{words}| {'same bits' if kept else 'DIFFERENT':13} | {far:>19} | {found['seconds']:7.1f} |"
 
 
 def main(names: Sequence[str]) -> None:

@@ -3,20 +3,23 @@
 A process takes several examples one after the other, because a process's first traces are slow.
 """
 
+import contextlib
 import importlib
 import importlib.util
+import inspect
 import itertools
+import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.lab import Lab, differing, in_fresh_process, keep_trainer, rows_of
@@ -26,6 +29,8 @@ GALLERY = Path(__file__).parent
 CUT, STEPS = 7, 21
 _IN_A_PROCESS = 6
 _OF_THE_MODEL = ("model/", "variables/", "seeds/", "generators/")
+# They draw without seeds, as many public examples do; `fit` then draws other numbers, so losses are not compared.
+UNSEEDED = frozenset({"dcgan", "ddim", "ddpm", "swin"})
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -91,9 +96,13 @@ def _of_each(
     return results
 
 
-def _spec(name: str, *, log_every: int, replicas: int = 1) -> RunSpec:
+def _spec(lab: Lab, name: str, *, log_every: int, replicas: int = 1) -> RunSpec:
     settings = [f"train.log_every_steps={log_every}", "accelerator.kind=cpu", f"accelerator.replicas={replicas}"]
-    return load_run_file(GALLERY / name / "run.yaml", settings).spec
+    from tasks.foundation.accelerator.strategy import acquire
+
+    spec = load_run_file(GALLERY / name / "run.yaml", settings).spec
+    acquire(spec.accelerator, None)  # before data.py, as a run does: a tf.data.Dataset starts TensorFlow
+    return with_examples(spec, lab.prepare(spec).train_examples)
 
 
 def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
@@ -101,13 +110,13 @@ def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
 
     Returns:
         "differing": keys of the checkpoint that differ between straight and cut. "digests": of both. "rows": of both.
-        "losses": metrics of each step. "fit": the same of `fit`. "weights": their number.
+        "losses": metrics of each step. "fit": the same of `fit`, none for UNSEEDED. "weights": their number.
     """
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
     from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
     from tasks.train_segment.stage import forget_trainer
 
-    spec = _spec(name, log_every=log_every)
+    spec = _spec(lab, name, log_every=log_every)
     start = lab.begin(spec).tip
     assert start is not None
     straight = lab.train(spec, start, STEPS)
@@ -121,10 +130,11 @@ def _one_replica(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
     ends = [straight.staged, second.staged]
     assert None not in ends
     tensors = [lab.tensors(spec, end) for end in ends if end is not None]
-    of_steps = straight if log_every == 1 else lab.train(_spec(name, log_every=1), start, STEPS)
+    compared = name not in UNSEEDED
+    of_steps = lab.train(_spec(lab, name, log_every=1), start, STEPS) if compared and log_every > 1 else straight
     # Committed last: it is what the two replicas start from.
     checkpoint_to_gcs(CheckpointToGcsCall.of(lab.request(spec, start, CUT), first), lab.place(spec))
-    fit, weights = fit_losses(lab, spec, start)
+    fit, weights = fit_losses(lab, spec, start, steps=STEPS if compared else 0)
     return {
         "differing": differing(*tensors),
         "digests": [end.state_digest for end in ends if end is not None],
@@ -146,7 +156,7 @@ def _two_replicas(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
     from tasks.foundation.state.warm_state import Recipe
     from tasks.train_segment.warm_trainer import WARM_TRAINER
 
-    spec = _spec(name, log_every=log_every, replicas=2)
+    spec = _spec(lab, name, log_every=log_every, replicas=2)
     tip = lab.begin(spec).tip
     assert tip is not None
     recipe = Recipe(spec=spec, dataset=lab.prepare(spec), code_folder=lab.code)
@@ -184,32 +194,43 @@ def _stored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> dict[str, Any]:
     return {key.removesuffix(_SUFFIX).partition("/replica_")[0]: reader.get_tensor(key) for key in keys}
 
 
-def fit_losses(lab: Lab, spec: RunSpec, start: CheckpointRef) -> tuple[list[dict[str, float]], int]:
+def fit_losses(
+    lab: Lab, spec: RunSpec, start: CheckpointRef, *, steps: int = STEPS
+) -> tuple[list[dict[str, float]], int]:
     """The metrics of each step of `keras.Model.fit`, from the weights of a checkpoint, with the same batches.
 
-    The model is built in Keras alone, from the example's own files.
+    The model is built in Keras alone, and so are the callbacks, from the example's own files.
+
+    Returns:
+        The metrics; and how many weights the model has.
     """
     import keras
     import tensorflow as tf
 
+    from tasks.foundation.dataset.manifest import load_manifest
     from tasks.foundation.dataset.reader import training_dataset
     from tasks.foundation.model.variables import leaves_of
+    from tasks.foundation.transforms.model_inputs import model_inputs
 
+    dataset = lab.prepare(spec)
     batches = training_dataset(
         lab.storage,
-        lab.prepare(spec),
+        dataset,
         seed=spec.train.seed,
         global_batch_size=spec.train.global_batch_size,
         window_shards=spec.data.window_shards,
         first_batch=0,
-    ).take(STEPS)
+        functions=model_inputs(spec, load_manifest(lab.storage, dataset).features, lab.code).training_functions,
+    ).take(steps)
     if len(batches.element_spec) == 1:
         batches = batches.map(lambda x: x)
 
     keras.utils.clear_session(free_memory=False)  # automatic names count from zero, as in a new process
     keras.config.set_dtype_policy("float32")
-    with _imported(lab.code) as module:
-        model = module.build_model(**spec.model.options)
+    build_model = _imported(lab.code, "model").build_model
+    asks_for_epoch = "steps_per_epoch" in inspect.signature(build_model).parameters
+    per_epoch = math.ceil(dataset.train_examples / spec.train.global_batch_size)
+    model = build_model(**spec.model.options, **({"steps_per_epoch": per_epoch} if asks_for_epoch else {}))
     if not model.built and type(model).call is not keras.Model.call:
         first = next(iter(batches))
         model(first[0] if isinstance(first, tuple) else first)
@@ -234,22 +255,24 @@ def fit_losses(lab: Lab, spec: RunSpec, start: CheckpointRef) -> tuple[list[dict
             self.rows.append({name: float(np.mean(value)) for name, value in logs.items()})
 
     each = EachStep()
-    model.fit(batches, verbose=0, callbacks=[each])
+    if steps:
+        own = _imported(lab.code, "callbacks").build_callbacks() if spec.train.callbacks else []
+        with contextlib.chdir(lab.root):  # for what callbacks save
+            model.fit(batches, verbose=0, callbacks=[each, *own])
     return each.rows, sum(int(np.prod(weight.shape)) for weight in model.weights)
 
 
 _numbers = itertools.count()
 
 
-@contextmanager
-def _imported(code: Path) -> Iterator[Any]:
-    """Import model.py of a folder as a package of its own, without Baton."""
+def _imported(code: Path, module: str) -> Any:
+    """Import a module of a folder as a package of its own, without Baton."""
     package = f"plain_{next(_numbers)}"
     spec = importlib.util.spec_from_loader(package, loader=None, is_package=True)
     assert spec is not None
     spec.submodule_search_locations = [str(code)]
     sys.modules[package] = importlib.util.module_from_spec(spec)
-    yield importlib.import_module(f"{package}.model")
+    return importlib.import_module(f"{package}.{module}")
 
 
 def largest_difference(one: Sequence[dict[str, float]], other: Sequence[dict[str, float]]) -> float:
