@@ -1,4 +1,7 @@
-"""The form in which a transform receives and returns an example: x, (x, y) or (x, y, sample_weight), as in a source."""
+"""The form in which a transform receives and returns an example: x, (x, y) or (x, y, sample_weight), as in a source.
+
+Several inputs or outputs are a flat dict, or a list: a bare tuple would look like (x, y).
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,14 +17,15 @@ _PARTS = ("x", "y", "sample_weight")
 
 def as_user_sees(parts: tuple[Any, ...]) -> Any:
     """Convert (x,), (x, y) or (x, y, sample_weight) to the example that a transform receives: (x,) becomes x."""
-    return parts[0] if len(parts) == 1 else parts
+    seen = tuple(list(part) if isinstance(part, tuple) else part for part in parts)
+    return seen[0] if len(seen) == 1 else seen
 
 
 def parts_of(returned: object, *, where: str) -> tuple[Any, ...]:
-    """Convert what a transform returned to (x,), (x, y) or (x, y, sample_weight) of tensors, or flat dicts of them.
+    """Convert what a transform returned to (x,), (x, y) or (x, y, sample_weight) of tensors, flat dicts or tuples.
 
     Args:
-        returned: x, (x, y) or (x, y, sample_weight); each a tensor, an array, a number or a flat dict of them.
+        returned: x, (x, y) or (x, y, sample_weight); each a tensor, an array, a number, or a flat dict or list of them.
         where: begins the message.
 
     Raises:
@@ -73,6 +77,8 @@ def _tensors(part: str, content: object, where: str) -> Any:
             raise ModelError(f"{where} returned {part} with the key {wrong[0]!r}; use non-empty strings")
         # In the order of a prepared example, whose keys are sorted.
         return {key: _tensor(f"{part}/{key}", content[key], where) for key in sorted(content)}
+    if isinstance(content, list | tuple) and content:
+        return tuple(_tensor(f"{part}[{number}]", value, where) for number, value in enumerate(content))
     return _tensor(part, content, where)
 
 
@@ -81,7 +87,7 @@ def _tensor(name: str, value: object, where: str) -> Any:
     if not plain and not hasattr(value, "__tf_tensor__"):
         raise ModelError(
             f"{where} returned {name} as {type(value).__name__}; return tensors: x, (x, y) or (x, y, sample_weight), "
-            "x and y also as flat dicts"
+            "each also as a list, x and y also as flat dicts"
         )
     return tf.convert_to_tensor(value)
 
@@ -90,11 +96,15 @@ def _named(parts: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     for part, content in zip(_PARTS, parts, strict=False):
         if isinstance(content, Mapping):
             yield from ((f"{part}/{key}", value) for key, value in content.items())
+        elif isinstance(content, tuple):
+            yield from ((f"{part}[{number}]", value) for number, value in enumerate(content))
         else:
             yield part, content
 
 
 def _numpy_name(dtype: Any, name: str, where: str) -> str:
+    if dtype == tf.string:
+        return "string"
     # Other dtypes, such as bfloat16, have a NumPy type that only TensorFlow registers.
     if not (dtype.is_bool or dtype.is_integer or dtype.is_complex or dtype in {tf.float16, tf.float32, tf.float64}):
         raise ModelError(f"{where} returned {name} as {dtype.name}; cast it to numbers such as float32 or int64")

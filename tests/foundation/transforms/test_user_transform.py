@@ -97,6 +97,7 @@ def test_trace_leaves_generators_and_layers_as_they_were(tmp_path: Path) -> None
     )
 
 
+LISTED = [("x[0]", "string"), ("x[1]", "float32"), ("y", "int64")]
 REFUSED = {
     "tf.random": (
         "return example[0] + tf.random.uniform([]), example[1]",
@@ -144,8 +145,7 @@ REFUSED = {
     "three arguments": ("return 1, 2, 3, 4", ["returned a tuple of 4; return x, (x, y) or (x, y, sample_weight)"]),
     "text": ("return 'x', example[1]", ["returned x as str; return tensors"]),
     "None": ("return None", ["returned x as NoneType"]),
-    "a list": ("return [example[0]], example[1]", ["returned x as list; return tensors"]),
-    "strings": ("return tf.constant('a'), example[1]", ["returned x as string; cast it"]),
+    "a nested list": ("return [[example[0]]], example[1]", ["returned x[0] as list; return tensors"]),
     "bfloat16": ("return tf.cast(example[0], tf.bfloat16), example[1]", ["returned x as bfloat16; cast it"]),
     "a dynamic shape": (
         "return tf.boolean_mask(example[0], example[0] > 1), example[1]",
@@ -234,3 +234,25 @@ def test_keras_is_not_left_in_a_scope(tmp_path: Path) -> None:
     layer = keras.layers.Dense(2)
     assert layer(tf.zeros((1, 3))).shape == (1, 2)
     tf.function(lambda: tf.random.uniform([]))()
+
+
+def test_lists_and_strings_are_transformed(tmp_path: Path) -> None:
+    received = tuple(Feature(name=name, dtype=dtype, shape=()) for name, dtype in LISTED)
+    lower = transform(
+        tmp_path / "pairs",
+        """
+        def augment(example, *, seed):
+            [text, number], y = example
+            return [tf.strings.lower(text), number + 1.0, tf.strings.length(text)], y
+        """,
+    )
+    returned = [(each.name, each.dtype, each.shape) for each in lower.features(received)]
+    assert returned == [("x[0]", "string", ()), ("x[1]", "float32", ()), ("x[2]", "int32", ()), ("y", "int64", ())]
+    example = (tf.constant("Sun"), tf.constant(2.0)), tf.constant(1, tf.int64)
+    mapped = tf.data.Dataset.from_tensors(example).map(lambda x, y: lower((x, y), tf.constant([0, 1])))
+    (((text, number, length), y),) = mapped
+    assert (text.numpy(), number.numpy(), length.numpy(), y.numpy()) == (b"sun", 3.0, 3, 1)
+
+    same = transform(tmp_path / "alone", "def augment(example, *, seed):\n    return example\n")
+    batch = [(each.name, each.dtype, each.shape) for each in same.features(received[:2], batch=4)]
+    assert batch == [("x[0]", "string", ()), ("x[1]", "float32", ())]
