@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands import doctor, evaluate, export, fork, list_runs, log, prove, report, run, status, verify
+from flows.commands import audit, doctor, evaluate, export, fork, list_runs, log, prove, report, run, status, verify
 from flows.commands.output import say, say_json
 from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
@@ -46,6 +46,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("prove")(prove.prove)
+app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 
 

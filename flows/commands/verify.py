@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import typer
 
-from flows.audit import Findings, audit
 from flows.commands.options import Address, AsJson, Overrides
 from flows.commands.output import say, say_json
 from flows.run import RunHome, open_run
+from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.telemetry.formatting import size_words
 
@@ -18,7 +18,7 @@ def verify(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
     Exits 4 on damage and names each damaged file.
     """
     opened = open_run(address, overrides)
-    findings = audit(opened, lambda line: say(line, aside=True))
+    findings = verify_home(opened, lambda line: say(line, aside=True))
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "ok": not findings.damages, **asdict(findings)})
     else:

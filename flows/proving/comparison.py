@@ -112,12 +112,11 @@ def compare(
     read = read or read_arrays
     first, second = read_outcome(one), read_outcome(other)
     arrays, other_arrays = read(one, first.tip), read(other, second.tip)
-    keys = sorted_keys(arrays.keys() | other_arrays.keys())
-    differing = [key for key in keys if not _same(arrays.get(key), other_arrays.get(key))]
+    keys, differing, difference = compare_arrays(arrays, other_arrays)
     comparison = Comparison(
         variables=len(keys),
         differing=len(differing),
-        first=_difference(differing[0], arrays, other_arrays) if differing else None,
+        first=difference,
         rows=max(len(first.rows), len(second.rows)),
         first_step=_first_step(first.rows, second.rows),
         same_digest=first.tip.state_digest == second.tip.state_digest,
@@ -125,6 +124,17 @@ def compare(
         same_step=same_step(first.traced | second.traced),
     )
     return comparison, first, second
+
+
+def compare_arrays(arrays: Arrays, other_arrays: Arrays) -> tuple[list[str], list[str], VariableDifference | None]:
+    """Compare the variables of two checkpoints.
+
+    Returns:
+        All keys in the order of computation, the keys of the variables that differ, and the first difference.
+    """
+    keys = sorted_keys(arrays.keys() | other_arrays.keys())
+    differing = [key for key in keys if not _same(arrays.get(key), other_arrays.get(key))]
+    return keys, differing, _difference(differing[0], arrays, other_arrays) if differing else None
 
 
 def same_step(traced: Iterable[TracedStep]) -> bool:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from flows.admission.admit import Admitted
-from flows.audit import audit
 from flows.goal import Goal
 from flows.launching.runner import InProcess
 from flows.relay import relay
 from flows.result import RelayResult
 from flows.run import Run
+from flows.verification import verify_home
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -224,11 +224,11 @@ def test_run_without_validation_can_have_a_test_set(tmp_path: Path) -> None:
     assert [(step, examples) for step, _, examples in logged_tests(lab, spec)] == [(4, 13)]
     assert not any(name.startswith("validation_") for name in result.metrics)
     run = Run.of(spec, lab.code, root=lab.storage)
-    assert audit(run).damages == []
+    assert verify_home(run).damages == []
     test = lab.prepare(spec).own_set("test")
     assert test is not None
     flip_a_byte(next((lab.storage.root / test.folder).glob("*.tfrecord")))
-    assert [damage.file.rpartition("/")[0] for damage in audit(run).damages] == [test.folder]
+    assert [damage.file.rpartition("/")[0] for damage in verify_home(run).damages] == [test.folder]
 
 
 def test_any_cut_of_a_run_split_by_groups_is_the_same(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.audit import audit
 from flows.doctor.data_sample import check_data
 from flows.run import RunHome
+from flows.verification import verify_home
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged
@@ -94,9 +94,11 @@ def test_run_on_a_mixture_counts_epochs_and_is_verified(tmp_path: Path) -> None:
     assert sampled.value.train_examples == ref.train_examples
     prepared = check_data(run, lab.storage, tmp_path / "unused").value
     assert (prepared.is_whole, prepared.ref.folder) == (True, ref.folder)
-    found = audit(RunHome.at(lab.storage, spec.run))
+    found = verify_home(RunHome.at(lab.storage, spec.run))
     assert not found.damages
     shards = [path for path in lab.storage.files("datasets") if not path.endswith("manifest.json")]
     assert len({Path(path).parent for path in shards}) == 2
     (lab.root / "storage" / shards[0]).write_bytes(b"damaged")
-    assert [Path(each.file).name for each in audit(RunHome.at(lab.storage, spec.run)).damages] == [Path(shards[0]).name]
+    assert [Path(each.file).name for each in verify_home(RunHome.at(lab.storage, spec.run)).damages] == [
+        Path(shards[0]).name
+    ]

@@ -167,7 +167,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("baton ")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for verb in ("run", "status", "list", "log", "verify", "fork", "export", "report", "doctor"):
+    for verb in ("run", "status", "list", "log", "verify", "fork", "export", "report", "audit", "doctor"):
         assert f"  {verb} " in out
         assert main([verb, "--help"]) == 0
         assert "--json" in capsys.readouterr().out

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.audit import audit
 from flows.run import RunHome
+from flows.verification import verify_home
 from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
@@ -52,7 +52,7 @@ def test_incomplete_download_is_not_quarantined(cloud: FakeGcs, log: RunLog, tmp
         fetch(log.home, tip, read_manifest(log.home, tip), tmp_path)
     cloud.faults = plan
     with pytest.raises(StorageError, match=message):
-        audit(RunHome(root=log.home, home=log.home, log=log))
+        verify_home(RunHome(root=log.home, home=log.home, log=log))
     cloud.faults = None
     assert head_of(log) == before
     assert find_damage(log.home, tip, read_bytes=True) is None

@@ -45,7 +45,7 @@ class Findings:
     damages: list[Damage] = field(default_factory=list)
 
 
-def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> Findings:
+def verify_home(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> Findings:
     """Read every file that the run's log names, and compare it with its manifest.
 
     Args:
@@ -56,12 +56,12 @@ def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> 
         StorageError: the store refused a request or failed; the bytes may be good.
     """
     findings = Findings()
-    head, test = _audit_log(run.log, findings)
+    head, test = _verify_log(run.log, findings)
     if head is not None:
         findings.quarantined = len(head.quarantined)
         on_progress(f"verified {findings.entries} log entries")
         for number, ref in enumerate(_retained(run.log, head, findings), start=1):
-            _audit_checkpoint(run.log, ref, findings)
+            _verify_checkpoint(run.log, ref, findings)
             on_progress(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
         identity = dict(head.identity)
         sets = [
@@ -73,7 +73,7 @@ def audit(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> 
         for folder, digest in sets:
             if isinstance(folder, str):
                 findings.dataset = findings.dataset or folder
-                _audit_dataset(run.root, folder, digest, findings, on_progress)
+                _verify_dataset(run.root, folder, digest, findings, on_progress)
     return findings
 
 
@@ -87,7 +87,7 @@ def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[Checkpoin
         return head.retained.recent if isinstance(head.retained, LongList) else ()
 
 
-def _audit_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None]:
+def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None]:
     """Read and fold all entries again.
 
     Returns:
@@ -160,7 +160,7 @@ def _same(expected: object, recorded: object) -> bool:
     return expected is recorded or expected == recorded or repr(expected) == repr(recorded)
 
 
-def _audit_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
+def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
     """Compare a checkpoint's manifest with the log and its files with the manifest."""
     damages: list[Damage] = []
     files = size = 0
@@ -201,7 +201,7 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef) -> bool:
     return head is not None and ref not in head.retained
 
 
-def _audit_dataset(
+def _verify_dataset(
     root: Storage, folder: str, digest: object, findings: Findings, on_progress: Callable[[str], None]
 ) -> None:
     path = f"{folder}/manifest.json"
@@ -225,7 +225,7 @@ def _audit_dataset(
         if manifest.mixture.digest != manifest.digest:
             findings.damages.append(Damage(path, f"{uri}: its digest does not match the weights that it lists"))
         for source in manifest.mixture.sources:
-            _audit_dataset(root, source.folder, source.content_digest, findings, on_progress)
+            _verify_dataset(root, source.folder, source.content_digest, findings, on_progress)
         return
     # A file that Baton reads in place may hold examples of both training and validation.
     shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())

@@ -1,0 +1,1 @@
+"""Executes committed training again, and compares the state digests with the log."""

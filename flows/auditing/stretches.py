@@ -1,0 +1,117 @@
+"""Which committed steps can be executed again: those between two retained checkpoints of the tip's lineage."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import message
+from tasks.foundation.runlog.history import commit_of, history_of
+
+Choice = Literal["sample", "last", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """The steps from one retained checkpoint to the next one.
+
+    Attributes:
+        start: the checkpoint to start from.
+        before: the state of the log when the training went on from `start`.
+        commits: the checkpoints committed on the way, in order; the last one is retained, others may be deleted.
+    """
+
+    start: CheckpointRef
+    before: Head
+    commits: tuple[CheckpointRef, ...]
+
+    @property
+    def end(self) -> CheckpointRef:
+        """The retained checkpoint at its end."""
+        return self.commits[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """What of a run can be executed again, and what cannot, with the reason."""
+
+    auditable: tuple[Stretch, ...]
+    left_out: tuple[str, ...]
+
+
+def stretches_of(entries: Iterable[Entry]) -> Stretches:
+    """Find the stretches of a run, oldest first.
+
+    A stretch is left out if batches were skipped or the environment or identity changed on the way: its execution
+    would need the checkpoint at that place.
+    """
+    every = {entry.number: entry for entry in entries}
+    history = history_of(every.values())
+    if history.head is None:
+        return Stretches(auditable=(), left_out=())
+    retained = {ref.path for ref in history.head.retained}
+    found: list[Stretch] = []
+    left_out: list[str] = []
+    start: CheckpointRef | None = None
+    way: list[Entry] = []
+    for entry in history.commits:
+        ref = commit_of(entry).checkpoint
+        if start is not None:
+            way.append(entry)
+        if ref.path not in retained:
+            continue
+        if start is not None:
+            heads = [every[each.number - 1].head for each in way]  # the state that each commit was trained on
+            reason = _reason_against(heads)
+            if reason:
+                left_out.append(f"steps {start.step} to {ref.step}: {reason} on the way")
+            else:
+                commits = tuple(commit_of(each).checkpoint for each in way)
+                found.append(Stretch(start=start, before=heads[0], commits=commits))
+        start, way = ref, []
+    return Stretches(auditable=tuple(found), left_out=tuple(left_out))
+
+
+def choose(found: Stretches, choice: Choice, *, count: int, seed: int, home: str) -> Sequence[Stretch]:
+    """Choose what to execute.
+
+    Args:
+        found: the stretches of the run.
+        choice: `sample` draws `count` of them with `seed`; `last` takes the newest, `all` every one.
+        count: at least 1.
+        seed: the same seed draws the same stretches of the same log.
+        home: address of the run's home, for the error.
+
+    Raises:
+        InvalidInput: `count` is below 1, or nothing can be executed again.
+    """
+    if count < 1:
+        raise InvalidInput(f"--sample {count} executes nothing; use at least 1")
+    if not found.auditable:
+        hints = [
+            "retain checkpoints to start from: checkpoint.keep_last of at least 2, or checkpoint.keep_every_steps",
+            *found.left_out,
+        ]
+        text = f"{home} retains no two checkpoints with training between them that can be executed again"
+        raise InvalidInput(message(text, hints=hints))
+    if choice == "all":
+        return found.auditable
+    if choice == "last":
+        return found.auditable[-1:]
+    drawn = random.Random(seed).sample(range(len(found.auditable)), min(count, len(found.auditable)))  # noqa: S311
+    return [found.auditable[number] for number in sorted(drawn)]
+
+
+def _reason_against(heads: Sequence[Head]) -> str:
+    first = heads[0]
+    for head in heads[1:]:
+        if head.skipped_batches != first.skipped_batches:
+            return "a rewind skipped batches"
+        if head.environment != first.environment:
+            return "the environment changed"
+        if dict(head.identity) != dict(first.identity):
+            return "a change of the identity was accepted"
+    return ""
