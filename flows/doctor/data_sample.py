@@ -20,6 +20,7 @@ from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
+from tasks.prepare_data.dataset_name import dataset_digest
 from tasks.prepare_data.evaluation_sets import first_features, require_features_of_training
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.mixture import mixture_manifest, spec_of_source
@@ -29,7 +30,6 @@ from tasks.prepare_data.shard_writing import BlockWriter
 from tasks.prepare_data.sources.base import InPlace, Source
 from tasks.prepare_data.sources.opening import open_source
 from tasks.prepare_data.splits import part_sizes
-from tasks.prepare_data.stage import dataset_digest
 
 # The sample ends at the first of these limits.
 _MAX_EXAMPLES = 4096

@@ -1,7 +1,5 @@
 """Prepares a dataset: source -> shards -> manifest, in a folder named by content and settings."""
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -26,6 +24,7 @@ from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
+from tasks.prepare_data.dataset_name import dataset_digest
 from tasks.prepare_data.disk_space import require_scratch_space, require_space, scratch_file
 from tasks.prepare_data.evaluation_sets import prepare_with_own_sets
 from tasks.prepare_data.example_checks import Checker
@@ -38,10 +37,8 @@ from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
 from tasks.prepare_data.sources.base import Source
 from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.splits import part_sizes, settings_of_split, split_records
+from tasks.prepare_data.splits import part_sizes, split_records
 
-# Increase this when the same source and settings are written as other bytes.
-_FORMAT = 2
 _PARTS = ("train", "validation")
 _SHARD_BYTES = 32 << 20
 _REPORT_EVERY_EXAMPLES = 10_000
@@ -123,35 +120,6 @@ def _write_confirmed(
     except InvalidInput:
         source.confirm()
         raise
-
-
-def dataset_digest(spec: RunSpec, source: Source) -> str:
-    """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits."""
-    decides = {
-        "format": _FORMAT,
-        "source": spec.data.source,
-        "content": source.content,
-        "settings": dict(source.settings),
-        "version": spec.data.version,
-        "validation_fraction": spec.data.validation_fraction,
-        # These settings change no byte, but the run's checks must have passed.
-        "classes": spec.data.classes,
-        "allow_nan": spec.data.allow_nan,
-        "shard_examples": spec.data.shard_examples,
-        "seed": spec.train.seed,
-        **settings_of_split(spec.data),
-    }
-    # Newer settings; without them, the name stays the same.
-    if spec.data.batched:
-        decides["batched"] = True
-    if spec.data.examples is not None:
-        decides["examples"] = spec.data.examples
-    if spec.data.pad is not None:
-        decides["pad"] = {name: rule.model_dump() for name, rule in spec.data.pad.items()}
-    if spec.data.pack is not None:
-        decides["pack"] = spec.data.pack.model_dump()
-    # YAML dates are not JSON, but their text distinguishes them.
-    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def _ref(folder: str, manifest: DatasetManifest, *, already_prepared: bool) -> DatasetRef:

@@ -1,0 +1,40 @@
+"""The name of a dataset, which follows from its source and from every setting that decides its bytes."""
+
+import hashlib
+import json
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.prepare_data.sources.base import Source
+from tasks.prepare_data.splits import settings_of_split
+
+# Increase this when the same source and settings are written as other bytes.
+_FORMAT = 2
+
+
+def dataset_digest(spec: RunSpec, source: Source) -> str:
+    """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits."""
+    decides = {
+        "format": _FORMAT,
+        "source": spec.data.source,
+        "content": source.content,
+        "settings": dict(source.settings),
+        "version": spec.data.version,
+        "validation_fraction": spec.data.validation_fraction,
+        # These settings change no byte, but the run's checks must have passed.
+        "classes": spec.data.classes,
+        "allow_nan": spec.data.allow_nan,
+        "shard_examples": spec.data.shard_examples,
+        "seed": spec.train.seed,
+        **settings_of_split(spec.data),
+    }
+    # Newer settings; without them, the name stays the same.
+    if spec.data.batched:
+        decides["batched"] = True
+    if spec.data.examples is not None:
+        decides["examples"] = spec.data.examples
+    if spec.data.pad is not None:
+        decides["pad"] = {name: rule.model_dump() for name, rule in spec.data.pad.items()}
+    if spec.data.pack is not None:
+        decides["pack"] = spec.data.pack.model_dump()
+    # YAML dates are not JSON, but their text distinguishes them.
+    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:24]
