@@ -11,6 +11,7 @@ from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
 from tasks.foundation.contracts.identity_keys import VALIDATION
 from tasks.foundation.contracts.log_entry import Entry, EvaluationOnTest, Head
 from tasks.foundation.contracts.long_list import LongList
+from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
@@ -217,9 +218,8 @@ def _verify_dataset(
         findings.damages.append(Damage(path, str(fault)))
         return
     findings.bytes += len(data)
-    recorded = manifest.content_digest if digest is None else digest
-    if manifest.content_digest != recorded:
-        text = f"{uri} has content {manifest.content_digest}, but the log has {recorded}"
+    text = _content_fault(manifest, uri, logged=digest)
+    if text is not None:
         findings.damages.append(Damage(path, text))
     if manifest.mixture is not None:
         if manifest.mixture.digest != manifest.digest:
@@ -239,6 +239,15 @@ def _verify_dataset(
             findings.files += 1
             findings.bytes += shard.size
         on_progress(f"verified {folder}  ({begin + len(batch)} of {len(shards)} shards)")
+
+
+def _content_fault(manifest: DatasetManifest, uri: str, *, logged: object) -> str | None:
+    """Describe how a manifest's digest differs from the log, or from what the manifest lists."""
+    if logged is not None and manifest.content_digest != logged:
+        return f"{uri} has content {manifest.content_digest}, but the log has {logged}"
+    if manifest.content_digest != content_digest_of(manifest):
+        return f"{uri}: its content_digest does not match the shards it lists"
+    return None
 
 
 def _shard_fault(dataset: Storage, shard: ShardRecord) -> str | None:

@@ -10,12 +10,8 @@ from pathlib import Path
 from flows.doctor.finding import Finding
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.manifest import (
-    content_digest,
-    dataset_folder,
-    manifest_path,
-    read_manifest,
-)
+from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, read_manifest
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import Storage

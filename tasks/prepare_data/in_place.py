@@ -2,8 +2,8 @@
 
 from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.held_out import Part, positions_of_part
-from tasks.foundation.dataset.manifest import content_digest
 from tasks.foundation.telemetry.events import Preparing, Sink
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.sources.base import InPlace, Source

@@ -9,13 +9,8 @@ from collections.abc import Callable, Sequence
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
 from tasks.foundation.contracts.mixture import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.manifest import (
-    content_digest,
-    dataset_folder,
-    load_manifest,
-    manifest_path,
-    read_manifest,
-)
+from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
 from tasks.foundation.errors import FileAlreadyThere, SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.stage import Place

@@ -7,7 +7,8 @@ from itertools import chain, islice
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import content_digest, dataset_folder, manifest_path, read_manifest
+from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, read_manifest
 from tasks.foundation.errors import (
     DamagedDataset,
     DamagedInTransit,

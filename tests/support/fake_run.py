@@ -14,6 +14,7 @@ from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRe
 from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, Head, Origin
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -136,10 +137,10 @@ class FakeRun:
             self.root.write(f"{DATASET}/{name}", name.encode() * 100)
             stored = self.root.stat(f"{DATASET}/{name}")
             shards.append(ShardRecord(path=name, examples=10, size=stored.size, crc32c=stored.crc32c))
+        features = (Feature(name="x", dtype="float32", shape=(8, 8)),)
         manifest = DatasetManifest(
-            digest=DATASET.removeprefix("datasets/"), content_digest="c" * 64, source="digits", origin={},
-            features=(Feature(name="x", dtype="float32", shape=(8, 8)),), train=tuple(shards[:1]),
-            validation=tuple(shards[1:]),
+            digest=DATASET.removeprefix("datasets/"), content_digest=content_digest(features, shards[:1], shards[1:]),
+            source="digits", origin={}, features=features, train=tuple(shards[:1]), validation=tuple(shards[1:]),
         )  # fmt: skip
         self.root.write(f"{DATASET}/manifest.json", manifest.to_json())
         return manifest.content_digest

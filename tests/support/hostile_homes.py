@@ -13,7 +13,7 @@ from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.contracts.weights_report import SourceReport, WeightsReport
-from tasks.foundation.dataset.manifest import content_digest
+from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.runlog.stage_results import write_answer

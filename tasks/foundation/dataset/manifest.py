@@ -1,12 +1,11 @@
 """Reads and checks a dataset's manifest: its folder, its content digest and its shards."""
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from tasks.foundation.contracts.base import another_version
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
-from tasks.foundation.contracts.mixture import MixedSource, Mixture
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
+from tasks.foundation.contracts.mixture import MixedSource
+from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.messages import listed
@@ -23,38 +22,6 @@ def dataset_folder(digest: str) -> str:
 def manifest_path(folder: str) -> str:
     """Return the manifest's path, relative to the storage root."""
     return f"{folder}/manifest.json"
-
-
-def content_digest(
-    features: Sequence[Feature],
-    train: Sequence[ShardRecord],
-    validation: Sequence[ShardRecord],
-    held_out: HeldOut | None = None,
-    mixture: Mixture | None = None,
-) -> str:
-    """Return the sha256 of the features and of every shard's name, count, size and checksum, in order.
-
-    Of a mixture: of the features and of its datasets' digests. Weights are not examples, so they do not count here.
-
-    For a file outside the dataset's folder only its name is hashed, not its folder: a moved file is the same dataset.
-    """
-    digest = hashlib.sha256()
-    for part in (features, train, validation):
-        for record in part:
-            # Defaults are left out, so that datasets from before a field was added keep their digest.
-            digest.update(_without_place(record).model_dump_json(exclude_defaults=True).encode() + b"\n")
-        digest.update(b"\n")
-    if held_out is not None:
-        digest.update(held_out.model_dump_json().encode() + b"\n")
-    for source in mixture.sources if mixture is not None else ():
-        digest.update(source.content_digest.encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
-    if isinstance(record, ShardRecord) and record.is_external:
-        return record.model_copy(update={"path": PurePosixPath(record.path).name})
-    return record
 
 
 # A run has one dataset, perhaps a mixture of several, and perhaps a validation and a test set of its own.
@@ -118,7 +85,7 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
-    found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out, manifest.mixture)
+    found = content_digest_of(manifest)
     if found != manifest.content_digest:
         unknown = DatasetManifest.unknown_keys(data)
         if unknown:  # the digest may cover these keys

@@ -12,6 +12,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import EvaluationOnTest
+from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
@@ -46,11 +47,12 @@ def test_verify_text_for_a_run_file(run: FakeRun, capsys: pytest.CaptureFixture[
     assert "all bytes agree" in out
 
 
-def log_evaluation_on_test(run: FakeRun, name: str, content: str = "e" * 64) -> Path:
+def log_evaluation_on_test(run: FakeRun, name: str) -> Path:
     """Write a test set and log an evaluation on it; returns its folder."""
     folder = f"datasets/{name}"
     shutil.copytree(run.root.root / DATASET, run.root.root / folder)
-    edit(run.root.root / folder / "manifest.json", lambda it: it.update(content_digest=content, digest=name))
+    edit(run.root.root / folder / "manifest.json", lambda it: it.update(digest=name))
+    content = read_manifest(run.root, folder).content_digest
     body = EvaluationOnTest(
         checkpoint=run.tip, metrics={"loss": 1.0}, examples=20, seconds=0.5, content_digest=content, folder=folder
     )
@@ -76,7 +78,21 @@ def test_another_test_set_than_the_logged_one_is_damage(run: FakeRun, capsys: py
     edit(folder / "manifest.json", lambda it: it.update(content_digest="d" * 64))
     code, found = verify(run, capsys)
     assert (code, len(found["damages"])) == (4, 1)
-    assert f"has content {'d' * 64}, but the log has {'e' * 64}" in found["damages"][0]["what"]
+    assert (
+        f"has content {'d' * 64}, but the log has {run.head.identity['data.content_digest']}"
+        in (found["damages"][0]["what"])
+    )
+
+
+def test_shard_changed_together_with_its_checksum_is_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest's digest covers the checksums, and the log has the digest."""
+    name = f"{DATASET}/train-00000.tfrecord"
+    flip_a_byte(run.root.root / name)
+    crc = run.root.checksum(name).crc32c
+    edit(run.root.root / DATASET / "manifest.json", lambda it: it["train"][0].update(crc32c=crc))
+    code, found = verify(run, capsys)
+    assert (code, [each["file"] for each in found["damages"]]) == (4, [f"{DATASET}/manifest.json"])
+    assert "its content_digest does not match the shards it lists" in found["damages"][0]["what"]
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.dataset import shared_cache
-from tasks.foundation.dataset.manifest import content_digest, manifest_path
+from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.dataset.manifest import manifest_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage

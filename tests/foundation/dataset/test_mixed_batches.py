@@ -9,8 +9,8 @@ import pytest
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.mixture import Exhausted, MixedSource, Mixture
+from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import (
-    content_digest,
     dataset_folder,
     load_manifest,
     manifest_path,
