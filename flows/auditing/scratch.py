@@ -11,8 +11,8 @@ from flows.proving.trial import Trial
 from flows.run import Run
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.log_entry import Commit, Head, Origin
+from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
@@ -111,6 +111,9 @@ def copy_datasets(root: Storage, head: Head, storage: Path) -> None:
     """Copy the run's datasets below a scratch storage root, so that what is executed reads the run's own shards.
 
     Files that Baton reads in place are not copied. A dataset that is not there is left to the process to prepare.
+
+    Raises:
+        DamagedDataset: a manifest does not match its shards, or a shard its manifest.
     """
     for key in _DATASETS:
         folder = head.identity.get(key)
@@ -123,19 +126,24 @@ def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
     if (storage / path).exists():
         return
     try:
-        data = root.read(path)
-    except FileMissing:
-        return
-    manifest = DatasetManifest.from_json(data, where=f"{root.uri}/{path}", error=DamagedDataset)
+        manifest = read_manifest(root, folder)
+    except DamagedDataset as fault:
+        if isinstance(fault.__cause__, FileMissing):
+            return
+        raise
     if manifest.mixture is not None:
         for source in manifest.mixture.sources:
             _copy_dataset(root, source.folder, storage)
-    for name in sorted({each.path for each in (*manifest.train, *manifest.validation) if not each.is_external}):
-        target = storage / folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            root.download(f"{folder}/{name}", target)
-    LocalStorage(storage).create(path, data)  # last: its existence means that the shards are complete
+    copy = LocalStorage(storage)
+    for shard in (*manifest.train, *manifest.validation):
+        name = f"{folder}/{shard.path}"
+        if shard.is_external or (storage / name).exists():
+            continue
+        (storage / name).parent.mkdir(parents=True, exist_ok=True)
+        root.download(name, storage / name)
+        if copy.checksum(name).crc32c != shard.crc32c:
+            raise DamagedDataset(f"{root.uri}/{name}: its bytes differ from the manifest; see: baton verify")
+    copy.create(path, root.read(path))  # last: its existence means that the shards are complete
 
 
 def _copy_files(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, target: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tasks.foundation.storage.checksum import checksum_file
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
+from tests.support.fake_run import flip_a_byte
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +109,16 @@ def test_audit_finds_what_changed_since_the_training(tmp_path: Path) -> None:
         first = found["first_difference"]
         assert (first["path"].split("/")[0], first["shape"], first["only_in"]) == ("model", [3], "")
         assert first["bits"] >= first["values"] >= 1
+
+    # The run's own shard is named, not a copy of it, whether its manifest was adapted or not.
+    (shard,) = (tmp_path / "runs" / "datasets").glob("*/train-*.tfrecord")
+    flip_a_byte(shard)
+    code, _, stderr = python(tmp_path, "flows.commands.main", "audit", "run.yaml", "--last")
+    assert code == 4
+    assert f"{shard}: its bytes differ from the manifest" in stderr
+    manifest = json.loads((shard.parent / "manifest.json").read_text())
+    manifest["train"][0]["crc32c"] = checksum_file(shard).crc32c
+    (shard.parent / "manifest.json").write_text(json.dumps(manifest))
+    code, _, stderr = python(tmp_path, "flows.commands.main", "audit", "run.yaml", "--last")
+    assert code == 4
+    assert f"{shard.parent}/manifest.json: its content_digest does not match the shards it lists" in stderr
