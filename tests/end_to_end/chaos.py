@@ -126,7 +126,8 @@ def _round(plan: Plan, run: str, chance: random.Random, tally: Tally, *, name: s
 
         scene = Scene(start, storage / straight.name, disk, chance, checker)
         hits = 0
-        for kind in chance.sample(sorted(KINDS), len(KINDS)):
+        # A run may end before each kind had its turn; the next one begins with those that have not hit anything yet.
+        for kind in sorted(chance.sample(sorted(KINDS), len(KINDS)), key=tally.has_hit):
             if hits == wanted or _is_done(scene.home, straight):
                 break
             began = time.monotonic()

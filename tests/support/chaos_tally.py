@@ -74,6 +74,11 @@ class Tally:
         with self._lock:
             self.print_line(text)
 
+    def has_hit(self, kind: str) -> bool:
+        """Whether an interruption of this kind has hit a running process."""
+        with self._lock:
+            return kind in self.rows and self.rows[kind].hit > 0
+
     @property
     def hits(self) -> int:
         return sum(row.hit for row in self.rows.values())

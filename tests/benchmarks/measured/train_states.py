@@ -38,9 +38,14 @@ class _Variables:
 
 
 def _bytes_of_variables() -> int:
-    found = [one for one in gc.get_objects() if issubclass(type(one), tf.Variable)]
-    # One variable can have several Python objects.
-    handles = {id(one.handle): one.shape.num_elements() * one.dtype.size for one in found if one.shape.rank is not None}
+    handles: dict[int, int] = {}
+    for one in gc.get_objects():
+        if not issubclass(type(one), tf.Variable):
+            continue
+        # Another thread may be making it: then it has no handle so far.
+        handle, shape = getattr(one, "handle", None), getattr(one, "shape", None)
+        if handle is not None and shape is not None and shape.rank is not None:
+            handles[id(handle)] = shape.num_elements() * one.dtype.size  # one variable can have several Python objects
     return sum(handles.values())
 
 
