@@ -13,6 +13,7 @@ from flows.launching import prefect_api
 from flows.launching.runner import StageStopped
 from flows.run import Run
 from flows.train_run import MachineIsGoing
+from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import (
@@ -178,13 +179,20 @@ def remote_stages(monkeypatch: pytest.MonkeyPatch, run: FakeRun, *plays: Play) -
     return api, [f"stages.{name}={name.replace('_', '-')}/docker" for name in ("prepare_data", "evaluate")]
 
 
+def dataset_of(run: FakeRun) -> DatasetRef:
+    """The dataset that the run began with, as the stage that prepares it answers."""
+    return DATASET.model_copy(update={"content_digest": run.head.identity["data.content_digest"]})
+
+
 def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
     run.evaluate(0.9)
     keys = set()
     for _ in range(2):
         done = fixed_evaluation(0.9)(chosen_of(file_of(run), "best"))
-        api, settings = remote_stages(monkeypatch, run, answers(DATASET, Completed()), answers(done, Completed()))
+        api, settings = remote_stages(
+            monkeypatch, run, answers(dataset_of(run), Completed()), answers(done, Completed())
+        )
         with disable_run_logger():
             state = evaluate_best.fn(str(run.run_file()), settings)
         assert state.message == "step 100, validation: accuracy 0.9; same as the log"
@@ -195,7 +203,7 @@ def test_remote_stages_belong_to_no_attempt(tmp_path: Path, monkeypatch: pytest.
 
 def test_cancelled_remote_stage_cancels_the_flow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path).train(100)
-    _, settings = remote_stages(monkeypatch, run, answers(DATASET, Completed()), ends(Cancelled()))
+    _, settings = remote_stages(monkeypatch, run, answers(dataset_of(run), Completed()), ends(Cancelled()))
     with disable_run_logger():
         state = evaluate_best.fn(str(run.run_file()), settings)
     assert state.type.value == "CANCELLED"

@@ -3,13 +3,14 @@
 Bytes of all live `tf.Variable`s, over those of one checkpoint: while it trains, and at their peak.
 """
 
-import gc
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 from flows.without_prefect import train  # isort: skip - it quiets TensorFlow
 
-import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # no public hook notes variables
 
 from flows.goal import Goal
 from flows.run import Run
@@ -21,6 +22,8 @@ class _Variables:
     """A sink that measures at every event."""
 
     def __init__(self) -> None:
+        self._live: dict[int, weakref.ref[Any]] = {}
+        _note_variables(self._live)
         self.peak = 0
         self.first_step = 0
         self.last_step = 0
@@ -28,7 +31,7 @@ class _Variables:
 
     def emit(self, event: Event) -> None:
         """Count."""
-        bytes_ = _bytes_of_variables()
+        bytes_ = _bytes_of(self._live)
         self.peak = max(self.peak, bytes_)
         if isinstance(event, Training):
             self.first_step = self.first_step or bytes_
@@ -37,15 +40,21 @@ class _Variables:
             self.state = event.size
 
 
-def _bytes_of_variables() -> int:
-    handles: dict[int, int] = {}
-    for one in gc.get_objects():
-        if not issubclass(type(one), tf.Variable):
-            continue
-        # Another thread may be making it: then it has no handle so far.
-        handle, shape = getattr(one, "handle", None), getattr(one, "shape", None)
-        if handle is not None and shape is not None and shape.rank is not None:
-            handles[id(handle)] = shape.num_elements() * one.dtype.size  # one variable can have several Python objects
+def _note_variables(live: dict[int, "weakref.ref[Any]"]) -> None:
+    """Add every variable that is made from now on; `gc.get_objects` breaks tuples that other threads are building."""
+    initialize = BaseResourceVariable.__init__
+
+    def noting(variable: Any, *given: Any, **settings: Any) -> None:
+        initialize(variable, *given, **settings)
+        live[id(variable)] = weakref.ref(variable)
+
+    BaseResourceVariable.__init__ = noting
+
+
+def _bytes_of(live: dict[int, "weakref.ref[Any]"]) -> int:
+    found = [variable for known in list(live.values()) if (variable := known()) is not None]
+    # One variable can have several Python objects.
+    handles = {id(one.handle): one.shape.num_elements() * one.dtype.size for one in found if one.shape.rank is not None}
     return sum(handles.values())
 
 
