@@ -12,7 +12,6 @@ from flows.run import Run
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Head, Origin
-from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
@@ -125,6 +124,8 @@ def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
     path = f"{folder}/manifest.json"
     if (storage / path).exists():
         return
+    from tasks.foundation.dataset.manifest import read_manifest  # imports NumPy, which light verbs do without
+
     try:
         manifest = read_manifest(root, folder)
     except DamagedDataset as fault:
