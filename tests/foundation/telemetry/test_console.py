@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -156,6 +157,17 @@ class Screen:
         self.column -= columns * (len(broken) - 1)
 
 
+def received(terminal: int) -> str:
+    """What a terminal device has received; the kernel passes a write on in parts, and some time later."""
+    data = os.read(terminal, 65536)
+    while select.select([terminal], [], [], 0.2)[0]:
+        try:
+            data += os.read(terminal, 65536)
+        except OSError:  # the other side is closed, and everything was read
+            break
+    return data.decode()
+
+
 def test_bar_is_erased_after_the_terminal_narrows() -> None:
     """Uses a real terminal device that becomes narrower while the bar is drawn."""
     terminal, side = os.openpty()
@@ -168,7 +180,7 @@ def test_bar_is_erased_after_the_terminal_narrows() -> None:
     assert child.stdin is not None
     assert child.stderr is not None
     assert child.stderr.readline() == b"drawn\n"
-    screen.write(os.read(terminal, 65536).decode())
+    screen.write(received(terminal))
     assert "1000/3000" in screen.lines[screen.row]
     assert len(screen.lines[screen.row]) > 60
     screen.resize(40)
@@ -176,12 +188,12 @@ def test_bar_is_erased_after_the_terminal_narrows() -> None:
     child.stdin.write(b"\n")
     child.stdin.flush()
     assert child.stderr.readline() == b"drawn\n"
-    screen.write(os.read(terminal, 65536).decode())
+    screen.write(received(terminal))
     assert "2000/3000" in screen.lines[screen.row]
     assert [line for line in screen.lines if "1000/3000" in line or "12,346" in line] == [screen.lines[screen.row]]
     child.communicate(b"\n")
     assert child.returncode == 0
-    screen.write(os.read(terminal, 65536).decode())
+    screen.write(received(terminal))
     os.close(terminal)
     assert [line.strip() for line in screen.lines if line.strip()] == ["a line that stays", "another line"]
 
