@@ -28,6 +28,8 @@ _SMALL_BYTES = 256 << 10
 _MAX_REST_BYTES = 64 << 20
 # If a row is bad in a file that is read in order, it is in one of the last blocks.
 _SUSPECT_BLOCKS = 8
+# Requests at the same time that read a file in order.
+_WORKERS = 4
 _DIFFERENT = "two reads returned different bytes"
 
 
@@ -69,7 +71,7 @@ class RemoteRead:
             yield block
             return
         begins = range(self._taken, self.size, _REQUEST_BYTES)
-        workers = min(self._storage.transfers, 4)
+        workers = min(self._storage.transfers, _WORKERS)
         arrived = map_ahead(lambda begin: self._request(begin, self.size), begins, workers=workers)
         for begin, block in zip(begins, arrived, strict=True):
             self._crc = google_crc32c.extend(self._crc, block)

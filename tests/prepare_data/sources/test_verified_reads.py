@@ -31,6 +31,12 @@ def _small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_STORAGE_PATIENCE_SECONDS", "20")
 
 
+@pytest.fixture
+def _one_request_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in READ_IN_PART:
+        monkeypatch.setattr(verified_reads, "_WORKERS", 1)
+
+
 def write_npz(folder: Path, save: Callable[..., None]) -> bytes:
     x = np.arange(60, dtype=np.float32).reshape(20, 3)
     save(folder / "made.npz", x=x, y=np.arange(20) % 3)
@@ -58,7 +64,7 @@ SOURCES: dict[str, tuple[str, Callable[[Path], bytes], dict[str, Any]]] = {
     "tfrecord": ("tfrecord", write_records, RECORDS),
     "tfrecord, copied": ("tfrecord", lambda folder: gzip.compress(write_records(folder)), {**RECORDS, "copy": True}),
 }
-# Of these, requests that read ahead may come too late to be made.
+# Reading stops before the end of these. How many requests have been made ahead by then would depend on the threads.
 READ_IN_PART = {"text, its beginning"}
 
 
@@ -91,37 +97,29 @@ class Case:
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.usefixtures("_one_request_at_a_time")
 def test_one_flipped_bit_does_not_change_the_dataset(workshop: Any, cloud: FakeGcs, name: str) -> None:
     case = Case(workshop, cloud, name)
-    again, hits = 0, 0
+    again = 0
     # Damages each response in turn, at another bit; the odd stride reaches all bits, also the lowest ones of digits.
     for skip in range(case.requests):
         case.flipping(skip=skip, bit=(skip * 61 + 8 * 7) % (REQUEST_BYTES * 8 - 200), times=1)
         assert case.made() == case.sound, skip
-        hits += len(cloud.fault_run.log)
-        assert len(cloud.fault_run.log) == 1 or name in READ_IN_PART
+        assert len(cloud.fault_run.log) == 1
         notes = [event.text for event in workshop.events if isinstance(event, Note)]
         again += any("damaged in transit" in text and "Reading the source again" in text for text in notes)
     assert again >= math.ceil(case.requests / 2)
-    assert hits >= math.ceil(case.requests / 2)
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.usefixtures("_one_request_at_a_time")
 def test_repeated_transit_damage_gives_no_dataset(workshop: Any, cloud: FakeGcs, name: str) -> None:
     case = Case(workshop, cloud, name)
-    found_damage = 0
     for skip in range(case.requests):
         case.flipping(skip=skip, bit=(skip * 61 + 8 * 7) % (REQUEST_BYTES * 8 - 200), times=None)
-        try:
+        with pytest.raises(SourceError, match="its bytes were damaged in transit"):
             case.made()
-        except SourceError as fault:
-            found_damage += "its bytes were damaged in transit" in str(fault)
-            assert workshop.files() == {}, "files are left"
-        else:
-            assert name in READ_IN_PART
-            assert not cloud.fault_run.log
-    assert found_damage == case.requests or name in READ_IN_PART
-    assert found_damage >= math.ceil(case.requests / 2)
+        assert workshop.files() == {}, "files are left"
 
 
 def test_flipped_digit_is_found_although_it_is_valid(workshop: Any, cloud: FakeGcs) -> None:
