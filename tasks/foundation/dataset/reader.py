@@ -23,6 +23,7 @@ from tasks.foundation.dataset.transformed_batches import (
     TrainingFunctions,
     transformed_training,
 )
+from tasks.foundation.dataset.worker_plans import PlannedRecords, WorkerFiles
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.storage.base import Storage
 
@@ -46,6 +47,7 @@ def training_dataset(
     drop_remainder: bool = False,
     functions: TrainingFunctions | None = None,
     in_memory: bool = False,
+    worker: WorkerFiles | None = None,
 ) -> Any:
     """Return per-replica batches from global batch `first_batch` on, without end.
 
@@ -65,6 +67,8 @@ def training_dataset(
         drop_remainder: whether an epoch ends with its last whole batch.
         functions: transforms of the examples and batches; None: examples as they were prepared.
         in_memory: whether all examples are decoded into memory first. The batches are the same.
+        worker: the dataset is for a host that runs no Python of Baton, and ends after its batches, which are the same;
+            see `worker_plans.py`. Only this process reads manifests.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
@@ -72,7 +76,8 @@ def training_dataset(
         `functions` return.
 
     Raises:
-        AcceleratorError: the batch is not divisible by the number of replicas, or there is no such host.
+        AcceleratorError: the batch is not divisible by the number of replicas, there is no such host, or a host
+            without Python cannot read the dataset.
         DamagedDataset: the manifest belongs to another dataset. While iterating: a shard differs from the manifest.
     """
     _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
@@ -89,6 +94,8 @@ def training_dataset(
     )
     per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.
+    if in_memory and worker is not None:
+        raise AcceleratorError("data.cache: memory: the memory of this process is not that of another host; remove it")
     decoded = decode_examples(storage, ref) if in_memory else None
     together = _GATHER_EXAMPLES if decoded else _examples_to_parse(storage, ref, manifest, window_shards)
     batches = max(1, together // global_batch_size)
@@ -99,7 +106,11 @@ def training_dataset(
             [batches * per_host],
         )
 
-    dataset = training_records(storage, ref, manifest, start, chunk=batches * global_batch_size, decoded=decoded)
+    chunk = batches * global_batch_size
+    planned = None
+    if worker is not None:  # whole chunks, so that the last planned batch is not lost with the remainder
+        planned = PlannedRecords(root=worker.root, records=-(-worker.batches // batches) * chunk)
+    dataset = training_records(storage, ref, manifest, start, chunk=chunk, decoded=decoded, planned=planned)
     if functions is not None:
         layout = Layout(
             first_example=first_batch * global_batch_size,

@@ -1,6 +1,6 @@
 """Streams of the records that training reads, without end: of one dataset, or of a mixture of several."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from tasks.foundation.dataset.manifest import load_manifest, ref_of_source
 from tasks.foundation.dataset.mixing import Mixing, source_seed
 from tasks.foundation.dataset.record_batches import Plan, part_of, records_in, windows_of
 from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.worker_plans import PlannedRecords, labels_with, planned_windows, windows_with
 from tasks.foundation.storage.base import Storage
 
 
@@ -42,6 +43,7 @@ def training_records(
     *,
     chunk: int,
     decoded: DecodedExamples | None = None,
+    planned: PlannedRecords | None = None,
 ) -> Any:
     """Return a dataset of vectors [chunk]: the records of the training examples, strings, in order.
 
@@ -52,12 +54,13 @@ def training_records(
         start: where the stream begins.
         chunk: records in a vector.
         decoded: the examples in memory; then the vectors hold their rows, int64, in place of records.
+        planned: what another host reads without Python; None: this process reads, without end.
     """
     if manifest.mixture is not None:
-        return _mixed_records(storage, manifest, start, decoded).batch(chunk, drop_remainder=True)
+        return _mixed_records(storage, manifest, start, decoded, planned).batch(chunk, drop_remainder=True)
     if decoded is not None:
         return windows_of_rows(manifest, start, decoded.first_rows[0]).rebatch(chunk, drop_remainder=True)
-    return windows_of_records(storage.at(ref.folder), manifest, start).rebatch(chunk, drop_remainder=True)
+    return _windows_of_records(storage, ref.folder, manifest, start, planned).rebatch(chunk, drop_remainder=True)
 
 
 def windows_of_rows(manifest: DatasetManifest, start: StreamStart, first_row: int) -> Any:
@@ -81,20 +84,15 @@ def windows_of_rows(manifest: DatasetManifest, start: StreamStart, first_row: in
     return tf.data.Dataset.from_generator(plans, output_signature=signature).map(read)
 
 
-def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
-    """Return a dataset of string vectors, one for each window of a dataset with shards.
-
-    Args:
-        at: store rooted at the dataset's folder.
-        manifest: its manifest.
-        start: where the stream begins.
-    """
-
-    def plans() -> Iterator[Plan]:
-        planned = (([manifest.train[shard] for shard in window.shards], window) for window in _windows(manifest, start))
-        with VerifiedShards(at) as shards:
-            for paths, chosen, window in shards.read_ahead(planned):
-                yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
+def _windows_of_records(
+    storage: Storage, folder: str, manifest: DatasetManifest, start: StreamStart, planned: PlannedRecords | None
+) -> Any:
+    """Return a dataset of string vectors, one for each window of a dataset with shards."""
+    if planned is None:
+        plans = _verified_windows(storage.at(folder), manifest, start)
+    else:
+        found = windows_with(_windows(manifest, start), planned.records)
+        plans = planned_windows(f"{planned.root}/{folder}", manifest, found)
 
     def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
         if manifest.held_out is None:
@@ -104,7 +102,19 @@ def windows_of_records(at: Storage, manifest: DatasetManifest, start: StreamStar
             chosen = tf.gather(part_positions, shuffled[taken[0] : taken[1]])
         return records_in(paths).batch(count).map(lambda records: tf.gather(records, chosen))
 
-    return windows_of(plans).flat_map(read).prefetch(1)
+    return plans.flat_map(read).prefetch(1)
+
+
+def _verified_windows(at: Storage, manifest: DatasetManifest, start: StreamStart) -> Any:
+    """Return a dataset of plans without end, whose shards are verified and on this machine."""
+
+    def plans() -> Iterator[Plan]:
+        planned = (([manifest.train[shard] for shard in window.shards], window) for window in _windows(manifest, start))
+        with VerifiedShards(at) as shards:
+            for paths, chosen, window in shards.read_ahead(planned):
+                yield paths, *part_of(manifest, chosen, "train"), window.seed, (window.skip, window.end)
+
+    return windows_of(plans)
 
 
 def _windows(manifest: DatasetManifest, start: StreamStart) -> Iterator[order.Window]:
@@ -118,13 +128,26 @@ def _windows(manifest: DatasetManifest, start: StreamStart) -> Iterator[order.Wi
 
 
 def _mixed_records(
-    storage: Storage, manifest: DatasetManifest, start: StreamStart, decoded: DecodedExamples | None
+    storage: Storage,
+    manifest: DatasetManifest,
+    start: StreamStart,
+    decoded: DecodedExamples | None,
+    planned: PlannedRecords | None,
 ) -> Any:
     """Return a dataset of single records, or of rows in memory: each source's stream, in the order of the mixture."""
     mixture = manifest.mixture
     if mixture is None or start.epoch_examples is None:
         raise ValueError("not a mixture, or its epoch is not known")
     mixing = Mixing.of(mixture, seed=start.seed, epoch_examples=start.epoch_examples)
+    of_sources: list[PlannedRecords | None] = [None] * len(mixture.sources)
+    if planned is None:
+        chosen = _items(lambda: (found for found, _ in mixing.labels_from(start.first_example)), np.int64)
+        kept = _items(lambda: (found for _, found in mixing.labels_from(start.first_example)), np.bool_)
+    else:
+        labels, are_kept = labels_with(mixing.labels_from(start.first_example), planned.records)
+        chosen, kept = (tf.data.Dataset.from_tensor_slices(found) for found in (labels, are_kept))
+        counts = np.bincount(labels, minlength=len(mixture.sources)).tolist()
+        of_sources = [PlannedRecords(root=planned.root, records=count) for count in counts]
     streams = []
     for number, (source, first) in enumerate(
         zip(mixture.sources, mixing.taken_before(start.first_example), strict=True)
@@ -132,25 +155,15 @@ def _mixed_records(
         own = StreamStart(seed=source_seed(start.seed, number), window_shards=start.window_shards, first_example=first)
         plain = load_manifest(storage, ref_of_source(source))
         if decoded is None:
-            streams.append(windows_of_records(storage.at(source.folder), plain, own).unbatch())
+            streams.append(_windows_of_records(storage, source.folder, plain, own, of_sources[number]).unbatch())
         else:
             streams.append(windows_of_rows(plain, own, decoded.first_rows[number]).unbatch())
-
-    def labels() -> Iterator[Any]:
-        for found, _ in mixing.labels_from(start.first_example):
-            yield found
-
-    def kept() -> Iterator[Any]:
-        for _, found in mixing.labels_from(start.first_example):
-            yield found
-
-    records = tf.data.Dataset.choose_from_datasets(streams, _items(labels, np.int64), stop_on_empty_dataset=False)
+    records = tf.data.Dataset.choose_from_datasets(streams, chosen, stop_on_empty_dataset=False)
     if not mixing.leaves_out:
         return records
-    pairs = tf.data.Dataset.zip(records, _items(kept, np.bool_))
-    return pairs.filter(lambda _, keep: keep).map(lambda record, _: record)
+    return tf.data.Dataset.zip(records, kept).filter(lambda _, keep: keep).map(lambda record, _: record)
 
 
-def _items(vectors: Any, dtype: Any) -> Any:
+def _items(vectors: Callable[[], Iterator[Any]], dtype: Any) -> Any:
     """Return a dataset of the items of the vectors that a function yields."""
     return tf.data.Dataset.from_generator(vectors, output_signature=tf.TensorSpec([None], dtype)).unbatch()
