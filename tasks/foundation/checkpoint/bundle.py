@@ -6,7 +6,7 @@ own writer needs live tensors and a local file, copies through the page cache, a
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
@@ -53,18 +53,19 @@ class Location:
     offset: int
 
 
-def locate(sizes: Sequence[int], *, shard_bytes: int) -> list[Location]:
+def locate(sizes: Sequence[int], *, shard_bytes: int, borders: Collection[int] = ()) -> list[Location]:
     """Distribute tensors to data files, in their order.
 
     Args:
         sizes: of the tensors, in bytes.
         shard_bytes: the size of a file is at most this; a larger tensor has a file of its own.
+        borders: indices of tensors that begin a file.
     """
     found: list[Location] = []
     shard = end = 0
-    for size in sizes:
+    for index, size in enumerate(sizes):
         offset = -(-end // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
-        if offset and offset + size > shard_bytes:
+        if offset and (offset + size > shard_bytes or index in borders):
             shard, offset = shard + 1, 0
         found.append(Location(shard=shard, offset=offset))
         end = offset + size

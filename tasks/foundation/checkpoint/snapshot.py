@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.bundle import Location, locate, string_tensor
+from tasks.foundation.checkpoint.bundle import Location, string_tensor
+from tasks.foundation.checkpoint.file_layout import FileLayout, arrange, resting_keys
 from tasks.foundation.contracts.checkpoint import VariableRecord, replica_key
+from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.state.layout import stored_name
 from tasks.foundation.state.object_graph import OBJECT_GRAPH
 from tasks.foundation.state.page_buffer import PageBuffer
 from tasks.foundation.state.train_state import TrainState
 
-# Data files of at most this size are uploaded and downloaded side by side.
-SHARD_BYTES = 64 << 20
 # Data files begin at pages, so that they go to the disk without another copy.
 _PAGE_BYTES = 4096
 # What one thread copies at a time. More threads than these do not make memory faster.
@@ -64,7 +64,9 @@ class Snapshot:
         signature: path, dtype and shape of each leaf.
         compiled_learning_rates: see `TrainState`.
         trainable: key and path of each leaf that must be finite.
-        values: TensorFlow's graph, then the values in the order of their keys.
+        values: TensorFlow's graph, then the values in the order of the files.
+        resting_files: indices of the files whose values training does not update.
+        earlier_files: of the checkpoint before, and then of this one.
         memory: holds the values; None if they are still in the model's variables. Then do not train until they are
             written.
         buffer: where the memory is given back.
@@ -77,6 +79,8 @@ class Snapshot:
     compiled_learning_rates: Mapping[str, float]
     trainable: tuple[tuple[str, str], ...]
     values: tuple[StoredValue, ...]
+    resting_files: frozenset[int]
+    earlier_files: EarlierFiles
     memory: memoryview | None
     buffer: PageBuffer
 
@@ -116,7 +120,7 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
     state.seeds.require_derived()
     if not state.accelerator.is_chief:
         return None
-    values = _values_of(state)
+    values, layout = _values_of(state)
     memory = None
     if copy:
         sizes = _sizes_of_shards(values)
@@ -130,6 +134,8 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
         compiled_learning_rates=state.compiled_learning_rates,
         trainable=tuple(_trainable(state)),
         values=values,
+        resting_files=layout.resting_files,
+        earlier_files=state.earlier_files,
         memory=memory,
         buffer=state.page_buffer,
     )
@@ -143,8 +149,9 @@ def snapshot_bytes(state: TrainState) -> int:
 def reserve_memory(state: TrainState) -> None:
     """Get the memory of the first snapshot ready beside the training, so that the snapshot need not wait for it."""
     graph, _ = string_tensor(state.object_graph)
-    sizes = [len(graph), *(_bytes_of_variable(state.saved[key]) for key in sorted(state.saved))]
-    shards = _shard_sizes(locate(sizes, shard_bytes=SHARD_BYTES), sizes)
+    sizes = {key: _bytes_of_variable(variable) for key, variable in state.saved.items()}
+    layout = _layout(state, sizes, len(graph))
+    shards = _shard_sizes(layout.locations, [len(graph), *(sizes[key] for key in layout.keys)])
     state.page_buffer.reserve(sum(map(_in_pages, shards)) + _SPARE_BYTES)
 
 
@@ -152,18 +159,21 @@ def _bytes_of_variable(variable: Any) -> int:
     return (variable.shape.num_elements() or 0) * int(variable.dtype.size)
 
 
-def _values_of(state: TrainState) -> tuple[StoredValue, ...]:
+def _layout(state: TrainState, sizes: Mapping[str, int], graph_bytes: int) -> FileLayout:
+    return arrange(sizes, graph_bytes=graph_bytes, resting=resting_keys(state.leaves, sizes))
+
+
+def _values_of(state: TrainState) -> tuple[tuple[StoredValue, ...], FileLayout]:
     graph, graph_crc32c = string_tensor(state.object_graph)
     arrays = state.host_values.read()
-    keys = sorted(arrays)
-    locations = locate([len(graph), *(arrays[key].nbytes for key in keys)], shard_bytes=SHARD_BYTES)
+    layout = _layout(state, {key: array.nbytes for key, array in arrays.items()}, len(graph))
     first = StoredValue(
         key=OBJECT_GRAPH,
         name=OBJECT_GRAPH,
         dtype=tf.string.as_datatype_enum,
         array=np.frombuffer(graph, np.uint8),
         crc32c=graph_crc32c,
-        location=locations[0],
+        location=layout.locations[0],
     )
     rest = (
         StoredValue(
@@ -174,9 +184,9 @@ def _values_of(state: TrainState) -> tuple[StoredValue, ...]:
             crc32c=None,
             location=location,
         )
-        for key, location in zip(keys, locations[1:], strict=True)
+        for key, location in zip(layout.keys, layout.locations[1:], strict=True)
     )
-    return (first, *rest)
+    return (first, *rest), layout
 
 
 def _trainable(state: TrainState) -> Iterator[tuple[str, str]]:

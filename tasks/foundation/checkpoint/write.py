@@ -15,6 +15,7 @@ import google_crc32c
 from tasks.foundation.checkpoint.bundle import PREFIX, BundleEntry, data_file, index_of
 from tasks.foundation.checkpoint.finite import require_finite
 from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue
+from tasks.foundation.checkpoint.unchanged_files import write_or_share
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.errors import FileMissing, RunLogError
@@ -121,7 +122,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         indexed = pool.submit(beside.of, write_index)
         digested = pool.submit(beside.of, lambda: _digest(snapshot.values, given_up))
         try:
-            files = _write_data(home, folder, shards)
+            files = _write_data(home, folder, shards, snapshot)
             files.append(indexed.result())
             checked.result()
         except BaseException as fault:
@@ -141,6 +142,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         files=tuple(files),
     ).to_json()
     home.create(f"{folder}/manifest.json", manifest)
+    snapshot.earlier_files.remember(home.uri, folder, files)
     return CheckpointRef(
         path=folder,
         step=snapshot.step,
@@ -152,9 +154,18 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
     )
 
 
-def _write_data(home: Storage, folder: str, shards: Sequence[Sequence[memoryview]]) -> list[FileRecord]:
+def _write_data(
+    home: Storage, folder: str, shards: Sequence[Sequence[memoryview]], snapshot: Snapshot
+) -> list[FileRecord]:
     def write(index: int) -> FileRecord:
-        return _write_file(home, folder, data_file(index, len(shards)), shards[index])
+        return write_or_share(
+            home,
+            folder,
+            data_file(index, len(shards)),
+            shards[index],
+            earlier=snapshot.earlier_files,
+            resting=index in snapshot.resting_files,
+        )
 
     return parallel_map(write, range(len(shards)), workers=home.transfers)
 
@@ -167,7 +178,7 @@ def _write_file(home: Storage, folder: str, name: str, buffers: Sequence[memoryv
 def _digest(values: Sequence[StoredValue], given_up: threading.Event) -> str:
     """The state's digest. TensorFlow's graph, whose checksum is known, is not part of the state."""
     digest = StateDigest()
-    for value in values:
+    for value in sorted(values, key=lambda value: value.key):
         if value.crc32c is None:
             digest.begin(value.key, value.array.dtype.name, value.array.shape)
             for block in _blocks(value.data, given_up):

@@ -14,6 +14,9 @@ class FileRecord(Contract):
     name: FileName
     size: int = Field(ge=0, description="bytes")
     crc32c: str = Field(pattern=r"^[0-9a-f]{8}$")
+    sha256: str | None = Field(
+        default=None, description="of files that may stay the same until the next checkpoint; None: not computed"
+    )
 
 
 class VariableRecord(Contract):

@@ -18,6 +18,7 @@ from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.variables import Leaf, leaves_of
 from tasks.foundation.state.digest import digest_of
+from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.state.host_state import HostState
 from tasks.foundation.state.host_values import HostValues
 from tasks.foundation.state.layout import HOST, RETURNED, is_learning_rate, signature_of, tree_of
@@ -47,6 +48,7 @@ class TrainState:
         saved: key to variable, of everything that a checkpoint holds.
         host_values: reads the values of `saved`.
         object_graph: TensorFlow's description of `saved`, see `object_graph.py`.
+        earlier_files: data files of the checkpoint that was last saved or restored.
         page_buffer: the memory that snapshots of this state use, one after the other.
         model_checkpoint: reads the part that belongs to `model_leaves`.
         compiled_learning_rates: learning rates that the model was compiled with, by path of their variable. A learning
@@ -109,6 +111,7 @@ class TrainState:
         self.saved = self.replica_variables.saved(self.leaves)
         self.host_values = HostValues(self.saved, accelerator.io_device)
         self.object_graph = object_graph_of(self.host_values.names())
+        self.earlier_files = EarlierFiles()
         self.page_buffer = PageBuffer()
         self.model_checkpoint = tf.train.Checkpoint(**tree_of(self.replica_variables.saved(self.model_leaves)))
         self.seeds = ReplicaSeeds(self.leaves, self.replica_variables, accelerator)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import snapshot as module
+from tasks.foundation.checkpoint import file_layout as module
 from tasks.foundation.checkpoint.commit import commit_staged
 from tasks.foundation.checkpoint.snapshot import take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot

@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.accelerator.strategy import acquire
+from tasks.foundation.checkpoint import file_layout
 from tasks.foundation.checkpoint import snapshot as module
 from tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snapshot_bytes, take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
+from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.state.host_state import HostState
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.local import LocalStorage
@@ -97,6 +99,7 @@ def test_no_precision_moves_a_snapshot(staging_home: LocalStorage, policy: str) 
 
 def test_files_are_the_same_without_a_copy(state: Any, staging_home: LocalStorage) -> None:
     copied = write_snapshot(taken(state), staging_home, base=7, attempt="aaa")
+    state.earlier_files = EarlierFiles()  # else the file is not written again
     live = write_snapshot(taken(state, copy=False), staging_home, base=7, attempt="bbb")
     assert (copied.state_digest, copied.size) == (live.state_digest, live.size)
     for file in ("ckpt.index", "ckpt.data-00000-of-00001"):
@@ -161,7 +164,7 @@ def test_threads_copy_every_byte(state: Any, monkeypatch: pytest.MonkeyPatch, co
 def test_many_files_restore_the_same_state(
     state: Any, staging_home: LocalStorage, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
-    monkeypatch.setattr(module, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(file_layout, "SHARD_BYTES", shard_bytes)
     ref = write_snapshot(taken(state), staging_home, base=7, attempt="abc")
     assert len(list(staging_home.files(ref.path))) > 3
     reader = tf.train.load_checkpoint(str(Path(staging_home.uri) / ref.path / "ckpt"))
