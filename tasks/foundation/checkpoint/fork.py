@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tasks.foundation.checkpoint.fork_status import Fork, complete_fork, find_same_fork, read_head_and_lineage
 from tasks.foundation.checkpoint.selection import retired_while_read
-from tasks.foundation.checkpoint.verify import find_damage, manifest_digest, verify_checkpoint
+from tasks.foundation.checkpoint.verify import find_damage, manifest_digest, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -95,7 +95,7 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
     made = find_same_fork(target, newest, existing, lineage) or _commit_complete_copy(target, newest, lineage)
     if made is not None:
         return made
-    manifest = verify_checkpoint(runs.source.home, ref)
+    manifest = read_manifest(runs.source.home, ref)
     base = 0 if newest is None else newest.base  # 0 is the origin entry, which is written later
     folder = checkpoint_folder(step=ref.step, base=base, attempt=attempt)
     if newest is None:
@@ -177,7 +177,11 @@ def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage) -> F
 
 
 def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, folder: str) -> CheckpointRef:
-    """Copy the files of `ref` into a folder of the target run, then write their new manifest, then verify all."""
+    """Copy the files of `ref` into a folder of the target run, then write their new manifest, then verify all.
+
+    Raises:
+        DamagedCheckpoint: files of `ref`, or the copies, differ from the manifest.
+    """
     source, target = f"{runs.source_name}/{ref.path}", f"{runs.target_name}/{folder}"
     parallel_map(
         lambda file: runs.root.copy(f"{source}/{file.name}", f"{target}/{file.name}"),
@@ -187,7 +191,12 @@ def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, fold
     data = manifest.to_json()
     runs.root.create(f"{target}/manifest.json", data)
     copy = _ref(folder, manifest, data)
-    verify_checkpoint(runs.root.at(runs.target_name), copy)
+    try:
+        # Also on a local disk, where both have the same files: reading them once is what most of a fork takes.
+        verify_checkpoint(runs.root.at(runs.target_name), copy)
+    except DamagedCheckpoint:
+        verify_checkpoint(runs.source.home, ref)  # the error names the file that was damaged before
+        raise
     return copy
 
 

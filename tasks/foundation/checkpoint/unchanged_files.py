@@ -44,7 +44,7 @@ def write_or_share(
         StorageError: the store failed, or holds other bytes than were sent.
     """
     path = f"{folder}/{name}"
-    like = list(earlier.of_size(home.uri, sum(buffer.nbytes for buffer in buffers)))
+    like = earlier.of_size(sum(buffer.nbytes for buffer in buffers))
     crc32c = _crc32c(buffers) if like else ""
     like = [found for found in like if found[1].crc32c == crc32c]
     sha256 = _sha256(buffers) if resting or like else None

@@ -142,7 +142,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         files=tuple(files),
     ).to_json()
     home.create(f"{folder}/manifest.json", manifest)
-    snapshot.earlier_files.remember(home.uri, folder, files)
+    snapshot.earlier_files.remember(folder, files)
     return CheckpointRef(
         path=folder,
         step=snapshot.step,

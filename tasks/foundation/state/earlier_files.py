@@ -12,19 +12,17 @@ class EarlierFiles:
     """
 
     def __init__(self) -> None:
-        self._home = ""
         self._files: tuple[tuple[str, FileRecord], ...] = ()
 
-    def remember(self, home: str, folder: str, files: Sequence[FileRecord]) -> None:
+    def remember(self, folder: str, files: Sequence[FileRecord]) -> None:
         """Remember the files of one checkpoint in place of the one before.
 
         Args:
-            home: address of the run's home.
             folder: of the checkpoint, relative to the home.
             files: from its manifest.
         """
-        self._home, self._files = home, tuple((f"{folder}/{file.name}", file) for file in files)
+        self._files = tuple((f"{folder}/{file.name}", file) for file in files)
 
-    def of_size(self, home: str, size: int) -> tuple[tuple[str, FileRecord], ...]:
-        """Return path and record of the files in this home with this size."""
-        return tuple(found for found in self._files if found[1].size == size) if home == self._home else ()
+    def of_size(self, size: int) -> list[tuple[str, FileRecord]]:
+        """Return path and record of the files with this size. No other checkpoint, in any home, has these paths."""
+        return [found for found in self._files if found[1].size == size]

@@ -156,7 +156,7 @@ def test_other_bytes_with_the_same_checksum_are_written(saves: Saves, state: Any
     folder = first.path
     (record,) = [file for file in read_manifest(staging_home, first).files if file.sha256 is not None]
     forged = record.model_copy(update={"sha256": "0" * 64})
-    state.earlier_files.remember(staging_home.uri, folder, [forged])
+    state.earlier_files.remember(folder, [forged])
     second = saves()
     assert not frozen_file(staging_home, second).samefile(frozen_file(staging_home, first))
 
@@ -166,7 +166,6 @@ def test_file_without_sha256_is_written_once_more(saves: Saves, state: Any, stag
     first = saves()
     manifest = read_manifest(staging_home, first)
     state.earlier_files.remember(
-        staging_home.uri,
         first.path,
         [FileRecord(name=file.name, size=file.size, crc32c=file.crc32c) for file in manifest.files],
     )
@@ -259,7 +258,7 @@ def test_death_at_any_call_leaves_earlier_checkpoints_whole(saves: Saves, stagin
         assert files(staging_home, first) == before
         assert find_damage(staging_home, first) is None
         restarted = EarlierFiles()
-        restarted.remember(staging_home.uri, first.path, read_manifest(staging_home, first).files)
+        restarted.remember(first.path, read_manifest(staging_home, first).files)
         saves.state.earlier_files = restarted
         second = saves()
         assert find_damage(staging_home, second) is None
