@@ -9,6 +9,7 @@ from flows.summary.goodput import hung_words
 from tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import (
+    Body,
     Change,
     Commit,
     Entry,
@@ -79,7 +80,14 @@ def _facts(entry: Entry) -> dict[str, object]:
 def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
     step = "" if (found := _step(entry)) is None else f"{found:>8}"
     epoch = "" if (done := _epoch(entry)) is None else f"  {epoch_words(done)}"
-    return (f"{entry.number:>6}", entry.time, entry.body.kind, f"{step}{epoch}", _what(entry, before))
+    what = "; ".join(words for words in (_what(entry, before), _read_words(entry.body)) if words)
+    return (f"{entry.number:>6}", entry.time, entry.body.kind, f"{step}{epoch}", what)
+
+
+def _read_words(body: Body) -> str:
+    """Which checkpoints were read whole before an entry; empty if it names none."""
+    reads = getattr(body, "read_whole", ())
+    return f"read whole: {', '.join(short_path(read.path) for read in reads)}" if reads else ""
 
 
 def _step(entry: Entry) -> int | None:

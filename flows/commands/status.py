@@ -15,6 +15,7 @@ from flows.commands.status_json import (
     RunJson,
     StatusJson,
     WeightsJson,
+    WholeReadJson,
     WorkerJson,
 )
 from flows.result import target_of
@@ -67,6 +68,7 @@ def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None)
         "evaluation": None if totals.evaluation is None else _evaluation_facts(totals.evaluation),
         "test": None if totals.test is None else _evaluation_facts(totals.test),
         "best": None if head.best is None else _best_facts(head.best),
+        "read_whole": [cast(WholeReadJson, read.model_dump()) for read in head.read_whole],
         "retained": [_checkpoint_facts(ref) for ref in head.retained],
         "quarantined": [_checkpoint_facts(ref) for ref in head.quarantined],
         "skipped_batches": head.skipped_batches,
@@ -193,6 +195,8 @@ def _words(facts: StatusJson) -> list[tuple[str, str]]:
         lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))
     if facts["forked_from"] is not None:
         lines.append(("forked", f"from step {facts['forked_from']['step']} of {facts['forked_from']['home']}"))
+    for read in facts["read_whole"][-1:]:
+        lines.append(("read whole", f"{read['path']}  (the newest that was, {read['time']})"))
     for label, refs in (("retained", facts["retained"]), ("quarantined", facts["quarantined"])):
         lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in refs]
     return lines

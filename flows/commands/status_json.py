@@ -13,6 +13,13 @@ class CheckpointJson(TypedDict):
     state_digest: str
 
 
+class WholeReadJson(TypedDict):
+    """A retained checkpoint that was restored, or read whole again, and when."""
+
+    path: str
+    time: str
+
+
 class EvaluationJson(TypedDict):
     """The newest evaluation on the validation or the test set."""
 
@@ -95,6 +102,7 @@ class RunJson(TypedDict):
     evaluation: EvaluationJson | None
     test: EvaluationJson | None
     best: BestJson | None
+    read_whole: list[WholeReadJson]
     retained: list[CheckpointJson]
     quarantined: list[CheckpointJson]
     skipped_batches: int

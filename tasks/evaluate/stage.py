@@ -56,7 +56,8 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     if checkpoint.is_in_flight and not accelerator.all_agree(warm.holds(checkpoint)):
         # It is restored from the store.
         checkpoint = _landed(checkpoint, place, accelerator)
-    restore_warm_state(warm, place.home, checkpoint)
+    if restore_warm_state(warm, place.home, checkpoint):
+        place.log.whole_reads.add(checkpoint)
     with invalid_input_as_step_failed():
         metrics = evaluate_state(warm, dataset, place.root, on=on)
     rule = None
@@ -74,8 +75,10 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     def log(committed: CheckpointRef) -> None:
         done = body.model_copy(update={"checkpoint": committed})
         if accelerator.is_chief:
-            decide = _decide(done) if on == "validation" else _decide_test(done, dataset, place.log)
-            place.log.append(decide, attempt=uuid.uuid4().hex)
+            decide = _decide(done, place.log) if on == "validation" else _decide_test(done, dataset, place.log)
+            entry = place.log.append(decide, attempt=uuid.uuid4().hex)
+            if entry is not None and isinstance(entry.body, Evaluation | EvaluationOnTest):
+                place.log.whole_reads.logged(entry.body.read_whole)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
     if accelerator.is_chief and checkpoint.is_in_flight and place.committer is not None:
@@ -101,9 +104,15 @@ def _checkpoint_of(entry: Entry) -> CheckpointRef:
     return entry.body.checkpoint
 
 
-def _decide(body: Evaluation) -> Callable[[Head | None], Body | None]:
+def _decide(body: Evaluation, log: RunLog) -> Callable[[Head | None], Body | None]:
     """The entry, or None if another process has evaluated the same checkpoint meanwhile."""
-    return lambda head: None if head is None or body.checkpoint.path in head.evaluated else body
+
+    def decide(head: Head | None) -> Body | None:
+        if head is None or body.checkpoint.path in head.evaluated:
+            return None
+        return body.model_copy(update={"read_whole": log.whole_reads.due(head)})
+
+    return decide
 
 
 def _decide_test(done: Evaluation, dataset: DatasetRef, log: RunLog) -> Callable[[Head | None], Body | None]:
@@ -121,6 +130,8 @@ def _decide_test(done: Evaluation, dataset: DatasetRef, log: RunLog) -> Callable
     def decide(head: Head | None) -> Body | None:
         known = None if head is None else evaluation_on_test_of(log, head, body.checkpoint.path)
         again = known is not None and known.content_digest == body.content_digest
-        return None if head is None or again else body
+        if head is None or again:
+            return None
+        return body.model_copy(update={"read_whole": log.whole_reads.due(head)})
 
     return decide

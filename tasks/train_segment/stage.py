@@ -92,7 +92,10 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
             raise fault from (None if fault is found else found)
         result = interval.rewind(fault, accelerator)
     WARM_TRAINER.keep(trainer)
-    return result
+    if result.staged is None:
+        return result
+    # Another process may commit it, and says what this one has read.
+    return result.model_copy(update={"read_whole": place.log.whole_reads.waiting()})
 
 
 def _train_segment(
@@ -122,7 +125,8 @@ def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     interval.work.begin_cause("restore")
     if not trainer.accelerator.all_agree(trainer.has(interval.start)):
         interval.land(trainer.accelerator)  # it is restored from the store
-    trainer.restore(place.home, interval.start)
+    if trainer.restore(place.home, interval.start):
+        place.log.whole_reads.add(interval.start)
     trainer.seek(interval.start.step + interval.skipped_batches, place.telemetry)
 
 

@@ -2,6 +2,7 @@
 
 import random
 
+from tasks.foundation.contracts.checkpoint import WholeRead
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine, Retire, Rewind
 from tasks.foundation.contracts.segment import MetricRow, WorkerStats
 from tasks.foundation.runlog.log import RunLog
@@ -26,6 +27,12 @@ def next_commit(head: Head, chance: random.Random) -> Commit:
     )
 
 
+def reads(head: Head, chance: random.Random) -> tuple[WholeRead, ...]:
+    """Some of the retained checkpoints, as read at a time that is drawn."""
+    drawn = [ref for ref in head.retained if chance.random() < 0.1]
+    return tuple(WholeRead(path=ref.path, time=f"2026-01-01T00:00:{chance.randrange(60):02}+00:00") for ref in drawn)
+
+
 def anything(head: Head, chance: random.Random) -> Body:
     kept = list(head.retained)
     kind = chance.choice(["commit"] * 4 + ["evaluate", "evaluate", "test", "retire", "quarantine", "rewind"])
@@ -36,11 +43,11 @@ def anything(head: Head, chance: random.Random) -> Body:
     if kind == "retire" and len(kept) > 4:
         return Retire(paths=(kept[1].path,), deleted=())
     if kind == "quarantine" and len(kept) > 1:
-        return Quarantine(path=kept[-1].path, reason="damaged")
+        return Quarantine(path=chance.choice([kept[-1], *kept]).path, reason="damaged")
     if kind == "rewind" and len(kept) > 1:
         to = chance.choice(kept[:-1])
         return Rewind(to=to, blown_up_at=to.step + 5, reason="NaN", skip_batches=3)
-    return next_commit(head, chance)
+    return next_commit(head, chance).model_copy(update={"read_whole": reads(head, chance)})
 
 
 def append(log: RunLog, body: Body) -> Entry:

@@ -109,7 +109,10 @@ def change_of_seed(head: Head | None) -> Body | None:
     return Change(environment=ENVIRONMENT, identity={"seed": 1}, accepted=("seed",))
 
 
-def moves_base(body: Body) -> bool:
+def moves_base(body: Body, before: Head | None = None) -> bool:
+    """Whether an entry moves the base; of a quarantine, the state before it says whether the tip is meant."""
+    if isinstance(body, Quarantine) and before is not None and before.tip is not None:
+        return before.tip.path == body.path
     return isinstance(body, Origin | Commit | Quarantine | Rewind) or (
         isinstance(body, Change) and body.identity is not None
     )
@@ -187,7 +190,7 @@ def assert_sound(home: Storage) -> list[Entry]:
         entries.append(entry)
         assert entry.head.number == entry.number == number
         assert _replays(entry, before), "the log does not replay"
-        assert entry.head.base == (entry.number if moves_base(entry.body) else before.base if before else None)
+        assert entry.head.base == (entry.number if moves_base(entry.body, before) else before.base if before else None)
         if isinstance(entry.body, Commit):
             assert before is not None
             assert entry.body.checkpoint.base == before.base, "committed on a base that was no longer current"

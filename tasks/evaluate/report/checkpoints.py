@@ -1,6 +1,6 @@
 """Checkpoints and evaluations: sections of the report's page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.evaluate.report.tables import Cell, Mark, Section, Table, number, time_words
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head, Quarantine
@@ -8,14 +8,25 @@ from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
 
 _DIGEST_CHARACTERS = 12
-_HEADINGS = ("step", "state", "training metrics", "size", "state digest", "ended by", "committed, UTC", "folder")
+_HEADINGS = (
+    "step",
+    "state",
+    "training metrics",
+    "size",
+    "state digest",
+    "ended by",
+    "committed, UTC",
+    "read whole, UTC",
+    "folder",
+)
 
 
 def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
     """Every committed checkpoint, with its state today."""
     reasons = {entry.body.path: entry.body.reason for entry in entries if isinstance(entry.body, Quarantine)}
+    reads = {read.path: read.time for entry in entries for read in getattr(entry.body, "read_whole", ())}
     rows = [
-        _row(entry.body, entry.time, _marks(entry.body.checkpoint.path, head, reasons))
+        _row(entry.body, entry.time, reads, _marks(entry.body.checkpoint.path, head, reasons))
         for entry in entries
         if isinstance(entry.body, Commit)
     ]
@@ -47,7 +58,7 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
     yield Section(heading=heading, table=Table(headings=headings, rows=rows, numbers=frozenset(range(len(headings)))))
 
 
-def _row(commit: Commit, time: str, marks: tuple[Mark, ...]) -> list[Cell]:
+def _row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark, ...]) -> list[Cell]:
     ref = commit.checkpoint
     metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
     return [
@@ -58,6 +69,7 @@ def _row(commit: Commit, time: str, marks: tuple[Mark, ...]) -> list[Cell]:
         Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
         Cell(commit.exit_reason.replace("_", " ")),
         Cell(time_words(time)),
+        Cell(time_words(reads[ref.path]) if ref.path in reads else ""),
         Cell(short_path(ref.path).removeprefix("checkpoints/"), full_text=ref.path),
     ]
 

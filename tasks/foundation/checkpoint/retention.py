@@ -83,6 +83,15 @@ class KeepBorders:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepVerified:
+    """Keeps the newest that was restored, or read whole again. Those after it may be damaged, and nobody knows."""
+
+    def keeps(self, head: Head) -> set[str]:
+        """Path of that checkpoint, if one was read whole after its commit."""
+        return {read.path for read in head.read_whole[-1:]}
+
+
+@dataclass(frozen=True, slots=True)
 class KeepOverdue:
     """Keeps the checkpoint that another process still evaluates, or has to evaluate after a kill."""
 
@@ -96,7 +105,7 @@ class KeepOverdue:
 
 def retention_policies(spec: RunSpec) -> tuple[RetentionPolicy, ...]:
     """The policies of a run file. All of them together always keep the tip."""
-    policies: list[RetentionPolicy] = [KeepLast(spec.checkpoint.keep_last)]
+    policies: list[RetentionPolicy] = [KeepLast(spec.checkpoint.keep_last), KeepVerified()]
     if spec.checkpoint.keep_every_steps is not None:
         policies.append(KeepEvery(spec.checkpoint.keep_every_steps))
     if spec.checkpoint.keep_best is not None:

@@ -77,6 +77,13 @@ class CheckpointRef(Contract):
         return not self.manifest_digest
 
 
+class WholeRead(Contract):
+    """A checkpoint that a process has read whole after its commit, and found as it was written."""
+
+    path: CheckpointPath
+    time: str = Field(description="when, UTC, ISO 8601; informational, decides nothing")
+
+
 def checkpoint_folder(*, step: int, base: int, attempt: str) -> str:
     """Return the folder of a checkpoint. The base in the name decides whether the folder is garbage."""
     return f"checkpoints/{step:08d}-{base:08d}-{attempt}"

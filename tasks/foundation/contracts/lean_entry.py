@@ -1,11 +1,13 @@
 """An entry as it is in its file, from schema_version 2 on: nothing is repeated that another file of the log has."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead, base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Environment, Finished, Retired, Totals
 from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 
@@ -100,6 +102,10 @@ class LeanHead(Contract):
     blown_up_at: int | None = None
     finished: Finished | None = None
     tested: tuple[CheckpointPath, ...] = ()
+    read_whole: dict[str, int | str] = Field(
+        default={},
+        description="by base of one of the newest retained checkpoints, or by path: seconds since 1970, or ISO 8601",
+    )
     identity: SetIn
     environment: Environment
 
@@ -124,6 +130,43 @@ def left_out(ref: CheckpointRef) -> dict[str, object]:
     said = _in_path(ref.path)
     fields = {key: getattr(ref, key) for key in ("step", "base", "attempt") if said.get(key) != getattr(ref, key)}
     return {**fields, **{key: getattr(ref, key) for key in _IN_FULL}}
+
+
+def lean_reads(reads: Sequence[WholeRead], recent: Sequence[KeptRef]) -> dict[str, int | str]:
+    """Return `LeanHead.read_whole`.
+
+    Args:
+        reads: of the folded state.
+        recent: the retained checkpoints that stand in the entry in full.
+    """
+    bases = {one.path: str(base) for one in recent if (base := base_in_folder_name(one.path)) is not None}
+    return {bases.get(read.path, read.path): _seconds(read.time) for read in reads}
+
+
+def whole_reads(lean: dict[str, int | str], recent: Sequence[KeptRef]) -> tuple[WholeRead, ...]:
+    """Return what `lean_reads` was made of.
+
+    Raises:
+        ValueError: no checkpoint has such a base or such a path.
+    """
+    paths = {str(base_in_folder_name(one.path)): one.path for one in recent}
+    return tuple(
+        WholeRead(path=paths.get(key, key), time=when if isinstance(when, str) else _iso_8601(when))
+        for key, when in lean.items()
+    )
+
+
+def _seconds(time: str) -> int | str:
+    """The time in seconds since 1970, if nothing is lost."""
+    try:
+        seconds = int(datetime.fromisoformat(time).timestamp())
+    except ValueError:
+        return time
+    return seconds if _iso_8601(seconds) == time else time
+
+
+def _iso_8601(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def step_in_path(path: str) -> int | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead
 from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.lazy_identity import AS_IDENTITY
@@ -25,6 +25,7 @@ from tasks.foundation.contracts.weights_report import WeightsReport
 
 # Of an entry that was read, it is read from its file when it is needed.
 Identity = Annotated[Mapping[str, Any], *AS_IDENTITY]
+_READ_WHOLE = "retained checkpoints that the writer has read whole, restoring or re-reading them, and no entry says"
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
 
@@ -73,6 +74,7 @@ class Commit(Contract):
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one per host, in order of the hosts")
     traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
     initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
+    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
 
     @property
     def ends_a_segment(self) -> bool:
@@ -97,11 +99,12 @@ class Commit(Contract):
             seconds=result.seconds,
             workers=result.workers,
             traced=result.traced,
+            read_whole=result.read_whole,
         )
 
 
 class Quarantine(Contract):
-    """The tip is damaged; the retained checkpoint before it becomes the tip."""
+    """A retained checkpoint is damaged. If it is the tip, the retained checkpoint before it becomes the tip."""
 
     kind: Literal["quarantine"] = "quarantine"
     path: CheckpointPath
@@ -114,6 +117,7 @@ class Retire(Contract):
     kind: Literal["retire"] = "retire"
     paths: tuple[CheckpointPath, ...]
     deleted: tuple[CheckpointPath, ...]
+    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
 
 
 class Evaluation(Contract):
@@ -129,6 +133,7 @@ class Evaluation(Contract):
         default="validation",
         description="the set; test only in the answer of the stage, the log has EvaluationOnTest",
     )
+    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
 
 
 class EvaluationOnTest(Contract):
@@ -147,6 +152,7 @@ class EvaluationOnTest(Contract):
     folder: DatasetPath | None = Field(
         default=None, description="datasets/<digest> of the test set; None: the entry is older than this key"
     )
+    read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
 
 
 class Rewind(Contract):
@@ -229,6 +235,9 @@ class Head(Contract):
     )
     tested: tuple[CheckpointPath, ...] = Field(
         default=(), description="paths of the retained checkpoints that have been evaluated on the test set"
+    )
+    read_whole: tuple[WholeRead, ...] = Field(
+        default=(), description="of the retained checkpoints that were read whole after their commit, the newest two"
     )
     skipped_batches: int = Field(ge=0)
     rewinds: int = Field(default=0, ge=0, description="rewinds in a row without getting past `blown_up_at`")

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.safe_names import CheckpointPath
@@ -85,6 +85,10 @@ class SegmentResult(Contract):
     traced: TracedStep | None = None
     in_flight: CheckpointRef | None = Field(
         default=None, description="the checkpoint that the process is still writing; only within this process"
+    )
+
+    read_whole: tuple[WholeRead, ...] = Field(
+        default=(), description="what the process has read whole, and no entry says; the commit says it"
     )
 
     def landed(self, staged: CheckpointRef) -> "SegmentResult":

@@ -15,7 +15,7 @@ def commit(log: RunLog, body: Commit) -> Entry:
 
     Args:
         log: the run's.
-        body: the entry to append; it names the checkpoint.
+        body: the entry to append; it names the checkpoint. What this process has read whole is added.
 
     Returns:
         The entry in the log.
@@ -28,7 +28,7 @@ def commit(log: RunLog, body: Commit) -> Entry:
     def decide(head: Head | None) -> Body:
         if head is None or head.base != staged.base:
             raise stale_writer(log, head, step=staged.step, base=staged.base)
-        return body
+        return body.model_copy(update={"read_whole": log.whole_reads.due(head, body.read_whole)})
 
     try:
         entry = log.append(decide, attempt=staged.attempt)
@@ -39,6 +39,8 @@ def commit(log: RunLog, body: Commit) -> Entry:
             raise
     if entry is None:
         raise AssertionError("`decide` returned no body for a commit")
+    if isinstance(entry.body, Commit):
+        log.whole_reads.logged(entry.body.read_whole)
     return entry
 
 
@@ -67,6 +69,21 @@ def quarantine(log: RunLog, tip: CheckpointRef, reason: str, *, attempt: str) ->
         return Quarantine(path=tip.path, reason=reason)
 
     log.append(decide, attempt=attempt)
+
+
+def quarantine_older(log: RunLog, ref: CheckpointRef, reason: str, *, attempt: str) -> bool:
+    """Take a damaged checkpoint other than the tip out of use, which disturbs no work on the tip.
+
+    Returns:
+        Whether it is out of use now; False if it is the tip, or was retired meanwhile.
+    """
+
+    def decide(head: Head | None) -> Body | None:
+        if head is None or head.tip == ref or ref not in head.retained:
+            return None
+        return Quarantine(path=ref.path, reason=reason)
+
+    return log.append(decide, attempt=attempt) is not None
 
 
 def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str) -> Entry:

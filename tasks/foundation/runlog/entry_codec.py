@@ -18,7 +18,16 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import part_in_run_file
 from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
-from tasks.foundation.contracts.lean_entry import LeanBest, LeanEntry, LeanHead, LeanRef, SetIn, left_out
+from tasks.foundation.contracts.lean_entry import (
+    LeanBest,
+    LeanEntry,
+    LeanHead,
+    LeanRef,
+    SetIn,
+    lean_reads,
+    left_out,
+    whole_reads,
+)
 from tasks.foundation.contracts.log_entry import (
     Best,
     Body,
@@ -92,6 +101,7 @@ def encode(entry: Entry, before: Decoded | None, store: PageStore) -> Encoded:
         blown_up_at=head.blown_up_at,
         finished=head.finished,
         tested=head.tested,
+        read_whole=lean_reads(head.read_whole, retained.recent),
         identity=_set_in(entry, before),
         environment=head.environment,
     )
@@ -160,6 +170,7 @@ def _head(lean: LeanEntry, lists: dict[Any, Any], identity: Mapping[str, Any]) -
         blown_up_at=head.blown_up_at,
         finished=head.finished,
         tested=head.tested,
+        read_whole=whole_reads(head.read_whole, head.retained.recent),
         identity=identity,
         environment=head.environment,
     )

@@ -1,7 +1,10 @@
 """Fold an entry into the state before it: pure functions that define what each entry means."""
 
 import math
+from collections.abc import Collection
+from typing import Final
 
+from tasks.foundation.contracts.checkpoint import WholeRead, base_in_folder_name
 from tasks.foundation.contracts.identity_keys import CALLBACKS, VALIDATION
 from tasks.foundation.contracts.log_entry import (
     BORDER_REASONS,
@@ -22,6 +25,9 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.long_list import appended, without
 from tasks.foundation.errors import RunLogError
+
+# Two, so that one is still known when the other turns out to be damaged. Entries stay small.
+_READS_KEPT: Final = 2
 
 
 def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one return per kind
@@ -50,6 +56,8 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one re
     if head is None:
         raise RunLogError(f"the first entry of a log must be an origin, not {body.kind}")
     head = head.model_copy(update={"number": head.number + 1})
+    if isinstance(body, Commit | Retire | Evaluation | EvaluationOnTest):
+        head = _read_whole(head, body.read_whole)
     match body:
         case Commit():
             return _commit(head, body)
@@ -67,6 +75,25 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one re
             return head.model_copy(update={"finished": Finished(step=body.checkpoint.step, reason=body.reason)})
         case Change():
             return _change(head, body)
+
+
+def _read_whole(head: Head, reads: tuple[WholeRead, ...]) -> Head:
+    """Note which retained checkpoints were read whole. The writer names only those that this head retains."""
+    if not reads:
+        return head
+    known = {read.path: read for read in (*head.read_whole, *reads)}
+    # The base grows from commit to commit.
+    in_order = sorted(known.values(), key=lambda read: _base(read.path))
+    return head.model_copy(update={"read_whole": tuple(in_order[-_READS_KEPT:])})
+
+
+def _base(path: str) -> int:
+    base = base_in_folder_name(path)
+    return -1 if base is None else base
+
+
+def _still(reads: tuple[WholeRead, ...], gone: Collection[str]) -> tuple[WholeRead, ...]:
+    return tuple(read for read in reads if read.path not in gone)
 
 
 def _commit(head: Head, body: Commit) -> Head:
@@ -101,6 +128,7 @@ def _rewind(head: Head, body: Rewind) -> Head:
             "evaluated": without(head.evaluated, dropped),
             "borders": without(head.borders, dropped),
             "tested": without(head.tested, dropped),
+            "read_whole": _still(head.read_whole, dropped),
             "best": best,
             "skipped_batches": head.skipped_batches + body.skip_batches,
             "rewinds": head.rewinds + 1,
@@ -125,16 +153,20 @@ def _quarantine(head: Head, body: Quarantine) -> Head:
     damaged = tuple(kept for kept in head.retained if kept.path == body.path)
     retained = without(head.retained, (body.path,))
     best = None if head.best is not None and head.best.checkpoint.path == body.path else head.best
+    if head.tip is not None and head.tip.path != body.path:
+        # Nothing was trained from it lately, so work on the tip may be committed, and a run that has ended has ended.
+        tip: dict[str, object] = {}
+    else:
+        tip = {"base": head.number, "finished": None, "tip": retained[-1] if retained else None}
     return head.model_copy(
         update={
-            "base": head.number,
-            "finished": None,
-            "tip": retained[-1] if retained else None,
+            **tip,
             "retained": retained,
             "quarantined": (*head.quarantined, *damaged),
             "evaluated": without(head.evaluated, (body.path,)),
             "borders": without(head.borders, (body.path,)),
             "tested": without(head.tested, (body.path,)),
+            "read_whole": _still(head.read_whole, (body.path,)),
             "best": best,
         }
     )
@@ -153,6 +185,7 @@ def _retire(head: Head, body: Retire) -> Head:
             "evaluated": without(head.evaluated, body.paths),
             "borders": without(head.borders, body.paths),
             "tested": without(head.tested, body.paths),
+            "read_whole": _still(head.read_whole, body.paths),
         }
     )
 

@@ -17,6 +17,7 @@ from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.kept_pages import PageStore
 from tasks.foundation.runlog.newest_entry import Hint, last_from
 from tasks.foundation.runlog.totals import totals_after, totals_of
+from tasks.foundation.runlog.whole_reads import WholeReads
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
 
@@ -31,15 +32,20 @@ class RunLog:
 
     It remembers entries, because they never change, and the newest one that it has seen. So a process that keeps its
     log asks the store only for what comes next. Safe to use from several threads.
+
+    Attributes:
+        home: the run's.
+        whole_reads: the checkpoints that this process has read whole.
+        is_swept: whether garbage of earlier attempts is gone, see `checkpoint/retention.py`.
     """
 
     def __init__(self, home: Storage) -> None:
         self.home = home
+        self.whole_reads = WholeReads()
         self._memory = EntryMemory()
         self._pages = PageStore(home)
         self._hint = Hint(home)
         self._totals_unreadable = False
-        # Whether garbage of earlier attempts is gone; see `checkpoint/retention.py`.
         self.is_swept = False
 
     def head(self) -> Head | None:
@@ -209,9 +215,9 @@ class RunLog:
         before = self._require(entry.number - 1) if entry.number else None
         entry = entry.model_copy(update={"totals": self._totals_up_to(entry, None if before is None else before.entry)})
         encoded = encode(entry, before, self._pages)
-        written = self._decoded(encoded.data, entry.number)
         for digest, page in encoded.pages.items():
             self._pages.write(digest, page)
+        written = self._decoded(encoded.data, entry.number)  # the tip itself may stand in one of these pages
         path = entry_path(entry.number)
         if self.home.transfers == 1:
             self.require_still_there()

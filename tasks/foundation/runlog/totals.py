@@ -37,8 +37,8 @@ def totals_after(before: Entry | None, body: Body, *, time: str) -> Totals | Non
     """
     if isinstance(body, Origin):
         return Totals(began=time, forked_from=body.forked_from, epoch=recorded_epoch(body.identity))
-    if before is None or before.totals is None or isinstance(body, Rewind | Quarantine):
-        return None  # a rewind and a quarantine go back to another lineage
+    if before is None or before.totals is None or _changes_lineage(before.head, body):
+        return None
     match body:
         case Commit():
             return _with_commit(before.totals, before.head, body, time)
@@ -49,6 +49,13 @@ def totals_after(before: Entry | None, body: Body, *, time: str) -> Totals | Non
         case Change(identity=identity) if identity is not None:
             return before.totals.model_copy(update={"epoch": recorded_epoch(identity)})
     return before.totals
+
+
+def _changes_lineage(head: Head, body: Body) -> bool:
+    """Whether an entry goes back to another lineage: a rewind does, and the quarantine of the tip."""
+    return isinstance(body, Rewind) or (
+        isinstance(body, Quarantine) and head.tip is not None and head.tip.path == body.path
+    )
 
 
 def totals_of(entries: Sequence[Entry]) -> Totals:

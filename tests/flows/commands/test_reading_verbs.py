@@ -11,6 +11,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.runlog.commits import quarantine
+from tasks.foundation.runlog.whole_reads import WholeReads
 from tests.support.fake_run import FakeRun
 
 
@@ -179,6 +180,28 @@ def test_log_json(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["number"] for entry in entries] == list(range(6))
     assert entries[-1]["checkpoint"]["path"] == run.tip.path
     assert entries[-1]["history"] == [{"step": 300, "metrics": {"loss": 100 / 300, "accuracy": 0.5}}]
+
+
+def test_verbs_show_what_was_read_whole(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    read, words = run.tip, "2026-01-31T12:00:00+00:00"
+    run.log.whole_reads = WholeReads(now=lambda: datetime.fromisoformat(words))
+    run.log.whole_reads.add(read)
+    run.train(400)
+    facts = as_json(capsys, "status", run.address)
+    known = {"path": read.path, "time": words}
+    assert facts["read_whole"] == [known]
+    assert as_json(capsys, "log", run.address)["entries"][-1]["read_whole"] == [known]
+    assert main(["status", run.address]) == 0
+    found = re.search(r"^read whole +(\S+)  \(the newest that was, (\S+)\)$", capsys.readouterr().out, re.MULTILINE)
+    assert found is not None
+    assert found.groups() == (read.path, words)
+    assert main(["log", run.address]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"checkpoint +400.*; read whole: {read.path[:20]}", out)
+    assert out.count("read whole") == 1
+    assert main(["report", run.address]) == 0
+    page = run.path("report/index.html").read_text()
+    assert page.count("2026-01-31 12:00:00") == page.count("read whole, UTC") == 1
 
 
 def test_list_shows_every_run(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

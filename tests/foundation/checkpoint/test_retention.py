@@ -9,6 +9,7 @@ from tasks.foundation.checkpoint.retention import (
     KeepBorders,
     KeepEvery,
     KeepLast,
+    KeepVerified,
     RetentionPolicy,
     apply_retention,
     files_to_delete,
@@ -73,11 +74,11 @@ def test_policies_keep_the_right_checkpoints(policy: RetentionPolicy, best: int 
 @pytest.mark.parametrize(
     ("spec", "policies"),
     [
-        (CheckpointSpec(), (KeepLast(3),)),
-        (CheckpointSpec(keep_last=1, keep_every_steps=5), (KeepLast(1), KeepEvery(5))),
+        (CheckpointSpec(), (KeepLast(3), KeepVerified())),
+        (CheckpointSpec(keep_last=1, keep_every_steps=5), (KeepLast(1), KeepVerified(), KeepEvery(5))),
         (
             CheckpointSpec(keep_best=KeepBest(metric="loss", mode="min"), keep_every_steps=9),
-            (KeepLast(3), KeepEvery(9), KeepBestEvaluated()),
+            (KeepLast(3), KeepVerified(), KeepEvery(9), KeepBestEvaluated()),
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
-from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead, checkpoint_folder
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
@@ -28,8 +28,10 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
+from tests.support.random_logs import reads
 from tests.support.small_logs import ENVIRONMENT, evaluation, head_of, on_test, origin
 
+ENTRY_TIME = "2026-01-01T00:00:00+00:00"
 LARGE = {"data.folder": "datasets/x", "model.config": ["layer " * 16] * 10_000}  # 1 MB
 
 
@@ -71,7 +73,7 @@ def anything(head: Head, chance: random.Random) -> Body:  # noqa: PLR0911 - one 
     if kind == "test":
         return on_test(chance.choice(refs), accuracy=chance.random())
     if kind == "quarantine":
-        return Quarantine(path=refs[-1].path, reason="damaged")
+        return Quarantine(path=chance.choice([refs[-1], *refs]).path, reason="damaged")
     if kind == "retire":
         paths = tuple(ref.path for ref in refs[:-1] if chance.random() < chance.choice([0.05, 0.5]))
         return Retire(paths=paths, deleted=tuple(old.path for old in head.retired[:2]))
@@ -84,7 +86,8 @@ def anything(head: Head, chance: random.Random) -> Body:  # noqa: PLR0911 - one 
         return Change(environment=ENVIRONMENT.model_copy(update={"replicas": chance.randrange(1, 9)}))
     if kind == "identity":
         return Change(environment=ENVIRONMENT, identity={"seed": chance.randrange(99)}, accepted=("train.seed",))
-    return commit_of(head, 10 + (head.tip.step if head.tip else 0) + chance.randrange(100) * 10, chance)
+    commit = commit_of(head, 10 + (head.tip.step if head.tip else 0) + chance.randrange(100) * 10, chance)
+    return commit.model_copy(update={"read_whole": reads(head, chance)})
 
 
 def without_order(head: Head) -> Head:
@@ -137,7 +140,9 @@ def long_run(home: Storage, commits: int) -> RunLog:
     log.append(lambda _: Origin(identity=LARGE, environment=ENVIRONMENT), attempt="a")
     policies = [KeepLast(3), KeepEvery(1000)]
     for number in range(commits):
-        body = commit_of(head_of(log), number * 500, chance)
+        head = head_of(log)
+        read = tuple(WholeRead(path=ref.path, time=ENTRY_TIME) for ref in head.retained[-1:])
+        body = commit_of(head, number * 500, chance).model_copy(update={"read_whole": read})
         log.append(lambda _, body=body: body, attempt="a")  # type: ignore[misc]
         log.append(lambda _, body=body: evaluation(body.checkpoint, accuracy=0.5), attempt="a")  # type: ignore[misc]
         apply_retention(log, policies, attempt="a")
@@ -151,7 +156,7 @@ def test_entries_stay_small_however_many_are_kept(memory: MemoryStorage) -> None
     head = head_of(log)
     assert len(head.retained) >= 300
     assert sizes.pop("log/00000000.json") < 1_100_000  # it sets the identity, once
-    assert max(size for path, size in sizes.items() if path.startswith("log/0")) < 4096
+    assert max(size for path, size in sizes.items() if path.startswith("log/0")) < 4096 + 256  # with what was read
     paged = sum(size for path, size in sizes.items() if "/retained/" in path)
     assert paged < 5 * 300 * 300  # a checkpoint is written a few times
 

@@ -4,7 +4,18 @@ import math
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Origin, Quarantine, Retire, Rewind
+from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Change,
+    Commit,
+    Finish,
+    Head,
+    Origin,
+    Quarantine,
+    Retire,
+    Rewind,
+)
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.folding import fold
@@ -200,6 +211,40 @@ def test_tested_checkpoints_are_forgotten_when_they_go() -> None:
     assert fold(head, Retire(paths=(TWO.path,), deleted=())).tested == (THREE.path,)
     assert fold(head, Quarantine(path=THREE.path, reason="flipped")).tested == (TWO.path,)
     assert fold(head, rewind(COMMITS[1], at=23)).tested == (TWO.path,)
+
+
+def read(*checkpoints: CheckpointRef, at: str = "2026-01-01T00:00:00+00:00") -> tuple[WholeRead, ...]:
+    return tuple(WholeRead(path=checkpoint.path, time=at) for checkpoint in checkpoints)
+
+
+def paths_read(head: Head) -> list[str]:
+    return [each.path for each in head.read_whole]
+
+
+def test_newest_two_of_the_checkpoints_read_are_known() -> None:
+    first, second, third = COMMITS
+    last = committing(ref(30, 3))
+    head = folded(first, second, third, last.model_copy(update={"read_whole": read(TWO)}))
+    assert paths_read(head) == [TWO.path]
+    older = fold(head, Retire(paths=(), deleted=(), read_whole=read(ONE)))
+    assert paths_read(older) == [ONE.path, TWO.path], "in the order of commits, not of reads"
+    newer = fold(older, evaluation(THREE, loss=1.0).model_copy(update={"read_whole": read(THREE)}))
+    assert paths_read(newer) == [TWO.path, THREE.path]
+    again = fold(newer, on_test(THREE, loss=1.0).model_copy(update={"read_whole": read(TWO, at="later")}))
+    assert [(each.path, each.time == "later") for each in again.read_whole] == [(TWO.path, True), (THREE.path, False)]
+    assert (again.base, again.tip) == (head.base, head.tip)
+    assert paths_read(fold(newer, Retire(paths=(TWO.path,), deleted=()))) == [THREE.path]
+    assert paths_read(fold(newer, Quarantine(path=THREE.path, reason="flipped"))) == [TWO.path]
+    assert paths_read(fold(newer, rewind(second, at=33))) == [TWO.path]
+
+
+def test_quarantine_of_an_older_one_leaves_the_tip() -> None:
+    before = folded(*COMMITS, evaluation(TWO, accuracy=1.0), Finish(checkpoint=THREE, reason="EarlyStopping"))
+    head = fold(before, Quarantine(path=TWO.path, reason="flipped"))
+    assert short(head) == AFTER_COMMITS | {"number": 6, "retained": [0, 20], "quarantined": [10]}
+    assert head.finished == before.finished
+    assert head.borders == (ONE.path, THREE.path)
+    assert fold(before, Quarantine(path=THREE.path, reason="flipped")).finished is None
 
 
 def test_best_starts_over_on_another_validation_set() -> None:
