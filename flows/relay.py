@@ -19,6 +19,7 @@ from flows.evaluations import Evaluations
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
+from flows.second_look import second_look
 from flows.segments import Segments
 from tasks.evaluate.report.plots import import_matplotlib
 from tasks.foundation.accelerator.cluster import is_chief
@@ -103,6 +104,7 @@ def relay(
                 with (
                     Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
+                    second_look(run, runner, committer, telemetry=sinks) as looking,
                 ):
                     watch.follow_saves(lambda: committer.busy, committer.seconds_of_save)
                     one_command = _Relay(
@@ -113,7 +115,7 @@ def relay(
                             home=run.home,
                             log=run.log,
                             code_folder=run.folder,
-                            telemetry=sinks,
+                            telemetry=Several((looking, sinks)),
                             committer=None if TRAIN_SEGMENT.name in runner.remote else committer,
                         ),
                         ledger=ledger,

@@ -58,6 +58,7 @@ LIGHT_CHECKPOINT = (
     "quarantine",
     "retention",
     "rewinding",
+    "second_look",
     "selection",
     "verify",
 )
@@ -187,7 +188,11 @@ ARROWS_OF_FLOWS = {
     "evaluations": {"commits", "evaluation_beside"},
     "segments": {"commits", "goal"},
     "fresh_evaluation": {"admission", "launching", "run"},
-    "relay": {"admission", "commits", "evaluation_beside", "evaluations", "goal", "launching", "result", "segments"},
+    "second_look": {"launching", "run"},
+    "relay": {
+        *("admission", "commits", "evaluation_beside", "evaluations", "goal", "launching", "result", "second_look"),
+        "segments",
+    },
     "recorded_relay": {"admission", "launching", "prefect_compat", "prefect_ui", "relay", "result", "run"},
     "proving": {"process"},
     "doctor": {"admission", "process", "run"},
