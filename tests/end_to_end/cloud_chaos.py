@@ -1,8 +1,9 @@
 """Chaos on gs://: seeded plans with workers that die, pause and overtake each other, on a store with faults.
 
-Workers make real commits without TensorFlow (`run_commits.py`). The workers of a plan are threads of this process. Each
-has its own store object, and all use one fake Cloud Storage, whose faults are drawn from the same seed. A worker dies
-by an error that no handler catches. It is raised before or after a call of the store takes effect.
+Workers make real commits without TensorFlow (`run_commits.py`), and read retained checkpoints again. The workers of a
+plan are threads of this process. Each has its own store object, and all use one fake Cloud Storage, whose faults are
+drawn from the same seed. A worker dies by an error that no handler catches. It is raised before or after a call of the
+store takes effect.
 
 `python -m tests.end_to_end.cloud_chaos [--plans 200] [--first 0]`, or `make chaos`.
 """
@@ -23,6 +24,7 @@ import pytest
 
 from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
 from tasks.foundation.checkpoint.retention import apply_retention, retention_policies
+from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine
@@ -135,7 +137,8 @@ def _work(home: Any) -> None:
     log.require_whole()
     verify_bytes = False
     head = None
-    with Segments(log) as segments:
+    look = SecondLook(log, telemetry=Silent())
+    with Segments(log, on_restore=log.whole_reads.add) as segments:
         while True:
             if head is None:
                 head = quarantine_damaged_tips(
@@ -150,6 +153,7 @@ def _work(home: Any) -> None:
                 if tip_of(head).step >= UNTIL_STEP:
                     return
                 head = segments.train(head)
+                look.look()  # while the save is in flight
             except DamagedCheckpoint:
                 if verify_bytes:
                     raise
@@ -219,6 +223,8 @@ def _check_lineage(entries: list[Entry], outcome: Outcome) -> None:
             if known[body.checkpoint.step] != body.checkpoint.state_digest:
                 outcome.errors.append(f"wrong: entry {entry.number} holds another state at step {body.checkpoint.step}")
             steps.append(body.checkpoint.step)
+        if before is not None and before.read_whole and not entry.head.read_whole:
+            outcome.errors.append(f"lost: entry {entry.number} retains no checkpoint that was read whole")
         before = entry.head
     if steps != list(range(0, UNTIL_STEP + 1, STEPS)):
         outcome.errors.append(f"doubled or lost: the committed steps are {steps}")

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Evaluation, Quarantine
+from tasks.foundation.contracts.checkpoint import WholeRead
+from tasks.foundation.contracts.log_entry import Commit, Evaluation, Quarantine, Retire
 from tasks.foundation.state.warm_state import PROCESS_STATE
 from tasks.foundation.telemetry.events import Event, Note, Training
 from tasks.train_segment.stage import forget_trainer
 from tests.support.fake_run import flip_a_byte
 from tests.support.homes import commits_in, damaged, entries_of, folders_of, head_of
 from tests.support.lab import Lab
-from tests.support.watched_relay import LONGEST_SECONDS, HeldSave, command, home_of, run_of
+from tests.support.watched_relay import LONGEST_SECONDS, HeldSave, InLine, command, home_of, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +73,35 @@ def test_flipped_byte_is_found_and_the_run_goes_on(lab: Lab) -> None:
     said = {read.path for entry in entries if isinstance(entry.body, Commit) for read in entry.body.read_whole}
     assert {ref.step for ref in commits_in(entries) if ref.path in said} >= {6}, "the restored one"
     assert old.path not in said
+
+
+class UntilSaid:
+    """Holds the training, once it goes on, until an entry other than a commit says what was read."""
+
+    def __init__(self, home: Path) -> None:
+        self.said: list[WholeRead] = []
+        self._home = home
+
+    def emit(self, event: Event) -> None:
+        waiting = threading.Event()
+        for _ in range(int(LONGEST_SECONDS / 0.05) if isinstance(event, Training) and not self.said else 0):
+            bodies = [entry.body for entry in entries_of(self._home)]
+            self.said = [read for body in bodies if isinstance(body, Retire) for read in body.read_whole]
+            if self.said:
+                return
+            waiting.wait(0.05)
+
+
+def test_where_others_commit_an_entry_of_its_own_says_it(lab: Lab) -> None:
+    spec = run_of("committed-elsewhere", checkpoint__keep_last=9, checkpoint__verify="background")
+    home = home_of(lab, spec)
+    held = HeldSave(99)
+    command(lab, run_of("committed-elsewhere", checkpoint__keep_last=9), until_step=3)
+    until = UntilSaid(home)
+    held.after.append(until)
+    command(lab, spec, held=held, runner=InLine(), until_step=6)
+    read = {read.path for read in until.said}
+    assert {ref.step for ref in commits_in(entries_of(home)) if ref.path in read} == {0, 3}
 
 
 def test_restored_checkpoint_stays_until_the_next_start(lab: Lab) -> None:

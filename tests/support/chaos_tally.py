@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
 from tasks.foundation.errors import BatonError
 from tests.support.homes import commits_in, damaged, entries_of, log_bytes, read_history
 
@@ -153,6 +153,9 @@ class HomeChecker:
                 step = body.checkpoint.step
                 if self.known.get(step, body.checkpoint.state_digest) != body.checkpoint.state_digest:
                     self.fault("wrong", f"entry {entry.number} holds another state at step {step}")
+            kept = before is None or not before.read_whole or entry.head.read_whole
+            if not kept and not isinstance(body, Quarantine | Rewind):
+                self.fault("lost", f"entry {entry.number} retains no checkpoint that was read whole")
             before = entry.head
 
     def compare(self, straight: Path) -> None:

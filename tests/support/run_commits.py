@@ -153,8 +153,9 @@ def begin(log: RunLog) -> Head:
 class Segments:
     """Trains beside its saves, as the relay does: a segment begins from memory while the save before is in flight."""
 
-    def __init__(self, log: RunLog) -> None:
+    def __init__(self, log: RunLog, *, on_restore: Callable[[CheckpointRef], None] = lambda _: None) -> None:
         self._log = log
+        self._on_restore = on_restore
         self._committer = Committer()
         self._path, self._content = "", b""
 
@@ -173,6 +174,7 @@ class Segments:
         tip = tip_of(head)
         if tip.path != self._path:
             self._content = restored(self._log.home, tip)
+            self._on_restore(tip)
         content, step = hashlib.sha256(self._content).digest(), tip.step + STEPS
         landed = self._committer.wait()
         base = landed.number if landed is not None and tip.is_in_flight else head.base

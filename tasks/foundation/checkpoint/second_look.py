@@ -102,6 +102,8 @@ class SecondLook:
         except _Ended:
             return False
         except BatonError as fault:
+            if self._ended.is_set():
+                return False
             # It says nothing about the bytes. Tried again after the next commit.
             if ref is not None:
                 self._unreadable.add(ref.path)
