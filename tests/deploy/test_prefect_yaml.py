@@ -148,3 +148,25 @@ def test_automation_waits_for_several_heartbeats() -> None:
         assert frequency >= 30
         assert trigger["within"] >= 3 * frequency
     assert [action["state"] for action in automation["actions"]] == ["CRASHED"]
+
+
+def test_pending_runs_are_marked_before_leases_expire() -> None:
+    # Prefect frees a slot once more when a flow run ends whose lease has expired: by then another one may hold it.
+    automations = yaml.safe_load((DEPLOY / "automations" / "pending.yaml").read_text(encoding="utf-8"))["automations"]
+    within: dict[str, int] = {}
+    for automation in automations:
+        assert [action["state"] for action in automation["actions"]] == ["CRASHED"]
+        trigger = automation["trigger"]
+        # Any event is a sign of life; a flow run may have started although the server missed the event that says so.
+        assert (trigger["posture"], trigger["expect"]) == ("Proactive", ["prefect.flow-run.*"])
+        pool, tag = trigger["match_related"]
+        assert tag == {"prefect.resource.id": "prefect.tag.baton"}
+        within[pool["prefect.work-pool.type"]] = trigger["within"]
+    supervisors = [each for each in deployments() if "concurrency_limit" in each]
+    for deployment in supervisors:
+        kind = deployment["work_pool"]["name"].removeprefix("baton-")
+        assert within[kind] <= deployment["concurrency_limit"].get("grace_period_seconds", 300) - 60, name_of(
+            deployment
+        )
+        assert "baton" in deployment["tags"]
+    assert len(supervisors) == 4

@@ -1,4 +1,4 @@
-"""The concurrency slot of a deployment is released if its worker dies before the flow run starts."""
+"""Prefect releases the slot of a flow run whose worker died, also if the server restarts: with leases on disk."""
 
 import time
 from pathlib import Path
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 # The shortest lease that Prefect allows; the default is 300 seconds.
 SETTINGS = {
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     "PREFECT_SERVER_CONCURRENCY_INITIAL_DEPLOYMENT_LEASE_DURATION": "30",
     "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1",
 }
@@ -35,7 +36,8 @@ def test_dead_worker_holds_the_slot_for_one_lease(tmp_path: Path) -> None:
     limit = shipped_limits()[0]
     for each in shipped_limits():
         assert (each["limit"], each["collision_strategy"]) == (1, "CANCEL_NEW")
-    with serving(Server(tmp_path, **SETTINGS)) as url:
+    server = Server(tmp_path, **SETTINGS)
+    with serving(server) as url:
         flow = post(url, "flows/", {"name": "train-run"})
         deployment = post(
             url,
@@ -49,6 +51,8 @@ def test_dead_worker_holds_the_slot_for_one_lease(tmp_path: Path) -> None:
         )["id"]
         assert submitted(url, deployment) == "PENDING"  # no process renews its lease
         assert submitted(url, deployment) == "CANCELLED"
+        server.kill()
+        server.start()
         deadline = time.monotonic() + 300
         while submitted(url, deployment) != "PENDING":
             assert time.monotonic() < deadline, "the slot is never released"
