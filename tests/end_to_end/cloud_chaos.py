@@ -36,10 +36,12 @@ from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Silent
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
+from tests.protocol.model_checker import accept, missing_programs
 from tests.support.crashing_store import CrashingStore, Died
 from tests.support.run_commits import SPEC, STEPS, Segments, begin, evaluate, tip_of
 
 UNTIL_STEP = 6 * STEPS
+_ACCEPTED = 10  # one log in so many is replayed in the model of the protocol, which compiles it
 _STARTS = 4  # of each worker; then a worker without faults finishes the run
 RATES = {
     "status": 0.03,
@@ -190,6 +192,9 @@ def _check_home(home: CloudStorage, outcome: Outcome) -> None:
         outcome.errors.append(f"lost: {fault}")
         return
     _check_lineage(entries, outcome)
+    if outcome.seed % _ACCEPTED == 0 and not missing_programs():
+        refused = accept(entries).fault
+        outcome.errors += [f"the model of the protocol refuses the log: {refused}"] if refused else []
     # Whoever comes next is another process, which has not failed to delete anything yet.
     best_effort_delete._FAILURES.clear()
     # Deletes the checkpoints that a worker staged but did not commit before it died.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Rewind
 from tasks.foundation.errors import BatonError
+from tests.protocol.model_checker import accept, missing_programs
 from tests.support.homes import commits_in, damaged, entries_of, log_bytes, read_history
 
 HEADINGS = (
@@ -169,6 +170,9 @@ class HomeChecker:
         left = [path.name for path in (self.home / "log").glob(".unfinished-*")]
         if left:
             self.fault("other", f"left behind: {left}")
+        refused = "" if missing_programs() else accept(entries_of(self.home)).fault
+        if refused:
+            self.fault("other", f"the model of the protocol refuses the log: {refused}")
 
     def fault(self, what: str, text: str) -> None:
         """Count a fault under the kind of the last interruption."""
