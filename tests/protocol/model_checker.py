@@ -16,7 +16,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Quarantine, Reti
 
 _MODEL = Path(__file__).with_name("baton.pml")
 _PROGRAMS = ("spin", "gcc")
-_STATES = re.compile(r"(\d+) states, stored")
+_STATES = re.compile(r"([\d.]+(?:e\+\d+)?) states, stored")
 _FAULT = re.compile(r"^pan:\d+: (.+)$", re.MULTILINE)
 _DEPTH = 1_000_000
 
@@ -64,7 +64,7 @@ def check(settings: Mapping[str, int] = {}, *, mutation: str = "", trace: str = 
     states, fault = _STATES.search(said), _FAULT.search(said)
     if states is None or "error: max search depth" in said or "out of memory" in said:
         raise RuntimeError(f"the model was not checked whole:\n{said}")
-    return Verdict(states=int(states[1]), fault=fault[1] if fault else "")
+    return Verdict(states=int(float(states[1])), fault=fault[1] if fault else "")
 
 
 def _run(folder: Path, *command: str) -> str:
