@@ -15,6 +15,8 @@ from tasks.foundation.contracts.long_list import LongList
 
 # Entries stay small. What is left waits for the next entry.
 _READS_PER_ENTRY: Final = 4
+# Of a run that keeps thousands of checkpoints, the log names the newest; it needs no older ones.
+_WAITING: Final = 64
 
 
 class WholeReads:
@@ -37,6 +39,8 @@ class WholeReads:
         with self._lock:
             self._paths.add(ref.path)
             self._waiting[ref.path] = read
+            if len(self._waiting) > _WAITING:
+                del self._waiting[min(self._waiting.values(), key=_step).path]
 
     def __contains__(self, path: str) -> bool:
         """Whether this process has read the checkpoint at a path."""
@@ -56,10 +60,16 @@ class WholeReads:
             also: what another process has read.
         """
         reads = {read.path: read for read in (*also, *self.waiting())}
-        due = [read for read in reads.values() if _retains(head, read.path)]
-        self.logged([read for read in reads.values() if read not in due])  # retired by now
-        new = [read for read in due if read not in head.read_whole]
-        return tuple(sorted(new, key=lambda read: step_in_folder_name(read.path))[-_READS_PER_ENTRY:])
+        due: list[WholeRead] = []
+        # Old ones are looked up in pages of the log, so no more of them than an entry can say.
+        for read in sorted(reads.values(), key=_step, reverse=True):
+            if len(due) == _READS_PER_ENTRY:
+                break
+            if read not in head.read_whole and _retains(head, read.path):
+                due.append(read)
+            else:
+                self.logged([read])  # it is known, or retired by now
+        return tuple(reversed(due))
 
     def logged(self, reads: Sequence[WholeRead]) -> None:
         """Forget what an entry names."""
@@ -67,6 +77,10 @@ class WholeReads:
             for read in reads:
                 if self._waiting.get(read.path) == read:
                     del self._waiting[read.path]
+
+
+def _step(read: WholeRead) -> int:
+    return step_in_folder_name(read.path)
 
 
 def _retains(head: Head, path: str) -> bool:

@@ -8,10 +8,11 @@ from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import commit_of
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.runlog.whole_reads import WholeReads
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
-from tests.support.small_logs import assert_sound, begin, committing, head_of, stage, train
+from tests.support.small_logs import assert_sound, begin, committing, head_of, ref, stage, train
 
 
 def steps_of(reads: tuple[WholeRead, ...]) -> list[int]:
@@ -50,8 +51,8 @@ def test_what_was_retired_meanwhile_is_not_said(store: Storage) -> None:
     log = begin(store)
     for step in (10, 20):
         train(log, step)
-    for ref in head_of(log).retained[:2]:
-        log.whole_reads.add(ref)
+    for kept in head_of(log).retained[:2]:
+        log.whole_reads.add(kept)
     apply_retention(log, [KeepLast(2)], attempt="keeper")
     assert steps_read(train(log, 30)) == [10]
     assert log.whole_reads.waiting() == ()
@@ -65,8 +66,8 @@ def test_an_entry_names_a_few_and_the_next_the_others(memory: MemoryStorage) -> 
     refs = list(head_of(RunLog(memory)).retained)
     counted = Counting(memory)
     log = RunLog(counted)
-    for ref in refs[:10]:  # the oldest, which stand in pages of the log
-        log.whole_reads.add(ref)
+    for kept in refs[:10]:  # the oldest, which stand in pages of the log
+        log.whole_reads.add(kept)
     counts = [len(steps_read(train(log, step))) for step in (40, 41, 42)]
     assert counts == [4, 4, 2]
     newest = memory.read(f"log/{head_of(log).number:08d}.json")
@@ -87,3 +88,11 @@ def test_older_versions_forget_and_newer_ones_begin_again(store: Storage) -> Non
     log = RunLog(store)
     log.whole_reads.add(head.retained[-1])
     assert steps_of(train(log, 20).head.read_whole) == [10]
+
+
+def test_only_the_newest_reads_wait() -> None:
+    reads = WholeReads()
+    for step in (*range(100, 180), *range(10)):
+        reads.add(ref(step))
+    assert sorted(steps_of(reads.waiting())) == [*range(116, 180)]
+    assert ref(5).path in reads, "it is not read again"
