@@ -14,6 +14,7 @@ from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
+from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
@@ -60,6 +61,7 @@ def verify_home(run: RunHome, on_progress: Callable[[str], None] = lambda _: Non
     head, test = _verify_log(run.log, findings)
     if head is not None:
         findings.quarantined = len(head.quarantined)
+        _verify_blocks(run.log.home, head.number + 1, findings)
         on_progress(f"verified {findings.entries} log entries")
         for number, ref in enumerate(_retained(run.log, head, findings), start=1):
             _verify_checkpoint(run.log, ref, findings)
@@ -114,6 +116,12 @@ def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, Evaluatio
         if isinstance(entry.body, EvaluationOnTest):
             test = entry.body
     return head, test
+
+
+def _verify_blocks(home: Storage, entries: int, findings: Findings) -> None:
+    """Compare the blocks of entries, which only reports and the like read, with the entries."""
+    for path in false_blocks(home, entries):
+        findings.damages.append(Damage(path, f"{home.uri}/{path} does not hold the entries of the log; delete it"))
 
 
 def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogError]:

@@ -29,7 +29,7 @@ from tasks.foundation.telemetry.formatting import epoch_words, metric_words, sho
 def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the entries of a run's log, newest last."""
     opened = open_run(address, overrides)
-    entries = list(opened.log.entries())
+    entries = list(opened.log.entries(blocks="read"))
     if not entries:
         opened.require_head()  # its error names a lost entry
     hung = [record for record in opened.attempts.read().records if record.ended == HUNG]

@@ -74,7 +74,9 @@ def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None)
         "skipped_batches": head.skipped_batches,
         "finished": None if head.finished is None else head.finished.model_dump(),
         "forked_from": None if totals.forked_from is None else totals.forked_from.model_dump(),
-        "seconds": seconds_in_log(history_of(opened.log.entries())) if account is None else account.seconds,
+        "seconds": seconds_in_log(history_of(opened.log.entries(blocks="read")))
+        if account is None
+        else account.seconds,
         "account": None if account is None else account_facts(account),
         "initialized_from": [cast(WeightsJson, each.model_dump()) for each in totals.initialized_from],
         "workers": [_worker_facts(worker) for worker in workers_from(totals.workers)],

@@ -251,7 +251,7 @@ class ArtifactPublisher:
 
     def _curves(self) -> Artifact | None:
         try:
-            return curves_of(self._spec.run, history_of(self._log.entries()))
+            return curves_of(self._spec.run, history_of(self._log.entries(blocks="written")))
         except ImportError as fault:
             _LOGGER.debug("Prefect shows no curves, because this process cannot draw them: %s", fault)
             return None

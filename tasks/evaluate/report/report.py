@@ -33,7 +33,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         NoSuchRun: the home has no log.
     """
     home = log.home
-    entries = tuple(log.entries())
+    entries = tuple(log.entries(blocks="written"))
     if not entries:
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
     history = history_of(entries)

@@ -5,11 +5,12 @@ Modelled on Delta Lake's transaction log: optimistic concurrency with put-if-abs
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, Totals
 from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, RunLogError
 from tasks.foundation.runlog.completeness import disappeared_log, missing_entry, require_whole, unreadable_entry
+from tasks.foundation.runlog.entry_blocks import BLOCK_ENTRIES, entries_of_block
 from tasks.foundation.runlog.entry_codec import Decoded, decode, encode
 from tasks.foundation.runlog.entry_memory import EntryMemory
 from tasks.foundation.runlog.entry_paths import entry_path
@@ -129,20 +130,34 @@ class RunLog:
         """
         require_whole(self.home)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, *, blocks: Literal["ignored", "read", "written"] = "ignored") -> Iterator[Entry]:
         """Yield all entries, oldest first.
+
+        Args:
+            blocks: whether blocks of entries are read, see `entry_blocks.py`, and also written where they are missing.
+                What decides anything ignores them.
 
         Raises:
             RunLogError: an entry is missing or cannot be read.
         """
         self.require_whole()
         newest = self._newest()
-        yield from self.read_all(self.entry, 0 if newest is None else newest.entry.number + 1)
+        count = 0 if newest is None else newest.entry.number + 1
+        in_blocks = 0 if blocks == "ignored" else count // BLOCK_ENTRIES * BLOCK_ENTRIES
+        for first in range(0, in_blocks, BLOCK_ENTRIES):
+            yield from entries_of_block(
+                self.home,
+                first,
+                decode=lambda data, number: self._decoded(data, number).entry,
+                read=lambda first=first: list(self.read_all(self.entry, first + BLOCK_ENTRIES, begin=first)),  # type: ignore[misc]
+                write=blocks == "written",
+            )
+        yield from self.read_all(self.entry, count, begin=in_blocks)
 
-    def read_all(self, read: Callable[[int], _Read], count: int) -> Iterator[_Read]:
-        """Yield `read(number)` for 0 to `count` - 1, in order, with parallel reads on remote storage."""
-        for begin in range(0, count, _READ_TOGETHER):
-            numbers = range(begin, min(begin + _READ_TOGETHER, count))
+    def read_all(self, read: Callable[[int], _Read], count: int, *, begin: int = 0) -> Iterator[_Read]:
+        """Yield `read(number)` for `begin` to `count` - 1, in order, with parallel reads on remote storage."""
+        for first in range(begin, count, _READ_TOGETHER):
+            numbers = range(first, min(first + _READ_TOGETHER, count))
             yield from parallel_map(read, numbers, workers=self.home.transfers)
 
     def append(self, decide: Decide, *, attempt: str) -> Entry | None:

@@ -34,7 +34,7 @@ def write_csv_files(log: RunLog, spec: RunSpec) -> None:
     files = recorded_callbacks(log.require_head().identity).csv_files
     if not files:
         return
-    rows = list(rows_of(history_of(log.entries()), spec))
+    rows = list(rows_of(history_of(log.entries(blocks="written")), spec))
     for file in files:
         log.home.write(f"{_FOLDER}/{file.name}", csv_of(rows, file))
 
