@@ -26,6 +26,7 @@ SETTINGS = {
     "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "1",
 }
 AFTER_THE_RESTART = {"PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_CANCELLING_TIMEOUT_SECONDS": "1"}  # otherwise 300
+STEPS = ["train.steps=30", "train.log_every_steps=10"]  # pauses at step 10 until it is killed
 COPIED = (
     "flow_id", "entrypoint", "path", "pull_steps", "parameters", "tags", "work_pool_name", "job_variables",
     "concurrency_options",
@@ -116,7 +117,7 @@ def test_dead_flow_runs_free_their_slots(tmp_path: Path) -> None:
         for name in ("zombies", "pending"):
             prefect.command("automation", "create", "--from-file", f"deploy/automations/{name}.yaml")
         file = str(slow_digits(tmp_path / "slow"))
-        overrides = [f"storage={tmp_path / 'runs'}", "accelerator.kind=cpu", *SLOW, "train.steps=30"]
+        overrides = [f"storage={tmp_path / 'runs'}", "accelerator.kind=cpu", *SLOW, *STEPS]
         nightly = prefect.deploy_shipped("train-run", "nightly", run_file=file, overrides=overrides)
         deployments = {name: copy_of(prefect, nightly, name) for name in ("pending", "cancelled", "running")}
         # The shipped automation of flow runs that do not start is for those of Baton's deployments.
