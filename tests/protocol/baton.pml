@@ -177,6 +177,15 @@ inline replay_commit(c, on, parent)
 	append_commit(c, NOBODY)
 }
 
+/* Damage that a second look finds in an older checkpoint: nothing was trained from it lately, so the base stays. */
+inline replay_quarantine(c)
+{
+	if
+	:: c == tip -> append_quarantine(c)
+	:: else -> retained[c] = 0; quarantined[c] = 1; append()
+	fi
+}
+
 inline replay_retired(c)
 {
 	assert(retained[c] && c != tip);

@@ -105,6 +105,6 @@ def _statements(entry: Entry, numbers: dict[str, int]) -> list[str]:
         case Rewind():
             return [f"append_rewind({numbers[body.to.path]});"]
         case Quarantine():
-            return [f"append_quarantine({numbers[body.path]});"]
+            return [f"replay_quarantine({numbers[body.path]});"]
         case _:
             return ["append();"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.contracts.log_entry import Commit, Entry, Retire
+from tasks.foundation.runlog.commits import quarantine, quarantine_older
 from tests.protocol.model_checker import accept, check, missing_programs
 from tests.support.engine import REQUIRED
 from tests.support.fake_run import FakeRun
@@ -80,6 +81,15 @@ def entries(tmp_path: Path) -> list[Entry]:
         run.commit(step)
         run.retire(keep_last=1)
     return entries_of(Path(run.address))
+
+
+def test_quarantine_of_an_older_checkpoint_is_accepted(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path).train(10, 20)
+    assert quarantine_older(run.log, run.head.retained[-2], "flipped", attempt="doctor")
+    run.train(30)
+    run.retire(keep_last=1)
+    quarantine(run.log, run.tip, "flipped", attempt="doctor")
+    assert accept(entries_of(Path(run.address))).fault == ""
 
 
 def test_log_that_breaks_a_rule_is_not_accepted(entries: list[Entry]) -> None:
