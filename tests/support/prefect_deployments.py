@@ -80,10 +80,9 @@ class Prefect:
                     process.kill()
                 process.wait()
 
-    def start(self, deployment: str, *, job_variables: dict[str, Any] | None = None, **parameters: Any) -> str:
+    def start(self, deployment: str, **parameters: Any) -> str:
         """Create a flow run of a deployment; returns its id."""
-        body = {"parameters": parameters, "job_variables": job_variables or {}}
-        answer = post(self.url, f"deployments/{deployment}/create_flow_run", body)
+        answer = post(self.url, f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(answer["id"])
 
     def set_state(self, flow_run: str, **state: str) -> None:

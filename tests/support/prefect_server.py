@@ -111,9 +111,8 @@ class Server:
         )
         self.start()
 
-    def start(self, **settings: str) -> None:
-        """Start it, from now on also with these settings, and wait until it responds."""
-        self._environment.update(settings)
+    def start(self) -> None:
+        """Start it and wait until it responds."""
         _migrated.give(self._home)
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
         with (self._home / "server.log").open("ab") as log:
