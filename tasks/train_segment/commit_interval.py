@@ -24,6 +24,7 @@ from tasks.foundation.contracts.segment import (
 )
 from tasks.foundation.errors import BlowUp, StorageError
 from tasks.foundation.hosts import Hosts
+from tasks.foundation.runlog.attempt_packs import pack_beside
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.runlog.losses import losses_of
@@ -219,7 +220,10 @@ class CommitInterval:
         """Read once how often attempts were lost, and say how often this process commits."""
         if cadence.losses is None:
             with suppress(StorageError):  # then the prior stays, until the next commit
-                cadence.losses = losses_of(read_attempts(self.run_log.home).records, now=datetime.now(UTC))
+                home, now = self.run_log.home, datetime.now(UTC)
+                attempts = read_attempts(home)
+                cadence.losses = losses_of(attempts.records, now=now)
+                pack_beside(home, attempts.records, attempts.files, now=now)
         self._telemetry.emit(
             CommitPace(
                 every_seconds=cadence.interval_seconds,

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_time
-from tasks.foundation.errors import AnotherVersion, RunLogError, StorageError
+from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError, StorageError
 from tasks.foundation.process import is_gone
+from tasks.foundation.runlog.attempt_packs import is_pack, read_pack
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
 
@@ -15,6 +17,8 @@ SILENT_AFTER_SECONDS = 90.0
 _READERS = 8
 
 IsGone = Callable[[str], bool]
+_Gone = Literal["gone"]
+_GONE: _Gone = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class Attempts:
     Attributes:
         records: all readable records, by start time.
         unreadable: number of files that are not a record, or whose name is not that of their attempt.
+        files: paths of the records that are files of their own.
     """
 
     records: tuple[AttemptRecord, ...]
     unreadable: int
+    files: tuple[str, ...] = ()
 
 
 class AttemptReader:
@@ -37,6 +43,7 @@ class AttemptReader:
         """Read nothing yet."""
         self._home = home
         self._ended: dict[str, AttemptRecord] = {}
+        self._packs: dict[str, list[AttemptRecord]] = {}
 
     def read(self) -> Attempts:
         """Read the records; for a run without any this is one listing.
@@ -47,15 +54,33 @@ class AttemptReader:
         paths = sorted(self._home.files("attempts"))
         if not paths:
             return Attempts((), 0)
+        packs = [path for path in paths if is_pack(path)]
+        files = [path for path in paths if not is_pack(path)]
         # Parallel reads hide the latency of remote storage.
-        found = parallel_map(self._record, paths, workers=_READERS)
-        records = [record for record in found if record is not None]
+        found = [record for record in parallel_map(self._record, files, workers=_READERS) if record != _GONE]
+        of_packs = parallel_map(self._pack, packs, workers=_READERS)
+        records = [record for record in found if isinstance(record, AttemptRecord)]
         # Seconds of the shut-down may still be added to them; nobody who reads twice needs those.
         self._ended = {attempt_path(record.attempt): record for record in records if record.ended is not None}
-        records.sort(key=lambda record: (utc_time(record.began), record.attempt))
-        return Attempts(tuple(records), len(found) - len(records))
+        known = {record.attempt: record for packed in of_packs for record in packed or ()}
+        known |= {record.attempt: record for record in records}
+        in_order = sorted(known.values(), key=lambda record: (utc_time(record.began), record.attempt))
+        unreadable = len(found) - len(records) + of_packs.count(None)
+        return Attempts(tuple(in_order), unreadable, tuple(files))
 
-    def _record(self, path: str) -> AttemptRecord | None:
+    def _pack(self, path: str) -> list[AttemptRecord] | None:
+        """The records of a pack, which never changes; None if it cannot be read."""
+        if path not in self._packs:
+            try:
+                found = read_pack(self._home, path)
+            except FileMissing:
+                return []
+            if found is None:
+                return None
+            self._packs[path] = found
+        return self._packs[path]
+
+    def _record(self, path: str) -> "AttemptRecord | _Gone | None":
         return self._ended.get(path) or _read(self._home, path)
 
 
@@ -78,9 +103,11 @@ def is_alive(record: AttemptRecord, *, now: datetime, gone: IsGone = is_gone) ->
     return abs((now - utc_time(record.alive)).total_seconds()) <= SILENT_AFTER_SECONDS
 
 
-def _read(home: Storage, path: str) -> AttemptRecord | None:
+def _read(home: Storage, path: str) -> "AttemptRecord | _Gone | None":
     try:
         record = AttemptRecord.from_json(home.read(path), where=path, error=RunLogError)
+    except FileMissing:  # packed since it was listed
+        return _GONE
     except (StorageError, RunLogError, AnotherVersion):
         return None
     return record if path == attempt_path(record.attempt) else None
