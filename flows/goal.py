@@ -1,6 +1,7 @@
 """The goal of a command: an absolute step, a number of segments, a time limit."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.foundation.contracts.epochs import needs_examples
@@ -18,11 +19,13 @@ class Goal:
         until_step: the absolute step to train to; None: the run file's target.
         max_segments: stop after this many segments; None: no limit.
         max_seconds: stop after this many seconds; None: no limit.
+        cuts: steps where a segment ends in addition to the run file's, so that they are committed.
     """
 
     until_step: int | None
     max_segments: int | None
     max_seconds: float | None
+    cuts: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -32,6 +35,7 @@ class Goal:
         until_step: int | None = None,
         max_segments: int | None = None,
         max_seconds: float | None = None,
+        cuts: Sequence[int] = (),
     ) -> "Goal":
         """Make the goal of a command from its run file and its options.
 
@@ -40,6 +44,7 @@ class Goal:
             until_step: the absolute step to train to; None: train.steps, or the end of train.epochs.
             max_segments: stop after this many segments; None: no limit.
             max_seconds: stop after this many seconds; None: train.stop_after_seconds.
+            cuts: steps to commit in addition.
 
         Raises:
             RunFileError: a limit is below 1, `max_seconds` is not positive and finite, or the step is beyond
@@ -54,6 +59,7 @@ class Goal:
             until_step=until_step,
             max_segments=max_segments,
             max_seconds=spec.train.stop_after_seconds if max_seconds is None else max_seconds,
+            cuts=tuple(cuts),
         )
         goal.require_within(spec)
         return goal
@@ -81,6 +87,10 @@ class Goal:
     def step(self, spec: RunSpec) -> int:
         """Return the absolute step to train to."""
         return self.until_step or spec.train.target
+
+    def next_cut(self, spec: RunSpec, step: int) -> int:
+        """Return the step where the segment that starts at `step` has to end, at the latest."""
+        return min((cut for cut in self.cuts if cut > step), default=self.step(spec))
 
     def reason(self, head: Head, spec: RunSpec) -> str:
         """Return the exit reason of a command that reached the goal."""

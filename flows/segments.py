@@ -74,7 +74,7 @@ class Segments:
             start=tip,
             base=head.base,
             skipped_batches=head.skipped_batches,
-            until_step=next_border(spec, tip.step, self.goal.step(spec)),
+            until_step=next_border(spec, tip.step, self.goal.next_cut(spec, tip.step)),
             stop_within_seconds=self.seconds_left(),
             number=number,
         )

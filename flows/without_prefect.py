@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--until-step", type=int)
+    parser.add_argument("--cut-at", type=int, action="append", default=[], help="commit at this step, too; repeatable")
     parser.add_argument("--max-segments", type=int)
     parser.add_argument("--max-seconds", type=float)
     parser.add_argument("--try-again", action="store_true")
@@ -114,6 +115,7 @@ def _train(options: argparse.Namespace) -> int:
                 until_step=options.until_step,
                 max_segments=options.max_segments,
                 max_seconds=options.max_seconds,
+                cuts=options.cut_at,
             )
             with sigterm_raises(), Console(sys.stderr) as console:
                 telemetry = Several((console, reporter))

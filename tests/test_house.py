@@ -176,7 +176,7 @@ ARROWS_OF_FLOWS = {
     "run": set(),
     "goal": set(),
     "verification": {"run"},
-    "auditing": {"proving", "run"},
+    "auditing": {"admission", "proving", "run"},
     "result": {"goal", "run"},
     "summary": {"result", "run"},
     "admission": {"goal", "result", "run"},
@@ -197,7 +197,7 @@ ARROWS_OF_FLOWS = {
     "proving": {"process"},
     "doctor": {"admission", "process", "run"},
 }
-ATOP_OF_FLOWS = {"commands", "train_beside", "train_run", "evaluate_best", "without_prefect", "plain"}
+ATOP_OF_FLOWS = {"commands", "train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect", "plain"}
 
 
 def room_of(module: str) -> str:
@@ -219,7 +219,7 @@ def test_arrows_within_flows_run_one_way() -> None:
         if room_of(name) not in {room_of(module), *ARROWS_OF_FLOWS[room_of(module)]}
     ]
     assert not wrong, "\n".join(wrong)
-    for below in ("train_beside", "train_run", "evaluate_best", "without_prefect"):
+    for below in ("train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect"):
         assert not any(room_of(name) == "commands" for name in graph[f"flows.{below}"])
 
 

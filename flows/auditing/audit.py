@@ -1,23 +1,27 @@
 """The audit: execute committed steps again in processes of their own, and compare with the log."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from flows.auditing.receipt import Agreement, AuditedStretch, AuditedVariable, AuditReceipt
+from flows.admission.checks import preflight
 from flows.auditing.scratch import Execution, copy_datasets, execution_of, logged_copy
 from flows.auditing.stretches import Choice, Stretch, choose, stretches_of
 from flows.proving.comparison import Arrays, compare_arrays, read_arrays, read_outcome
 from flows.proving.trial import Trial
-from flows.proving.trial_processes import Processes, error_of
+from flows.proving.trial_processes import FreshProcesses, Processes, error_of
 from flows.run import Run
+from tasks.foundation.accelerator.cluster import cluster_of
+from tasks.foundation.contracts.audit_receipt import Agreement, AuditedStretch, AuditedVariable, AuditReceipt
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 
 
@@ -36,6 +40,17 @@ class AuditSetup:
     processes: Processes
     telemetry: Sink
     read: Callable[[Trial, CheckpointRef], Arrays] = read_arrays
+
+
+def audit_in_scratch(
+    run: Run, overrides: tuple[str, ...], *, choice: Choice, count: int, seed: int, telemetry: Sink
+) -> AuditReceipt:
+    """Audit a run in fresh processes and temporary storage; see `audit_run`."""
+    preflight(run)
+    hosts = len(cluster_of(os.environ).addresses) if run.spec.accelerator.kind == "multi_worker" else 1
+    with temporary_folder(PROOF_PREFIX) as folder:
+        setup = AuditSetup(folder=folder, processes=FreshProcesses(folder / "said", hosts=hosts), telemetry=telemetry)
+        return audit_run(run, overrides, choice=choice, count=count, seed=seed, setup=setup)
 
 
 def audit_run(

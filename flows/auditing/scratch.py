@@ -4,6 +4,7 @@ import json
 import os
 import uuid
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from flows.auditing.stretches import Stretch
@@ -12,6 +13,7 @@ from flows.run import Run
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Head, Origin
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
@@ -25,7 +27,13 @@ _DATASETS = ("data.folder", "data.validation_folder")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution(Trial):
-    """A trial that continues from a copied checkpoint with the settings of the run file."""
+    """A trial that continues from a copied checkpoint with the settings of the run file.
+
+    Attributes:
+        cuts: steps to commit on the way, because the log has commits there.
+    """
+
+    cuts: tuple[int, ...] = ()
 
     def arguments(self) -> list[str]:
         """Return the arguments for `flows.without_prefect`. What says when to evaluate and to log stays as it is."""
@@ -36,7 +44,8 @@ class Execution(Trial):
             *_SWITCHED_OFF,
         ]
         options = [word for setting in settings for word in ("--set", setting)]
-        return [os.fspath(self.file), *options, "--until-step", str(self.steps)]
+        cuts = [word for step in self.cuts for word in ("--cut-at", str(step))]
+        return [os.fspath(self.file), *options, *cuts, "--until-step", str(self.steps)]
 
 
 def execution_of(run: Run, overrides: tuple[str, ...], stretch: Stretch, *, name: str, storage: Path) -> Execution:
@@ -78,11 +87,25 @@ def execution_of(run: Run, overrides: tuple[str, ...], stretch: Stretch, *, name
         name=name,
         storage=storage,
         file=run.file,
-        overrides=overrides,
+        overrides=(*overrides, *logged_settings(run.spec, stretch)),
         target=stretch.end.step,
         steps=stretch.end.step,
         segment_steps=stretch.end.step,
+        cuts=tuple(ref.step for ref in stretch.commits[:-1]),
     )
+
+
+def logged_settings(spec: RunSpec, stretch: Stretch) -> tuple[str, ...]:
+    """Return overrides for what may change between attempts and is in the checkpoints: the rows' distance.
+
+    Each logged row resets the sums of the metrics, so that another `train.log_every_steps` gives other sums.
+    """
+    now, rows = spec.train.log_every_steps, stretch.rows
+    steps = range(stretch.start.step + 1, stretch.end.step + 1)
+    for every in (now, *(later - earlier for earlier, later in pairwise(rows))):
+        if rows == tuple(step for step in steps if step % every == 0):
+            return () if every == now else (f"train.log_every_steps={every}",)
+    return ()  # too few rows to tell, or it changed on the way
 
 
 def logged_copy(run: Run, stretch: Stretch, execution: Execution, storage: Path) -> Execution:

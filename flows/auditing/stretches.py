@@ -22,11 +22,13 @@ class Stretch:
         start: the checkpoint to start from.
         before: the state of the log when the training went on from `start`.
         commits: the checkpoints committed on the way, in order; the last one is retained, others may be deleted.
+        rows: the steps of the metric rows logged on the way.
     """
 
     start: CheckpointRef
     before: Head
     commits: tuple[CheckpointRef, ...]
+    rows: tuple[int, ...] = ()
 
     @property
     def end(self) -> CheckpointRef:
@@ -70,7 +72,8 @@ def stretches_of(entries: Iterable[Entry]) -> Stretches:
                 left_out.append(f"steps {start.step} to {ref.step}: {reason} on the way")
             else:
                 commits = tuple(commit_of(each).checkpoint for each in way)
-                found.append(Stretch(start=start, before=heads[0], commits=commits))
+                rows = tuple(row.step for each in way for row in commit_of(each).history)
+                found.append(Stretch(start=start, before=heads[0], commits=commits, rows=rows))
         start, way = ref, []
     return Stretches(auditable=tuple(found), left_out=tuple(left_out))
 

@@ -8,6 +8,7 @@ from flows.commands.options import Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
 from flows.commands.status_json import (
     AtWorkJson,
+    AuditJson,
     BestJson,
     CheckpointJson,
     CommitsJson,
@@ -25,6 +26,7 @@ from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Best, Head, LastEvaluation, Totals
 from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
+from tasks.foundation.runlog.audits import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
@@ -38,15 +40,18 @@ def status(address: Address, overrides: Overrides = None, as_json: AsJson = Fals
     now = datetime.now(UTC)
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
     at_work = [] if account is None else [_at_work_facts(each.record, now) for each in account.attempts if each.alive]
+    audited = last_audit(opened.home)
     facts: StatusJson = {
         **_facts(opened, newest.head, totals, account),
         "at_work": at_work,
         "commits": _commit_facts(opened, account),
+        "audit": None if audited is None else _audit_facts(audited),
     }
     if as_json:
         say_json(facts)
     else:
-        lines = [*_words(facts), *_time_words(facts, account)]
+        audit_lines = [] if audited is None else [("audited", audit_words(audited))]
+        lines = [*_words(facts), *audit_lines, *_time_words(facts, account)]
         for line in aligned([(label, text) for label, text in lines if text]):
             say(line)
 
@@ -99,6 +104,17 @@ def _commit_facts(opened: RunHome, account: Account | None) -> CommitsJson:
     return {
         "every_seconds": opened.spec.checkpoint.every_seconds if isinstance(opened, Run) else None,
         "pace": None if newest is None else newest.model_dump(),
+    }
+
+
+def _audit_facts(audit: LastAudit) -> AuditJson:
+    receipt = audit.receipt
+    return {
+        "receipt": audit.path,
+        "time": None if receipt is None else receipt.time,
+        "verdict": None if receipt is None else receipt.verdict,
+        "steps": audit.steps,
+        "first_differing_step": audit.first_differing_step,
     }
 
 

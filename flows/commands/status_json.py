@@ -85,6 +85,16 @@ class CommitsJson(TypedDict):
     pace: Mapping[str, float] | None
 
 
+class AuditJson(TypedDict):
+    """The newest receipt of `baton audit`; the facts are null if it cannot be read."""
+
+    receipt: str
+    time: str | None
+    verdict: str | None
+    steps: int
+    first_differing_step: int | None
+
+
 class RunJson(TypedDict):
     """The state of a run, from its log."""
 
@@ -120,3 +130,4 @@ class StatusJson(RunJson):
 
     at_work: list[AtWorkJson]
     commits: CommitsJson
+    audit: AuditJson | None

@@ -126,6 +126,7 @@ def test_all_deployments_are_created(server: Server) -> None:
         "train-run/nightly-kubernetes",
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
+        "audit/weekly",
     }
     for name, schedules in scheduled.items():
         assert [each["active"] for each in schedules] == [False]

@@ -54,6 +54,7 @@ def test_every_flow_has_every_kind_of_deployment() -> None:
         "train-run/nightly-kubernetes",
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
+        "audit/weekly",
     }
 
 
@@ -102,6 +103,7 @@ def test_supervisors_run_one_at_a_time_and_are_inactive() -> None:
         "train-run/nightly-kubernetes",
         "evaluate-best/weekly",
         "evaluate-best/weekly-kubernetes",
+        "audit/weekly",
     }
     for deployment in scheduled.values():
         assert deployment["concurrency_limit"]["limit"] == 1
@@ -169,4 +171,4 @@ def test_pending_runs_are_marked_before_leases_expire() -> None:
             deployment
         )
         assert "baton" in deployment["tags"]
-    assert len(supervisors) == 4
+    assert len(supervisors) == 5

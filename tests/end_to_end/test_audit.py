@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def python(folder: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def audit(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    code, stdout, stderr = python(folder, "flows.commands.main", "audit", "run.yaml", *words, "--json")
+def audit(folder: Path, *words: str, address: str = "run.yaml", more: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+    code, stdout, stderr = python(folder, "flows.commands.main", "audit", address, *more, *words, "--json")
     assert stdout, stderr
     return code, json.loads(stdout.splitlines()[-1])
 

@@ -48,6 +48,7 @@ def render(
     history: History,
     account: Account | None,
     pictures: Sequence[Picture],
+    audit: str = "",
 ) -> str:
     """The page as HTML. The same arguments give the same page.
 
@@ -58,6 +59,7 @@ def render(
         history: the same log, as curves.
         account: where the time went; None if no attempts are recorded.
         pictures: the curves, in their order on the page.
+        audit: what the newest audit found; empty if there was none.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
 
@@ -71,7 +73,7 @@ def render(
     return environment.get_template("page.html.jinja").render(
         title=title,
         address=address,
-        introduction=list(_introduction(entries, history)),
+        introduction=[*_introduction(entries, history), *([f"last audit: {audit}"] if audit else [])],
         tiles=list(_tiles(history, head, account)),
         pictures=pictures,
         sections=list(_sections(entries, history, account)),

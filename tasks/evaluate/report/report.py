@@ -8,6 +8,7 @@ from tasks.evaluate.report.plots import draw
 from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.runlog.accounting import account_of, seconds_in_log
 from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.audits import audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -19,7 +20,7 @@ _ENTRY = re.compile(rb"<!-- log entry (\d{1,12}) -->")
 
 
 def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str:
-    """Write the report of a run. The same log and the same attempts give the same page.
+    """Write the report of a run. The same log, attempts and audits give the same page.
 
     Args:
         log: the run's log, which remembers the entries that this process has read.
@@ -43,7 +44,16 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
     for picture in pictures:
         home.write(f"{_FOLDER}/{picture.file}", picture.png)
     # The page is written last, so if it exists, its pictures do too.
-    page = render(title=title, address=home.uri, entries=entries, history=history, account=account, pictures=pictures)
+    audit = last_audit(home)
+    page = render(
+        title=title,
+        address=home.uri,
+        entries=entries,
+        history=history,
+        account=account,
+        pictures=pictures,
+        audit="" if audit is None else audit_words(audit),
+    )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"
 

@@ -30,6 +30,6 @@ def test_another_environment_is_named_by_key() -> None:
 def test_run_without_a_log_is_not_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = small_run_file(tmp_path)
     assert main(["audit", str(run.path)]) == 2
-    assert "there is nothing to audit" in capsys.readouterr().err
+    assert "has not been run yet" in capsys.readouterr().err
     assert main(["audit", str(run.path), "--last", "--all"]) == 2
     assert not (tmp_path / "runs").exists()

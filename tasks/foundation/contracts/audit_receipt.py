@@ -1,13 +1,10 @@
 """The receipt of an audit, stored under `audits/` in the home of the audited run."""
 
-import uuid
-from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.storage.base import Storage
 
 Verdict = Literal["same", "different"]
 Agreement = Literal["log", "first", "neither"]
@@ -61,15 +58,3 @@ class AuditReceipt(Contract):
     auditable: int = Field(ge=1, description="stretches between retained checkpoints that could be executed")
     stretches: tuple[AuditedStretch, ...]
     left_out: tuple[str, ...] = Field(default=(), description="stretches that cannot be executed again, and why")
-
-
-def store(receipt: AuditReceipt, home: Storage) -> str:
-    """Write a receipt under a new name in `home`, and return its address.
-
-    Raises:
-        StorageError: the storage refuses or fails.
-    """
-    moment = datetime.fromisoformat(receipt.time).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = f"audits/{moment}-{uuid.uuid4().hex[:8]}.json"
-    home.create(path, receipt.to_json())
-    return f"{home.uri}/{path}"

@@ -1,0 +1,74 @@
+"""The flow audit: executes committed steps of a run again, as `baton audit` does, and fails if a bit differs.
+
+As a scheduled check, it finds what no checksum sees. `python -m flows.audit_run FILE` is `baton audit FILE`.
+"""
+
+import secrets
+import sys
+
+if __name__ == "__main__":  # before Prefect is imported: the command needs none
+    from flows.commands.main import main
+
+    sys.argv[1:1] = ["audit"]
+    sys.exit(main())
+
+from prefect import flow, tags
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.auditing.audit import audit_in_scratch
+from flows.auditing.stretches import Choice
+from flows.auditing.words import receipt_lines
+from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.run import Run, open_run
+from flows.train_run import run_name, tags_of
+from tasks.foundation.contracts.audit_receipt import AuditReceipt
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.runlog.audits import store_receipt
+from tasks.foundation.telemetry.log_handler import warnings_as_notes
+
+
+@flow(name="audit", flow_run_name=run_name, validate_parameters=True)
+def audit(
+    run_file: str,
+    overrides: list[str] | None = None,
+    choice: Choice = "sample",
+    count: int = 1,
+    seed: int | None = None,
+) -> State[AuditReceipt]:
+    """Execute committed steps again in processes of this machine, and compare every bit with the log.
+
+    A receipt goes into the run's home, whatever the audit finds. If a bit differs, the flow run ends as `Differs`,
+    which Prefect counts as failed; its message is what `baton audit` prints.
+
+    Args:
+        run_file: path of the run file.
+        overrides: settings that replace those of the file, each as a.b=c.
+        choice: "sample", "last" or "all", as `baton audit` has them.
+        count: size of the sample.
+        seed: draws the sample; null: a new one each time.
+    """
+    run = open_run(run_file, overrides)
+    if not isinstance(run, Run):
+        raise InvalidInput(f"run_file {run_file} is a run's home, which has no code; name the run file")
+    with tags(*tags_of(run.spec)):
+        telemetry = PrefectRunLogger()
+        with warnings_as_notes(telemetry):
+            receipt = audit_in_scratch(
+                run,
+                tuple(overrides or ()),
+                choice=choice,
+                count=count,
+                seed=secrets.randbelow(2**31) if seed is None else seed,
+                telemetry=telemetry,
+            )
+        address = store_receipt(receipt, run.home)
+    return ended(receipt, address)
+
+
+def ended(receipt: AuditReceipt, address: str) -> State[AuditReceipt]:
+    """The last state of a flow run that has audited; Prefect's pages show its message."""
+    message = "\n".join([*receipt_lines(receipt), f"receipt: {address}"])
+    if receipt.verdict == "same":
+        return Completed(message=message, data=receipt)
+    return Failed(name="Differs", message=message)
