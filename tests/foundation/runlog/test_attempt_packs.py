@@ -122,7 +122,9 @@ def test_rivals_pack_the_same_records(tmp_path: Path) -> None:
     same(read_attempts(home), before)
     for path, record in zip(paths[:4], before.records, strict=False):
         home.write(path, record.to_json())
-    pack(home, paths)  # the rival has written its pack, and deleted nothing yet
+    pack(home, paths[:4])  # the rival has written the same pack, and deleted nothing yet
+    assert read_attempts(home).files == (paths[4],)
+    pack(home, paths[4:])
     same(read_attempts(home), before)
     assert read_attempts(home).files == ()
 
