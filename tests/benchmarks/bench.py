@@ -22,6 +22,7 @@ _PEERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "CheckpointManager": ("checkpoint_manager", ()),
     "fit + BackupAndRestore": ("fit", ()),
     "fit": ("fit", ()),
+    "fit, an epoch a commit": ("fit_epochs", ()),
     "Orbit": ("orbit_controller", ()),
     "TensorFlow async": ("async_checkpoint", ()),
 }

@@ -55,7 +55,8 @@ def main() -> None:
             step_counter=global_step,
             checkpoint_interval=of.commit_steps,
         )
-        manager.save(checkpoint_number=0)  # otherwise the first one comes after the first loop
+        if manager.latest_checkpoint is None:  # else the controller restores it
+            manager.save(checkpoint_number=0)  # otherwise the first one comes after the first loop
     # Orbit prints its own lines to standard output.
     with contextlib.redirect_stdout(_OnlyOurs(sys.stdout)):
         controller = orbit.Controller(

@@ -1,0 +1,167 @@
+"""Measures what the simulation needs, and replays a short schedule with real processes and SIGKILL."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.preemptions.simulation import Costs, goodput, replay
+from tests.benchmarks.process import Arm, Trace, until_step
+from tests.benchmarks.workloads import Training, Workload
+
+BATON = "Baton"
+# Name in the table -> name of the arm.
+PEERS = {"Keras BackupAndRestore": "fit, an epoch a commit", "Orbit + CheckpointManager": "Orbit"}
+# No arm reaches it.
+_FAR_STEPS = 1_000_000
+_COMMITS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The costs of one arm, and their spread over the rounds.
+
+    Attributes:
+        costs: medians.
+        step_seconds: median seconds of a step without commits.
+        starts, commits: of each round, in seconds.
+    """
+
+    costs: Costs
+    step_seconds: float
+    starts: tuple[float, ...]
+    commits: tuple[float, ...]
+
+
+def arm_of(bench: Bench, name: str, workload: Workload, training: Training) -> Arm:
+    """The arm of a name in the table, in a folder of its own where it goes on when it is run again."""
+    if name == BATON:
+        return bench.baton(bench.batons[0], workload, training, prefect=True, checkpoint={"every_seconds": None})
+    return bench.peer(PEERS[name], workload, training)
+
+
+def training_of(workload_seconds: float, *, step_seconds: float, rows: int) -> Training:
+    """A training without end that commits after about `workload_seconds` of steps."""
+    commit_rows = max(1, round(workload_seconds / step_seconds / rows))
+    commit_steps = commit_rows * rows
+    return Training(steps=_FAR_STEPS // commit_steps * commit_steps, rows=rows, commit_steps=commit_steps)
+
+
+def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rounds: int) -> dict[str, Measured]:
+    """Measure every arm, in turn: a step, a commit, and a start from a checkpoint.
+
+    Args:
+        bench: the settings.
+        workload: what is trained.
+        interval: seconds between commits.
+        rows: steps between rows of metrics.
+        rounds: how often.
+    """
+    names = [BATON, *(PEERS if bench.peers else ())]
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            found[name].append(_one_round(bench, name, workload, interval=interval, rows=rows))
+            step, start, commit, durable = found[name][-1]
+            bench.say(
+                f"{workload.name}, {name}: step {step:.3f}, start {start:.1f}, commit {commit:.2f}, {durable:.2f} s"
+            )
+    steps = {name: statistics.median(each[0] for each in rounds_) for name, rounds_ in found.items()}
+    return {name: _medians(rounds_, fastest=min(steps.values()), name=name) for name, rounds_ in found.items()}
+
+
+def _medians(rounds: Sequence[tuple[float, float, float, float]], *, fastest: float, name: str) -> Measured:
+    step, start, commit, durable = (statistics.median(column) for column in zip(*rounds, strict=True))
+    commit = max(commit, 0.0)
+    costs = Costs(
+        start=start,
+        commit=commit,
+        durable=max(durable, commit),
+        speed=min(fastest / step, 1.0),
+        saves_on_notice=name == BATON,
+    )
+    return Measured(
+        costs=costs,
+        step_seconds=step,
+        starts=tuple(each[1] for each in rounds),
+        commits=tuple(each[2] for each in rounds),
+    )
+
+
+def _one_round(
+    bench: Bench, name: str, workload: Workload, *, interval: float, rows: int
+) -> tuple[float, float, float, float]:
+    """Seconds of a step, a start, a commit, and until a commit is durable."""
+    plain = Training(steps=_FAR_STEPS // rows * rows, rows=rows)
+    probe = arm_of(bench, name, workload, plain).run(
+        lambda trace: len(trace.rows) > 1 and trace.to_last_step > interval
+    )
+    step = probe.to_last_step / (max(probe.rows) - min(probe.rows))
+    training = training_of(interval, step_seconds=step, rows=rows)
+    arm = arm_of(bench, name, workload, training)
+    last = _COMMITS * training.commit_steps
+    with_commits = arm.run(until_step(last + rows, commit=False))
+    again = arm.run(lambda trace: bool(trace.rows))
+    trained = max(with_commits.rows) - min(with_commits.rows)
+    commit = (with_commits.to_last_step - trained * step) / _COMMITS
+    lags = [at - with_commits.rows[of] for of, at in with_commits.commits.items() if of in with_commits.rows]
+    return step, again.first_row - rows * step, commit, statistics.median(lags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A schedule with real processes, and what the simulation says of the same one.
+
+    Attributes:
+        real, simulated: goodput.
+        steps: committed at the end.
+        digest: of Baton's newest checkpoint, "" for peers.
+    """
+
+    real: float
+    simulated: float
+    steps: int
+    arm: Arm
+
+    @property
+    def difference(self) -> float:
+        """Of the simulation from the real replay, as a share of it."""
+        return self.simulated / self.real - 1 if self.real else math.inf
+
+
+def replay_really(
+    bench: Bench,
+    workload: Workload,
+    up_times: Sequence[float],
+    measured: Mapping[str, Measured],
+    *,
+    interval: float,
+    rows: int,
+) -> dict[str, Replayed]:
+    """Let each arm, in turn, train on machines that live for `up_times` seconds and are then killed with SIGKILL."""
+    fastest = min(each.step_seconds for each in measured.values())
+    training = training_of(interval, step_seconds=fastest, rows=rows)
+    arms = {name: arm_of(bench, name, workload, training) for name in measured}
+    traces: dict[str, list[Trace]] = {name: [] for name in arms}
+    # The first start of all prepares the data, and has nothing to restore.
+    begun = {name: max(arm.run(lambda trace: any(trace.commits)).commits) for name, arm in arms.items()}
+    for number, up_time in enumerate(up_times, start=1):
+        for name, arm in arms.items():
+            traces[name].append(arm.run(seconds=up_time, machine=True))
+        bench.say(f"machine {number} of {len(up_times)} lived {up_time:.0f} s")
+    found = {}
+    for name, lives in traces.items():
+        lived = [trace.ended for trace in lives]
+        steps = max((step for trace in lives for step in trace.commits), default=begun[name]) - begun[name]
+        own = training.commit_steps * measured[name].step_seconds
+        between: Callable[[int, float], float] = lambda *_, own=own: own  # noqa: E731 - of this arm
+        simulated = replay(lived, measured[name].costs, between)
+        found[name] = Replayed(
+            real=steps * fastest / sum(lived),
+            simulated=goodput(simulated, measured[name].costs),
+            steps=steps,
+            arm=arms[name],
+        )
+        bench.say(f"{name}: real {found[name].real:.3f}, simulated {found[name].simulated:.3f}")
+    return found

@@ -1,0 +1,197 @@
+"""The table and the picture of the replay."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks.preemptions.measure import BATON, Measured, Replayed
+from tests.benchmarks.preemptions.schedules import Schedule
+from tests.benchmarks.preemptions.simulation import Seconds, goodput
+
+ORACLE = "oracle"
+_CAUSES = {"kept": "#2f7d4f", "commit": "#e0a526", "start": "#7a8fa6", "lost": "#b5413b", "left": "#d9d9d9"}
+_LABELS = {
+    "kept": "training that is kept",
+    "commit": "commits",
+    "start": "starts",
+    "lost": "training that is lost",
+    "left": "left of the notice",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One schedule, simulated.
+
+    Attributes:
+        schedule: of losses.
+        notice: seconds before a loss.
+        seconds: where the time went, by arm; the oracle is one of them.
+        measured: costs by arm, as in the names of `seconds` up to a comma.
+    """
+
+    schedule: Schedule
+    notice: float
+    seconds: Mapping[str, Seconds]
+    measured: Mapping[str, Measured]
+
+    @property
+    def name(self) -> str:
+        """Schedule and notice."""
+        return f"{self.schedule.name}, {f'{self.notice:g} s of notice' if self.notice else 'no notice'}"
+
+    def goodput(self, name: str) -> float:
+        """Share of the time that an arm kept."""
+        arm = BATON if name == ORACLE else name.split(",", maxsplit=1)[0]
+        return goodput(self.seconds[name], self.measured[arm].costs)
+
+    @property
+    def best_peer(self) -> float:
+        """The best of the peers, at whatever interval; NaN without peers."""
+        return max((self.goodput(name) for name in self.seconds if name not in {ORACLE, BATON}), default=math.nan)
+
+
+def table(scenarios: Sequence[Scenario]) -> str:
+    """Goodput of each arm in each scenario, as Markdown."""
+    names = list(scenarios[0].seconds)
+    head = ["schedule", *names, "Baton / oracle", "Baton / best peer"]
+    rows = [
+        [
+            each.name,
+            *(f"{each.goodput(name):.1%}" for name in names),
+            f"{each.goodput(BATON) / each.goodput(ORACLE):.1%}",
+            f"{each.goodput(BATON) / each.best_peer:.2f}",
+        ]
+        for each in scenarios
+    ]
+    return _markdown([head, *rows])
+
+
+def costs_table(measured: Mapping[str, Measured]) -> str:
+    """What was measured, as Markdown; ranges over the rounds."""
+    head = ["", "start, s", "a commit costs, s", "durable after, s", "speed"]
+    rows = [
+        [
+            name,
+            f"{one.costs.start:.1f} ({min(one.starts):.1f} to {max(one.starts):.1f})",
+            f"{one.costs.commit:.2f} ({min(one.commits):.2f} to {max(one.commits):.2f})",
+            f"{one.costs.durable:.2f}",
+            f"{one.costs.speed:.2f}",
+        ]
+        for name, one in measured.items()
+    ]
+    return _markdown([head, *rows])
+
+
+def replayed_table(replayed: Mapping[str, Replayed]) -> str:
+    """The real replay beside its simulation, as Markdown."""
+    head = ["", "real", "simulated", "difference", "steps kept"]
+    rows = [
+        [name, f"{one.real:.1%}", f"{one.simulated:.1%}", f"{one.difference:+.1%}", str(one.steps)]
+        for name, one in replayed.items()
+    ]
+    return _markdown([head, *rows])
+
+
+def picture(scenarios: Sequence[Scenario], file: Path) -> None:
+    """Draw where the time went, a panel for each scenario, as SVG."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "baton"
+    from matplotlib import pyplot as plt
+
+    names = list(scenarios[0].seconds)
+    columns = 2
+    lines = -(-len(scenarios) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(10, 0.6 + lines * (0.7 + 0.3 * len(names))), sharey=True)
+    for axis, scenario in zip(axes.flat, scenarios, strict=False):
+        begins = [0.0] * len(names)
+        for cause, color in _CAUSES.items():
+            shares = [getattr(scenario.seconds[name], cause) / scenario.seconds[name].total for name in names]
+            axis.barh(names, shares, left=begins, color=color, label=_LABELS[cause])
+            begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
+        for number, name in enumerate(names):
+            axis.text(0.01, number, f"{scenario.goodput(name):.0%}", va="center", color="white", fontsize=8)
+        axis.set_title(scenario.name, fontsize=9)
+        axis.set_xlim(0, 1)
+        axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes.flat[len(scenarios) :]:
+        axis.set_axis_off()
+    axes.flat[0].invert_yaxis()
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(_CAUSES), fontsize=8)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Measured costs and their title."""
+
+    title: str
+    measured: Mapping[str, Measured]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealReplay:
+    """The replay with real processes.
+
+    Attributes:
+        title: of the workload.
+        interval: seconds between commits.
+        lives: seconds that each machine lived.
+        measured: costs, by arm.
+        replayed: what came of it, by arm.
+        same: whether Baton's bits are those of a run that nothing interrupted.
+    """
+
+    title: str
+    interval: float
+    lives: Sequence[float]
+    measured: Mapping[str, Measured]
+    replayed: Mapping[str, Replayed]
+    same: bool
+
+
+def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: RealReplay) -> str:
+    """The page, as Markdown."""
+    lives = ", ".join(f"{each:.0f}" for each in real.lives)
+    machines = len(scenarios[0].schedule.up_times)
+    bits = "the same bits as" if real.same else "OTHER BITS than"
+    return "\n".join(
+        (
+            "# What preemptions leave of the time\n",
+            f"{machine}\n",
+            "Goodput is the share of the machines' time that went into training that is kept. The first table is",
+            f"**simulated** from the costs in the second one, over {machines} machines. The oracle knows when each",
+            "machine is lost: it starts as Baton does, and makes one commit that survives at the very moment of the",
+            "loss. Baton has its default, `checkpoint.every_seconds: auto`, which learns how often machines are lost.",
+            "The peers commit at Young's interval for the true mean, which nobody knows beforehand, or each half hour.",
+            "On a notice Baton commits and ends; the peers do not act on it. All are started again at once.\n",
+            table(scenarios),
+            "![Where the time went](preemptions.svg)\n",
+            f"## What was measured: {costs.title}\n",
+            costs_table(costs.measured),
+            "A start is the time from the process to its first step, with the checkpoint restored and, of Baton, with",
+            "Prefect. What a commit costs is the time that training with commits took longer. Speed is that of a step",
+            "over the fastest arm's.\n",
+            f"## The same with real processes: {real.title}\n",
+            f"{len(real.lives)} machines of {lives} seconds, each ended with SIGKILL, a commit each {real.interval:g}",
+            "seconds, beside a simulation of the same lives from these costs:\n",
+            costs_table(real.measured),
+            replayed_table(real.replayed),
+            f"Baton's newest checkpoint has {bits} that of a run that nothing interrupted. The peers do not promise",
+            "that: their data begins anew at each start.\n",
+        )
+    )
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,91 @@
+"""The replay of losses: its sums, its order, and its schedules."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.benchmarks.preemptions.schedules import exponential, from_file, scaled, weibull
+from tests.benchmarks.preemptions.simulation import Costs, goodput, oracle, replay
+
+SECONDS = st.floats(0, 500)
+UP_TIMES = st.lists(st.floats(0.1, 5000), min_size=1, max_size=8)
+INTERVALS = st.floats(1, 2000)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> Costs:
+    commit, later = draw(st.floats(0, 60)), draw(st.floats(0, 60))
+    return Costs(start=draw(SECONDS), commit=commit, durable=commit + later, saves_on_notice=draw(st.booleans()))
+
+
+@given(up_times=UP_TIMES, of=costs(), interval=INTERVALS, notice=st.sampled_from([0.0, 30.0, 400.0]))
+def test_causes_add_up_and_nobody_beats_the_oracle(
+    up_times: list[float], of: Costs, interval: float, notice: float
+) -> None:
+    found, best = replay(up_times, of, lambda *_: interval, notice=notice), oracle(up_times, of)
+    assert found.total == pytest.approx(sum(up_times))
+    assert best.total == pytest.approx(sum(up_times))
+    assert min(found.kept, found.lost, found.start, found.commit, found.left) >= 0
+    assert found.kept <= best.kept + 1e-6
+    assert goodput(found, of) <= goodput(best, of) + 1e-9
+
+
+@given(up_times=UP_TIMES, of=costs(), interval=INTERVALS)
+def test_longer_starts_keep_less(up_times: list[float], of: Costs, interval: float) -> None:
+    later = Costs(start=of.start + 50, commit=of.commit, durable=of.durable)
+    assert replay(up_times, later, lambda *_: interval).kept <= replay(up_times, of, lambda *_: interval).kept + 1e-6
+
+
+def test_one_life_by_hand() -> None:
+    """Start 10; train 10..40, commit until 42, durable at 45; train 42..72, commit 72..74, durable at 77 > 75."""
+    of = Costs(start=10, commit=2, durable=5)
+    found = replay([75], of, lambda *_: 30)
+    assert (found.start, found.kept, found.commit, found.lost) == (10, 30, 4, 31)
+    noticed = replay([75], Costs(start=10, commit=2, durable=5, saves_on_notice=True), lambda *_: 30, notice=15)
+    assert (noticed.kept, noticed.lost, noticed.commit, noticed.left) == (48, 0, 7, 10)
+    late = replay([75], Costs(start=10, commit=2, durable=5, saves_on_notice=True), lambda *_: 30, notice=4)
+    assert (late.kept, late.lost) == (30, 29)
+
+
+def test_interval_follows_what_came_before() -> None:
+    asked: list[tuple[int, float]] = []
+
+    def interval(losses: int, seconds: float) -> float:
+        asked.append((losses, seconds))
+        return math.inf
+
+    assert replay([5, 7, 9], Costs(start=0, commit=0, durable=0), interval).lost == 21
+    assert asked == [(0, 0), (1, 5), (2, 12)]
+
+
+def test_schedules_are_drawn_from_their_seed() -> None:
+    for draw in (exponential, weibull):
+        one = draw(600, 4000)
+        assert one == draw(600, 4000) != draw(600, 4000, seed=1)
+        assert one.mean == pytest.approx(600, rel=0.1)
+        assert min(one.up_times) > 0
+    assert scaled(exponential(600, 50), mean=20, least=10, most=30) == scaled(
+        exponential(600, 50), mean=20, least=10, most=30
+    )
+
+
+def test_schedule_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "week.txt"
+    file.write_text("# spot machines\n60.5\n\n10 # early\n")
+    assert from_file(file).up_times == (60.5, 10.0)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "12\nsoon", "-3", "nan", "inf", "0"])
+def test_bad_schedule_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "week.txt"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"week\.txt"):
+        from_file(file)
+
+
+def test_bad_costs_are_refused() -> None:
+    with pytest.raises(ValueError, match="durable is at least commit"):
+        Costs(start=1, commit=2, durable=1)
