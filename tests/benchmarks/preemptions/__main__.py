@@ -70,9 +70,9 @@ WHOLE = Plan(
     small_rows=50,
     interval=7.0,
     short=3.0,
-    rounds=3,
-    lives=6,
-    mean=35.0,
+    rounds=2,
+    lives=4,
+    mean=28.0,
 )
 TRIAL = Plan(
     large=TINY, small=TINY, large_rows=20, small_rows=20, interval=1.0, short=1.0, rounds=1, lives=1, mean=25.0

@@ -1,5 +1,6 @@
 """Measures what the simulation needs, and replays a short schedule with real processes and SIGKILL."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -60,9 +61,10 @@ def measure(bench: Bench, workload: Workload, *, interval: float, rows: int, rou
     """
     names = [BATON, *(PEERS if bench.peers else ())]
     found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in names}
+    plain = bench.step_seconds(workload)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(_one_round(bench, name, workload, interval=interval, rows=rows))
+            found[name].append(_one_round(bench, name, workload, interval=interval, rows=rows, step_seconds=plain))
             step, start, commit, durable = found[name][-1]
             bench.say(
                 f"{workload.name}, {name}: step {step:.3f}, start {start:.1f}, commit {commit:.2f}, {durable:.2f} s"
@@ -90,22 +92,23 @@ def _medians(rounds: Sequence[tuple[float, float, float, float]], *, fastest: fl
 
 
 def _one_round(
-    bench: Bench, name: str, workload: Workload, *, interval: float, rows: int
+    bench: Bench, name: str, workload: Workload, *, interval: float, rows: int, step_seconds: float
 ) -> tuple[float, float, float, float]:
-    """Seconds of a step, a start, a commit, and until a commit is durable."""
-    plain = Training(steps=_FAR_STEPS // rows * rows, rows=rows)
-    probe = arm_of(bench, name, workload, plain).run(
-        lambda trace: len(trace.rows) > 1 and trace.to_last_step > interval
-    )
-    step = probe.to_last_step / (max(probe.rows) - min(probe.rows))
-    training = training_of(interval, step_seconds=step, rows=rows)
+    """Seconds of a step, a start, a commit, and until a commit is durable.
+
+    A step is the median between two rows of metrics. What commits cost is the time that is left, so that both are from
+    one process.
+    """
+    training = training_of(interval, step_seconds=step_seconds, rows=rows)
     arm = arm_of(bench, name, workload, training)
-    last = _COMMITS * training.commit_steps
-    with_commits = arm.run(until_step(last + rows, commit=False))
+    # The row after the last commit ends what that commit costs.
+    done = arm.run(until_step(_COMMITS * training.commit_steps + rows))
     again = arm.run(lambda trace: bool(trace.rows))
-    trained = max(with_commits.rows) - min(with_commits.rows)
-    commit = (with_commits.to_last_step - trained * step) / _COMMITS
-    lags = [at - with_commits.rows[of] for of, at in with_commits.commits.items() if of in with_commits.rows]
+    times = [done.rows[step] for step in sorted(done.rows)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    step = statistics.median(gaps) / rows
+    commit = (sum(gaps) - len(gaps) * rows * step) / _COMMITS
+    lags = [at - done.rows[of] for of, at in done.commits.items() if of in done.rows]
     return step, again.first_row - rows * step, commit, statistics.median(lags)
 
 
