@@ -167,10 +167,11 @@ def post(url: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
         f"{url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            # Prefect's database can block for a minute when several flow runs start at once.
+            with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310
                 return json.load(response)
         except urllib.error.HTTPError as fault:
             # 503: the database is busy and nothing was done. Prefect's own client retries too.
