@@ -9,12 +9,13 @@ import hashlib
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_time
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
+from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, RunLogError, StorageError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.parallel import parallel_map
@@ -23,8 +24,10 @@ _LOGGER = logging.getLogger(__name__)
 _FOLDER: Final = "attempts/closed/"
 # Nobody writes to a record any more after this time, unless a process slept for it.
 _CLOSED_AFTER: Final = timedelta(days=1)
-# Fewer are not worth a file.
-_LEAST_RECORDS: Final = 64
+# Fewer are not worth a file. Of 10,000 records, about 100 packs and 100 files are left.
+_LEAST_RECORDS: Final = 100
+# More are packed by the next process, so that the first one in an old home does not work for long.
+_MOST_RECORDS: Final = 1000
 
 
 class AttemptPack(Contract):
@@ -39,21 +42,32 @@ def is_pack(path: str) -> bool:
     return path.startswith(_FOLDER)
 
 
-def read_pack(home: Storage, path: str) -> list[AttemptRecord] | None:
-    """Return the records of a pack; None if it cannot be read.
+def read_pack(home: Storage, path: str) -> tuple[list[AttemptRecord], int] | None:
+    """Return the records of a pack, and how many of them cannot be read; None if the pack cannot be read.
 
     Raises:
         FileMissing: it is not there.
     """
+    texts = _texts(home, path)
+    if texts is None:
+        return None
+    records = []
+    for text in texts:
+        with suppress(RunLogError, AnotherVersion):
+            records.append(AttemptRecord.from_json(text.encode(), where=path, error=RunLogError))
+    return records, len(texts) - len(records)
+
+
+def _texts(home: Storage, path: str) -> tuple[str, ...] | None:
+    """The records of a pack as they were in their files; None if the pack cannot be read."""
     try:
         data = home.read(path)
         if path != _path(data):
             return None
-        pack = AttemptPack.from_json(data, where=path, error=RunLogError)
-        return [AttemptRecord.from_json(text.encode(), where=path, error=RunLogError) for text in pack.records]
+        return AttemptPack.from_json(data, where=path, error=RunLogError).records
     except FileMissing:
         raise
-    except (StorageError, RunLogError):
+    except (StorageError, RunLogError, AnotherVersion):
         return None
 
 
@@ -76,24 +90,26 @@ def packable(records: Sequence[AttemptRecord], loose: Sequence[str], *, now: dat
     files = set(loose)
     old = [attempt_path(record.attempt) for record in records if now - utc_time(record.alive) > _CLOSED_AFTER]
     paths = [path for path in old if path in files]
-    return paths if len(paths) >= _LEAST_RECORDS else []
+    return paths[:_MOST_RECORDS] if len(paths) >= _LEAST_RECORDS else []
 
 
 def pack(home: Storage, paths: Sequence[str]) -> None:
-    """Write one pack of these records, and delete their files."""
+    """Write one pack of these records, except those that are in a pack already, and delete their files."""
     try:
         texts = [data.decode() for data in parallel_map(home.read, paths, workers=home.transfers)]
-        data = AttemptPack(records=tuple(texts)).to_json()
-        try:
-            home.create(_path(data), data)
-        except FileAlreadyThere:
+        # A process that died between the two steps has left both.
+        known = {text for path in home.files("attempts") if is_pack(path) for text in _texts(home, path) or ()}
+        new = tuple(text for text in texts if text not in known)
+        if new:
+            data = AttemptPack(records=new).to_json()
+            with suppress(FileAlreadyThere):
+                home.create(_path(data), data)
             if home.read(_path(data)) != data:
                 return
     except (StorageError, UnicodeDecodeError) as fault:  # another process may be packing them
         _LOGGER.debug("%s: records of attempts are not packed: %s", home.uri, fault)
         return
-    for path in paths:
-        discard(home, path)
+    parallel_map(lambda path: discard(home, path), paths, workers=home.transfers)
 
 
 def _path(data: bytes) -> str:

@@ -43,7 +43,7 @@ class AttemptReader:
         """Read nothing yet."""
         self._home = home
         self._ended: dict[str, AttemptRecord] = {}
-        self._packs: dict[str, list[AttemptRecord]] = {}
+        self._packs: dict[str, tuple[list[AttemptRecord], int]] = {}
 
     def read(self) -> Attempts:
         """Read the records; for a run without any this is one listing.
@@ -54,29 +54,30 @@ class AttemptReader:
         paths = sorted(self._home.files("attempts"))
         if not paths:
             return Attempts((), 0)
-        packs = [path for path in paths if is_pack(path)]
         files = [path for path in paths if not is_pack(path)]
         # Parallel reads hide the latency of remote storage.
-        found = [record for record in parallel_map(self._record, files, workers=_READERS) if record != _GONE]
-        of_packs = parallel_map(self._pack, packs, workers=_READERS)
+        found = parallel_map(self._record, files, workers=_READERS)
+        if _GONE in found:  # packed since they were listed, so the pack is in no listing yet
+            paths = sorted(self._home.files("attempts"))
+        of_packs = parallel_map(self._pack, [path for path in paths if is_pack(path)], workers=_READERS)
         records = [record for record in found if isinstance(record, AttemptRecord)]
         # Seconds of the shut-down may still be added to them; nobody who reads twice needs those.
         self._ended = {attempt_path(record.attempt): record for record in records if record.ended is not None}
-        known = {record.attempt: record for packed in of_packs for record in packed or ()}
+        known = {record.attempt: record for packed, _ in of_packs for record in packed}
         known |= {record.attempt: record for record in records}
         in_order = sorted(known.values(), key=lambda record: (utc_time(record.began), record.attempt))
-        unreadable = len(found) - len(records) + of_packs.count(None)
+        unreadable = found.count(None) + sum(count for _, count in of_packs)
         return Attempts(tuple(in_order), unreadable, tuple(files))
 
-    def _pack(self, path: str) -> list[AttemptRecord] | None:
-        """The records of a pack, which never changes; None if it cannot be read."""
+    def _pack(self, path: str) -> tuple[list[AttemptRecord], int]:
+        """The records of a pack, which never changes, and how many cannot be read; an unreadable pack counts as one."""
         if path not in self._packs:
             try:
                 found = read_pack(self._home, path)
             except FileMissing:
-                return []
+                return [], 0
             if found is None:
-                return None
+                return [], 1
             self._packs[path] = found
         return self._packs[path]
 

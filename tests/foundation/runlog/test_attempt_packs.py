@@ -17,6 +17,7 @@ from tasks.foundation.runlog.attempts import AttemptReader, Attempts, read_attem
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.counting_storage import Counting
 from tests.support.crashing_store import CrashingStore, Died
+from tests.support.far_storage import FarStorage
 from tests.support.ledger_records import record_of
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -147,6 +148,42 @@ def test_damaged_pack_is_counted_as_unreadable(tmp_path: Path) -> None:
     (packed,) = (tmp_path / "attempts" / "closed").iterdir()
     packed.write_bytes(packed.read_bytes().replace(b"complete", b"complexe", 1))
     assert (read_attempts(home).records, read_attempts(home).unreadable) == ((), 1)
+
+
+def test_record_of_a_later_version_is_counted_as_unreadable(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    paths = [write(home, number, days=2) for number in range(3)]
+    home.write(paths[1], json.dumps({**json.loads(home.read(paths[1])), "schema_version": 2}).encode())
+    before = read_attempts(home)
+    assert (len(before.records), before.unreadable) == (2, 1)
+    pack(home, paths)  # as that version does
+    same(read_attempts(home), before)
+
+
+def test_reader_sees_records_that_are_packed_meanwhile(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    paths = [write(home, number, days=2) for number in range(3)]
+    before = read_attempts(home)
+    far: Any = FarStorage(home)
+
+    def rival(method: str, _path: str) -> None:
+        if method == "read":
+            far.before = lambda *_: None
+            pack(home, paths)
+
+    far.before = rival
+    same(read_attempts(far), before)
+
+
+def test_records_that_a_death_left_are_packed_once(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path)
+    paths = [write(home, number, days=2) for number in range(5)]
+    left = home.read(paths[4])
+    pack(home, paths)
+    home.write(paths[4], left)
+    pack(home, paths[4:])
+    assert len(list((tmp_path / "attempts" / "closed").iterdir())) == 1
+    assert read_attempts(home).files == ()
 
 
 def test_few_records_are_left_alone(tmp_path: Path) -> None:
