@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.benchmarks.preemptions.schedules import exponential, from_file, scaled, weibull
-from tests.benchmarks.preemptions.simulation import Costs, goodput, oracle, replay
+from tests.benchmarks.preemptions.simulation import Costs, fastest_costs, goodput, oracle, replay
 
 SECONDS = st.floats(0, 500)
 UP_TIMES = st.lists(st.floats(0.1, 5000), min_size=1, max_size=8)
@@ -31,6 +31,22 @@ def test_causes_add_up_and_nobody_beats_the_oracle(
     assert min(found.kept, found.lost, found.start, found.commit, found.left) >= 0
     assert found.kept <= best.kept + 1e-6
     assert goodput(found, of) <= goodput(best, of) + 1e-9
+
+
+@given(up_times=UP_TIMES, of=costs(), other=costs(), interval=INTERVALS)
+def test_oracle_has_the_lowest_costs(up_times: list[float], of: Costs, other: Costs, interval: float) -> None:
+    best = oracle(up_times, fastest_costs([of, other]))
+    for arm in (of, other):
+        assert goodput(replay(up_times, arm, lambda *_: interval), arm) <= best.kept / best.total + 1e-9
+
+
+@given(up_time=st.floats(600, 5000), of=costs(), interval=INTERVALS)
+def test_training_is_kept_up_to_the_last_commit(up_time: float, of: Costs, interval: float) -> None:
+    """Without in-flight commits the goodput is arithmetic: whole intervals, each with its commit."""
+    plain = Costs(start=of.start, commit=of.commit, durable=of.commit)
+    found = replay([up_time], plain, lambda *_: interval)
+    whole = (up_time - of.start) // (interval + of.commit)
+    assert found.kept == pytest.approx(whole * interval, rel=1e-6, abs=interval * 1.001)
 
 
 @given(up_times=UP_TIMES, of=costs(), interval=INTERVALS)

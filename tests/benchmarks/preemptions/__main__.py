@@ -9,6 +9,7 @@ replays a short one with real processes and SIGKILL, beside a simulation of the 
 """
 
 import argparse
+import math
 import shutil
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from tests.benchmarks.machine import machine_words
 from tests.benchmarks.preemptions.measure import BATON, PEERS, Measured, measure, replay_really
 from tests.benchmarks.preemptions.page import ORACLE, RealReplay, Scenario, Table, document, picture
 from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
-from tests.benchmarks.preemptions.simulation import oracle, replay
+from tests.benchmarks.preemptions.simulation import fastest_costs, oracle, replay
 from tests.benchmarks.process import Arm
 from tests.benchmarks.workloads import MEDIUM, TINY, TRANSFORMER_250MB, Workload
 from tests.support.checkout import CHECKOUT
@@ -69,10 +70,10 @@ WHOLE = Plan(
     large_rows=2,
     small_rows=50,
     interval=7.0,
-    short=3.0,
+    short=1.5,
     rounds=2,
-    lives=4,
-    mean=28.0,
+    lives=5,
+    mean=25.0,
 )
 TRIAL = Plan(
     large=TINY, small=TINY, large_rows=20, small_rows=20, interval=1.0, short=1.0, rounds=1, lives=1, mean=25.0
@@ -87,14 +88,15 @@ def simulate(schedule: Schedule, notice: float, measured: dict[str, Measured]) -
         between = Losses(count=losses, seconds=seconds).mean_seconds
         return young_interval(ours.commit, between, max_overhead=_MAX_OVERHEAD)
 
+    fastest = fastest_costs([each.costs for each in measured.values()])
     seconds = {
-        ORACLE: oracle(schedule.up_times, ours),
+        ORACLE: oracle(schedule.up_times, fastest),
         BATON: replay(schedule.up_times, ours, adaptive, notice=notice),
     }
     for name in PEERS:
         if name in measured:
             costs = measured[name].costs
-            best = young_interval(costs.commit, schedule.mean, max_overhead=1.0)
+            best = math.sqrt(2 * costs.commit * schedule.mean)
             for words, interval in ((", best interval", best), (", each half hour", _EPOCH_SECONDS)):
                 between: Callable[[int, float], float] = lambda *_, interval=interval: interval  # noqa: E731
                 seconds[name + words] = replay(schedule.up_times, costs, between, notice=notice)

@@ -43,8 +43,9 @@ class Scenario:
 
     def goodput(self, name: str) -> float:
         """Share of the time that an arm kept."""
-        arm = BATON if name == ORACLE else name.split(",", maxsplit=1)[0]
-        return goodput(self.seconds[name], self.measured[arm].costs)
+        if name == ORACLE:
+            return self.seconds[name].kept / self.seconds[name].total
+        return goodput(self.seconds[name], self.measured[name.split(",", maxsplit=1)[0]].costs)
 
     @property
     def best_peer(self) -> float:
@@ -100,6 +101,7 @@ def picture(scenarios: Sequence[Scenario], file: Path) -> None:
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "baton"
+    mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
 
     names = list(scenarios[0].seconds)
@@ -168,8 +170,8 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             f"{machine}\n",
             "Goodput is the share of the machines' time that went into training that is kept. The first table is",
             f"**simulated** from the costs in the second one, over {machines} machines. The oracle knows when each",
-            "machine is lost: it starts as Baton does, and makes one commit that survives at the very moment of the",
-            "loss. Baton has its default, `checkpoint.every_seconds: auto`, which learns how often machines are lost.",
+            "machine is lost: it has the lowest costs of all, and makes one commit that survives at the very moment of",
+            "the loss. Baton has its default, `checkpoint.every_seconds: auto`, and learns how often it is lost.",
             "The peers commit at Young's interval for the true mean, which nobody knows beforehand, or each half hour.",
             "On a notice Baton commits and ends; the peers do not act on it. All are started again at once.\n",
             table(scenarios),
@@ -181,7 +183,7 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             "over the fastest arm's.\n",
             f"## The same with real processes: {real.title}\n",
             f"{len(real.lives)} machines of {lives} seconds, each ended with SIGKILL, a commit each {real.interval:g}",
-            "seconds, beside a simulation of the same lives from these costs:\n",
+            "seconds of all arms, beside a simulation of the same lives from these costs:\n",
             costs_table(real.measured),
             replayed_table(real.replayed),
             f"Baton's newest checkpoint has {bits} that of a run that nothing interrupted. The peers do not promise",

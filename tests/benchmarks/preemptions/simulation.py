@@ -88,6 +88,15 @@ def oracle(up_times: Sequence[float], costs: Costs) -> Seconds:
     return found
 
 
+def fastest_costs(arms: Sequence[Costs]) -> Costs:
+    """The costs of the oracle: of each kind the lowest of all arms."""
+    return Costs(
+        start=min(each.start for each in arms),
+        commit=min(each.commit for each in arms),
+        durable=min(each.durable for each in arms),
+    )
+
+
 def goodput(seconds: Seconds, costs: Costs) -> float:
     """The share of the time that was kept, as steps of the fastest arm."""
     return seconds.kept * costs.speed / seconds.total if seconds.total else 0.0
