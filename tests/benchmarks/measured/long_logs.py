@@ -62,7 +62,7 @@ def complete_run(folder: Path, commits: int) -> FakeRun:
     identity = {**head.identity, **identity_in_run_file(spec)}
     run.log.append(lambda _: Change(environment=head.environment, identity=identity), attempt="a")
     for number in range(commits - 2):
-        run.train((number + 1) * 300 // commits).retire(keep_last=2)
+        run.train(1 + number * 300 // commits).retire(keep_last=2)
     run.train(400).evaluate(0.9)
     run.retire(keep_last=2)
     for number in range(max(1, commits // _ATTEMPTS_PER_COMMITS)):
