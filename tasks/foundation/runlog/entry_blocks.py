@@ -14,7 +14,7 @@ from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import Entry
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError, StorageError
+from tasks.foundation.errors import FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
@@ -78,17 +78,20 @@ def read_block(home: Storage, first: int) -> list[bytes] | None:
     path = block_path(first)
     try:
         found = _parsed(home.read(path), first, where=f"{home.uri}/{path}")
-        last = home.read(entry_path(first + BLOCK_ENTRIES - 1))
     except FileMissing:
         return None
-    except RunLogError as fault:
+    except (RunLogError, StorageError) as fault:
         _LOGGER.debug("reading the entries one by one: %s", fault)
+        return None
+    try:
+        last = home.read(entry_path(first + BLOCK_ENTRIES - 1))
+    except FileMissing:
         return None
     return found if found[-1] == last else None
 
 
 def write_block(home: Storage, first: int, entries: Sequence[bytes]) -> None:
-    """Write the block of these entries, unless one is there. Best effort: a home may be read-only.
+    """Write the block of these entries, in place of one that cannot be used. Best effort: a home may be read-only.
 
     Args:
         home: the run's.
@@ -99,9 +102,7 @@ def write_block(home: Storage, first: int, entries: Sequence[bytes]) -> None:
     header = BlockHeader(first=first, sizes=tuple(map(len, entries)), sha256=hashlib.sha256(data).hexdigest())
     line = header.model_dump_json().encode()
     try:
-        home.create(block_path(first), line + b"\n" + data)
-    except FileAlreadyThere:
-        return
+        home.write(block_path(first), line + b"\n" + data)
     except StorageError as fault:
         _LOGGER.debug("%s/%s: not written: %s", home.uri, block_path(first), fault)
 
@@ -118,22 +119,30 @@ def read_entries(home: Storage, numbers: range) -> list[bytes]:
 def false_blocks(home: Storage, entries: int) -> Iterator[str]:
     """Yield the path of each block that does not hold the entries of the log.
 
+    A block whose entries are not all there is passed over: what lacks them is the log.
+
     Args:
         home: the run's.
         entries: how many entries the log has.
+
+    Raises:
+        StorageError: the store refused a request or failed.
     """
     for first in range(0, entries - BLOCK_ENTRIES + 1, BLOCK_ENTRIES):
         path = block_path(first)
         try:
             data = home.read(path)
+            found = _parsed(data, first, where=path)
         except FileMissing:
             continue
-        try:
-            found = _parsed(data, first, where=path)
         except RunLogError:
             yield path
             continue
-        if found != read_entries(home, range(first, first + BLOCK_ENTRIES)):
+        try:
+            entries_of_log = read_entries(home, range(first, first + BLOCK_ENTRIES))
+        except FileMissing:
+            continue
+        if found != entries_of_log:
             yield path
 
 

@@ -131,8 +131,37 @@ def test_home_that_cannot_be_written_is_read(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path / "home")
     fill(home, 2 * SIZE, 1)
     refusing = Counting(home)
-    refusing.fails = lambda _, verb: (StorageError("read-only"), False) if verb == "create" else None
+    refusing.fails = lambda _, verb: (StorageError("read-only"), False) if verb == "write" else None
     assert texts(RunLog(refusing).entries(blocks="written")) == texts(RunLog(home).entries())
+
+
+def test_damaged_block_is_written_again(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path / "home")
+    fill(home, SIZE + 1, 1)
+    list(RunLog(home).entries(blocks="written"))
+    good = (home.root / block_path(0)).read_bytes()
+    damage(home, 0, "flipped", random.Random(1))
+    list(RunLog(home).entries(blocks="read"))
+    assert (home.root / block_path(0)).read_bytes() != good
+    list(RunLog(home).entries(blocks="written"))
+    assert (home.root / block_path(0)).read_bytes() == good
+
+
+def test_blocks_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path / "home")
+    fill(home, SIZE + 1, 1)
+    expected = texts(RunLog(home).entries())
+    (home.root / "log/blocks").write_bytes(b"not a folder")
+    for blocks in ("read", "written"):
+        assert texts(RunLog(home).entries(blocks=blocks)) == expected
+
+
+def test_lost_entry_in_a_block_is_no_false_block(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path / "home")
+    fill(home, SIZE + 2, 1)
+    list(RunLog(home).entries(blocks="written"))
+    (home.root / "log/00000003.json").unlink()
+    assert not list(false_blocks(home, SIZE + 2))
 
 
 def test_death_at_any_call_leaves_no_false_block(tmp_path: Path) -> None:
