@@ -38,8 +38,8 @@ def works(marker: str, *, ends: bool = True):
 """
 
 
-def readme() -> str:
-    return (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
+def google_cloud_page() -> str:
+    return (CHECKOUT / "deploy" / "google-cloud.md").read_text(encoding="utf-8")
 
 
 class Server:
@@ -180,8 +180,8 @@ def test_dead_flow_run_is_marked_crashed_and_stopped_is_not(server: Server) -> N
     automation = yaml.safe_load((CHECKOUT / "deploy" / "automations" / "zombies.yaml").read_text(encoding="utf-8"))
     automation["trigger"]["within"] = 60
     (server.folder / "zombies.yaml").write_text(yaml.safe_dump(automation), encoding="utf-8")
-    # The command in deploy/README.md must work when it is repeated.
-    typed = next(line for line in readme().splitlines() if line.startswith("prefect automation "))
+    # The command in deploy/google-cloud.md must work when it is repeated.
+    typed = next(line for line in google_cloud_page().splitlines() if line.startswith("prefect automation "))
     for _ in range(2):
         server.shell(typed.replace("deploy/automations/", ""), cwd=server.folder)
     created = post(server.url, "automations/filter", {})

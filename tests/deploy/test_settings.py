@@ -1,4 +1,4 @@
-"""The table of settings in deploy/README.md has all of Baton's settings, and only existing ones."""
+"""The table in deploy/settings.md has all of Baton's settings, and only existing ones."""
 
 import json
 import re
@@ -10,13 +10,14 @@ import yaml
 
 from tests.support.checkout import CHECKOUT
 
-README = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in (CHECKOUT / "deploy").glob("*.md")}
 # Read by Python and by libraries.
 OF_OTHERS = {"NO_PROXY", "TMPDIR"}
 
 
 def table() -> set[str]:
-    return set(re.findall(r"^\| `([A-Z_]+)` \|", README[README.index("## Settings for a fleet") :], flags=re.MULTILINE))
+    page = PAGES["settings.md"]
+    return set(re.findall(r"^\| `([A-Z_]+)` \|", page[page.index("## All settings") :], flags=re.MULTILINE))
 
 
 @cache
@@ -64,9 +65,10 @@ def test_variables_of_work_pools_are_in_the_table() -> None:
         assert set(variables["env"]["default"]) <= table()
 
 
-def test_files_named_in_readme_exist() -> None:
-    for path in re.findall(r"\bdeploy/[\w./-]+\.(?:yaml|json)|containers/[\w.]+\.py", README):
+def test_files_named_in_the_pages_exist() -> None:
+    text = "\n".join(PAGES.values())
+    for path in re.findall(r"\bdeploy/[\w./-]+\.(?:yaml|json)|containers/[\w.]+\.py", text):
         assert path.startswith("containers/") or (CHECKOUT / path).is_file(), path
     written = yaml.safe_load((CHECKOUT / "deploy" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
     names = {each["name"] for each in written}
-    assert set(re.findall(r"\btrain-run/([a-z-]+)", README)) <= names
+    assert set(re.findall(r"\btrain-run/([a-z-]+)", text)) <= names

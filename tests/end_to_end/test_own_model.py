@@ -1,4 +1,4 @@
-"""The files in the README train as they are printed there."""
+"""The files in README.md and tasks/README.md train as they are printed there."""
 
 import json
 import re
@@ -25,8 +25,23 @@ def relay(folder: Path, *words: str) -> dict[str, object]:
     return result
 
 
-def test_readme_files_train_and_resume(tmp_path: Path) -> None:
-    files = dict(BLOCK.findall((CHECKOUT / "README.md").read_text()))
+def printed(page: str) -> dict[str, str]:
+    """The files that a page prints, by name."""
+    return dict(BLOCK.findall((CHECKOUT / page).read_text(encoding="utf-8")))
+
+
+def test_readme_example_trains(tmp_path: Path) -> None:
+    files = printed("README.md")
+    assert files.keys() == {"model.py", "data.py", "run.yaml"}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    result = relay(tmp_path)
+    assert result["step"] == 400
+    assert result["metrics"]["validation_accuracy"] > 0.8  # type: ignore[index]
+
+
+def test_files_of_the_page_train_and_resume(tmp_path: Path) -> None:
+    files = printed("tasks/README.md")
     assert files.keys() == {"model.py", "layers.py", "data.py", "run.yaml"}
     results = {}
     for name in ("straight", "resumed"):
@@ -61,7 +76,7 @@ def exported_model_loads(folder: Path) -> None:
 
 def test_run_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     """The user's code prints too, and printing to a closed pipe raises."""
-    files = dict(BLOCK.findall((CHECKOUT / "README.md").read_text()))
+    files = printed("tasks/README.md")
     for name, print_at in (("data.py", "    for x, y in"), ("layers.py", "        return x")):
         assert print_at in files[name]
         indent = " " * (len(print_at) - len(print_at.lstrip()))

@@ -65,7 +65,7 @@ def check_settings(settings: Mapping[str, Any], *, bucket: str, prefix: str) -> 
     ):
         warnings.append(
             f"{bucket} keeps old versions of objects, so deleted objects still cost money; set the lifecycle rule "
-            f"of deploy/README.md ({update} --lifecycle-file=deploy/storage/lifecycle.json)"
+            f"of deploy/google-cloud.md ({update} --lifecycle-file=deploy/storage/lifecycle.json)"
         )
     days = _seconds(_part(settings.get("softDeletePolicy"), "retentionDurationSeconds")) / _DAY_SECONDS
     if days > 0:

@@ -157,4 +157,4 @@ def test_object_versioning_is_a_warning(cloud: FakeGcs) -> None:
     cloud.store.set_bucket("bucket", versioning=True)
     [note] = CloudStorage("bucket", "runs", QUICK).probe()
     assert "keeps old versions" in note
-    assert "deploy/README.md" in note
+    assert "deploy/google-cloud.md" in note
