@@ -8,7 +8,7 @@ import typer
 
 from flows.auditing.audit import audit_in_scratch
 from flows.auditing.words import receipt_lines
-from flows.commands.options import Address, AsJson, CodeOf, Overrides, opened_with_run_file
+from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file
 from flows.commands.output import say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.run import Run
@@ -18,7 +18,7 @@ from tasks.foundation.telemetry.console import Console
 
 
 def audit(
-    address: Address,
+    address: Address = RUN_FILE,
     overrides: Overrides = None,
     *,
     run_file: CodeOf = None,
@@ -28,7 +28,7 @@ def audit(
     seed: Annotated[int | None, typer.Option(help="draws the sample; left out: a new one each time")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Execute committed steps again, from one retained checkpoint to the next, and compare every bit with the log.
+    """Execute committed steps again; compare every bit with the log.
 
     Nothing of the run is touched; the receipt goes into its home. Exits 4 if they differ, and says where.
     """

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import AsJson, Overrides
+from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import say, say_json
 from flows.doctor.finding import Finding
 from tasks.foundation.accelerator.environment import quiet_tensorflow
@@ -19,7 +19,7 @@ _WIDTH = {"verdict": 7, "check": 11}
 
 
 def doctor(
-    file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
+    file: RunFilePath = Path(RUN_FILE),
     overrides: Overrides = None,
     *,
     for_type: Annotated[
@@ -31,7 +31,7 @@ def doctor(
     preempted_every_hours: Annotated[float, typer.Option(help="mean time between preemptions", metavar="HOURS")] = 4.0,
     as_json: AsJson = False,
 ) -> int:
-    """Check a run file, its code, data and store, and one step, on this machine; the run is not started.
+    """Check a run file, its code, data and store; start nothing.
 
     Each check passes, warns, fails or is skipped. Exits 2 if one fails.
     """

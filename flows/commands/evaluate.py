@@ -5,7 +5,16 @@ from typing import Annotated, get_args
 
 import typer
 
-from flows.commands.options import Address, AsJson, ChosenStep, CodeOf, Overrides, opened_with_run_file, step_of
+from flows.commands.options import (
+    RUN_FILE,
+    Address,
+    AsJson,
+    ChosenStep,
+    CodeOf,
+    Overrides,
+    opened_with_run_file,
+    step_of,
+)
 from flows.commands.output import aligned, say, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
@@ -23,7 +32,7 @@ from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
 def evaluate(
-    address: Address,
+    address: Address = RUN_FILE,
     overrides: Overrides = None,
     *,
     step: ChosenStep = None,
@@ -31,7 +40,7 @@ def evaluate(
     run_file: CodeOf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a committed checkpoint on the validation or the test set, and compare the metrics with the log.
+    """Evaluate a committed checkpoint, and compare with the log.
 
     Metrics that the log does not have are added to it. Those of the test set decide nothing: keep-best and early
     stopping never see them.

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Address, AsJson, ChosenStep, CodeOf, Overrides, opened_with_run_file, step_of
+from flows.commands.options import (
+    RUN_FILE,
+    Address,
+    AsJson,
+    ChosenStep,
+    CodeOf,
+    Overrides,
+    opened_with_run_file,
+    step_of,
+)
 from flows.commands.output import aligned, say, say_json
 from flows.process.fast_imports import fast_imports
 from tasks.evaluate.export.target import FORMS, require_free_target
@@ -17,7 +26,7 @@ from tasks.foundation.user_code import require_function
 
 
 def export(
-    address: Address,
+    address: Address = RUN_FILE,
     overrides: Overrides = None,
     *,
     to: Annotated[Path, typer.Option(metavar="PATH", help="the file or folder to write; must not exist")],
@@ -26,7 +35,10 @@ def export(
     run_file: CodeOf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a committed checkpoint for plain Keras or TensorFlow: .keras, .weights.h5, SavedModel or checkpoint."""
+    """Write a committed checkpoint for plain Keras or TensorFlow.
+
+    As .keras, .weights.h5, SavedModel or checkpoint.
+    """
     chosen = step_of(step)
     require_free_target(form, to)
     opened, run = opened_with_run_file(address, run_file, overrides)

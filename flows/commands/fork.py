@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
 from flows.run import Run, RunHome, open_run
 from tasks.foundation.checkpoint.fork import fork as fork_run
@@ -16,7 +16,8 @@ from tasks.foundation.errors import RunFileError
 
 
 def fork(
-    address: Address,
+    address: Address = RUN_FILE,
+    *,
     new: Annotated[str, typer.Option("--as", metavar="NEW", help="name of the new run")],
     at_step: Annotated[
         int | None, typer.Option(help="step of the checkpoint to start from; left out: the newest")
@@ -24,7 +25,10 @@ def fork(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new run from a checkpoint of another run in the same storage; the other run is only read."""
+    """Start a new run from a checkpoint of another run.
+
+    Both are in the same storage; the other run is only read.
+    """
     try:
         check_run_name(new)
     except ValueError as fault:

@@ -6,7 +6,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 import typer
 
-from flows.commands.options import AsJson, Overrides
+from flows.commands.options import RUN_FILE, AsJson, Overrides, found
 from flows.commands.output import aligned, say, say_json
 from flows.run import names_run_file, refuse_overrides, storage_of
 from flows.summary.run_list import ListedRun, list_page
@@ -19,7 +19,10 @@ from tasks.foundation.storage.opening import open_storage
 from tasks.foundation.telemetry.formatting import metric_words, number_words
 
 Folder = Annotated[
-    str, typer.Argument(metavar="STORAGE", help="a storage folder or URI, or a run file, whose storage is listed")
+    str,
+    typer.Argument(
+        metavar="STORAGE", callback=found, help="a storage folder or URI, or a run file, whose storage is listed"
+    ),
 ]
 
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="list at most N runs")]
@@ -52,9 +55,13 @@ class RunJson(TypedDict):
 
 
 def list_runs(
-    address: Folder, overrides: Overrides = None, limit: Limit = None, after: After = None, as_json: AsJson = False
+    address: Folder = RUN_FILE,
+    overrides: Overrides = None,
+    limit: Limit = None,
+    after: After = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the runs of a storage folder, in the order of their names.
+    """List the runs of a storage folder, by name.
 
     Exits 2 if the folder does not exist or a newer Baton wrote a run's log, 4 if a log cannot be read.
     """

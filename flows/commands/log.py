@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
 from flows.run import open_run
 from flows.summary.goodput import hung_words
@@ -26,7 +26,7 @@ from tasks.foundation.contracts.log_entry import (
 from tasks.foundation.telemetry.formatting import epoch_words, metric_words, short_path, size_words
 
 
-def log(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def log(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the entries of a run's log, newest last."""
     opened = open_run(address, overrides)
     entries = list(opened.log.entries(blocks="read"))

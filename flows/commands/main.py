@@ -8,17 +8,31 @@ from flows.process.exit import exits_with  # isort: skip - the function that reg
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
-from flows.commands import audit, doctor, evaluate, export, fork, list_runs, log, prove, report, run, status, verify
+from flows.commands import (
+    audit,
+    doctor,
+    evaluate,
+    export,
+    fork,
+    init,
+    list_runs,
+    log,
+    prove,
+    report,
+    run,
+    status,
+    verify,
+)
 from flows.commands.output import say, say_json
 from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
-from tasks.foundation.errors import BatonError
+from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.messages import without_password, wrapped_lines
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -31,23 +45,37 @@ app = typer.Typer(
         "Exit codes: 0 success, 2 input refused, 3 stopped with work left that can be resumed, 4 damage found, "
         "1 anything else."
     ),
-    no_args_is_help=True,
-    add_completion=False,
+    # Options of all verbs too.
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run.run)
-app.command("status")(status.status)
-app.command("list")(list_runs.list_runs)
-app.command("log")(log.log)
-app.command("verify")(verify.verify)
-app.command("fork")(fork.fork)
-app.command("evaluate")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("report")(report.report)
-app.command("prove")(prove.prove)
-app.command("audit")(audit.audit)
-app.command("doctor")(doctor.doctor)
+# Verb -> its function, and examples for its help.
+_VERBS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
+    "init": (init.init, ("baton init spirals && cd spirals && baton run",)),
+    "run": (
+        run.run,
+        (
+            "baton run",
+            "baton run run.yaml --set train.steps=5000",
+            "baton run run.yaml --accept optimizer",
+        ),
+    ),
+    "status": (status.status, ("baton status", "baton status gs://bucket/runs/digits --json")),
+    "list": (list_runs.list_runs, ("baton list runs", "baton list gs://bucket/runs --limit 20")),
+    "log": (log.log, ("baton log run.yaml", "baton log runs/digits --json")),
+    "verify": (verify.verify, ("baton verify run.yaml",)),
+    "fork": (fork.fork, ("baton fork runs/digits --at-step 800 --as digits-wide",)),
+    "evaluate": (evaluate.evaluate, ("baton evaluate run.yaml --step best", "baton evaluate run.yaml --on test")),
+    "export": (export.export, ("baton export run.yaml --format keras --to model.keras",)),
+    "report": (report.report, ("baton report run.yaml",)),
+    "prove": (prove.prove, ("baton prove run.yaml", "baton prove run.yaml --steps 100")),
+    "audit": (audit.audit, ("baton audit run.yaml --last",)),
+    "doctor": (doctor.doctor, ("baton doctor run.yaml", "baton doctor run.yaml --for v5litepod-8")),
+}
+for _verb, (_function, _examples) in _VERBS.items():
+    # Typer keeps the lines after \\b as they are.
+    app.command(_verb, epilog="\n".join(["\b", "Examples:", *(f"  {example}" for example in _examples)]))(_function)
 
 
 def _version(requested: bool) -> None:
@@ -80,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return per kind of ending
     as_json = "--json" in arguments
+    if not arguments:
+        _run(["--help"])
+        return InvalidInput.exit_code
     try:
         # In standalone mode, typer would print usage errors itself and show other errors as tracebacks.
         with sigterm_raises():

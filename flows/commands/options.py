@@ -1,15 +1,36 @@
 """Arguments and options that several verbs share."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from flows.run import Run, RunHome, names_run_file, open_run
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import message
 
-Address = Annotated[str, typer.Argument(metavar="RUN", help="a run file, or the folder or URI of a run's home")]
+RUN_FILE: Final = "run.yaml"
+
+
+def found(context: typer.Context, parameter: typer.CallbackParam, address: str | Path) -> str | Path:
+    """The run file of a command that names none must be there.
+
+    Raises:
+        InvalidInput: it is not.
+    """
+    source = context.get_parameter_source(parameter.name or "")
+    if source is not None and source.name == "DEFAULT" and not Path(RUN_FILE).exists():
+        raise InvalidInput(
+            message(f"there is no {RUN_FILE} in this folder", hints=["name a run file, or write one with: baton init"])
+        )
+    return address
+
+
+Address = Annotated[
+    str, typer.Argument(metavar="RUN", callback=found, help="a run file, or the folder or URI of a run's home")
+]
+RunFilePath = Annotated[Path, typer.Argument(metavar="FILE", callback=found, help="the run file")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="change a key of the run file, as train.steps=5000; repeatable"),

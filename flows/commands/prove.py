@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.admission.checks import preflight, require_lasting_storage
-from flows.commands.options import AsJson, Overrides
+from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import aligned, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.proving.proof import ProofSetup
@@ -31,7 +31,7 @@ _STEPS = 31
 
 
 def prove(
-    file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
+    file: RunFilePath = Path(RUN_FILE),
     overrides: Overrides = None,
     *,
     steps: Annotated[int, typer.Option(help="number of steps to train; at least 4")] = _STEPS,
@@ -41,7 +41,7 @@ def prove(
     keep: Annotated[bool, typer.Option("--keep", help="keep the scratch folder")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Train a few steps straight, and again cut and killed, and compare every bit.
+    """Train straight, and again cut and killed; compare every bit.
 
     Nothing of the run itself is touched; the receipt goes into its home. Exits 1 if the two differ, and says where.
     """

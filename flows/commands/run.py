@@ -13,7 +13,7 @@ import typer
 
 from flows.admission.admit import Admitted, admit
 from flows.admission.checks import require_lasting_storage
-from flows.commands.options import AsJson, Overrides
+from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import say_json
 from flows.goal import Goal
 from flows.launching.devices import import_stages, read_tip_ahead
@@ -31,7 +31,7 @@ from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="the run file", metavar="FILE")],
+    file: RunFilePath = Path(RUN_FILE),
     overrides: Overrides = None,
     *,
     until_step: Annotated[int | None, typer.Option(help="go to this step, counted from initialization")] = None,

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import cast
 
-from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
 from flows.commands.status_json import (
     AtWorkJson,
@@ -32,7 +32,7 @@ from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
 
 
-def status(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def status(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the state of a run."""
     opened = open_run(address, overrides)
     newest = opened.log.newest_seen() or opened.require_newest()

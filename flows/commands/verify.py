@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import typer
 
-from flows.commands.options import Address, AsJson, Overrides
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import say, say_json
 from flows.run import RunHome, open_run
 from flows.verification import Findings, verify_home
@@ -12,7 +12,7 @@ from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.telemetry.formatting import size_words
 
 
-def verify(address: Address, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def verify(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Read every committed byte again; write nothing.
 
     Exits 4 on damage and names each damaged file.
