@@ -97,7 +97,7 @@ IN_CODE = [
     Mistake("an optimizer that does not exist", changes=model("keras.optimizers.Adam(3e-3)", "'adamm'")),
     Mistake("a module that is not installed", changes=model("import keras\n", "import keras\nimport torchvision\n")),
     Mistake("a metric that the model does not have", changes=run_file("metric: accuracy", "metric: f1")),
-    Mistake("a batch that is larger than the data", changes=run_file("batch_size: 64", "batch_size: 6400")),
+    Mistake("a label that is no class", changes=run_file("validation_fraction: 0.1", "classes: 2")),
 ]
 
 
