@@ -285,7 +285,9 @@ def test_folders_of_tests_mirror_folders_of_sources() -> None:
             assert source.is_dir(), f"tests/{folder} mirrors no folder of the sources"
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "flows/README.md", "tasks/README.md"])
+@pytest.mark.parametrize(
+    "document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "flows/README.md", "tasks/README.md"]
+)
 def test_documents_name_files_that_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.py)`", text))

@@ -68,7 +68,7 @@ _VERBS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "fork": (fork.fork, ("baton fork runs/digits --at-step 800 --as digits-wide",)),
     "evaluate": (evaluate.evaluate, ("baton evaluate run.yaml --step best", "baton evaluate run.yaml --on test")),
     "export": (export.export, ("baton export run.yaml --format keras --to model.keras",)),
-    "report": (report.report, ("baton report run.yaml",)),
+    "report": (report.report, ("baton report run.yaml --open",)),
     "prove": (prove.prove, ("baton prove run.yaml", "baton prove run.yaml --steps 100")),
     "audit": (audit.audit, ("baton audit run.yaml --last",)),
     "doctor": (doctor.doctor, ("baton doctor run.yaml", "baton doctor run.yaml --for v5litepod-8")),

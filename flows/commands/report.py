@@ -1,18 +1,36 @@
 """`baton report`: writes curves, times and checkpoints of a run as one HTML page."""
 
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import say, say_json
 from flows.run import open_run
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.storage.local import LocalStorage
 
 
-def report(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def report(
+    address: Address = RUN_FILE,
+    overrides: Overrides = None,
+    *,
+    in_browser: Annotated[bool, typer.Option("--open", help="show the page in the web browser")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Write a run's report into its home."""
-    from tasks.evaluate.report.report import write_report  # imports NumPy and matplotlib
+    from tasks.evaluate.report.report import write_report
 
     opened = open_run(address, overrides)
+    if in_browser and not isinstance(opened.home, LocalStorage):
+        raise InvalidInput(f"--open: {opened.home.uri} is not on this machine; leave --open out, and copy the page")
     opened.require_head()  # if the log is damaged, its error names the lost entry
     page = write_report(opened.log, title=opened.name)
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "report": page})
     else:
         say(page)
+    if in_browser and not webbrowser.open(Path(page).resolve().as_uri()):
+        say("no web browser was found; open the page by hand", aside=True)

@@ -50,7 +50,7 @@ def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTes
             number(f"{evaluation.checkpoint.step:,}"),
             *(number(number_words(evaluation.metrics[name]) if name in evaluation.metrics else "") for name in names),
             number(f"{evaluation.examples:,}"),
-            number(duration_words(evaluation.seconds)),
+            number(duration_words(evaluation.seconds), evaluation.seconds),
         ]
         for evaluation in evaluations
     ]
@@ -65,7 +65,7 @@ def _row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark,
         number(f"{ref.step:,}"),
         Cell(marks=marks),
         Cell(metrics.replace("  ", ", ")),
-        number(size_words(ref.size)),
+        number(size_words(ref.size), ref.size),
         Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
         Cell(commit.exit_reason.replace("_", " ")),
         Cell(time_words(time)),

@@ -1,13 +1,16 @@
 """The report's page: one HTML file without references to other files."""
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from tasks.evaluate.report.changes import changes_section, origin_lines
 from tasks.evaluate.report.checkpoints import checkpoints_section, evaluations_section
+from tasks.evaluate.report.curves import Curves
+from tasks.evaluate.report.svg import svg_of
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, time_words
 from tasks.evaluate.report.times import goodput_words, time_sections, workers_section
 from tasks.foundation.contracts.epochs import recorded_epoch
@@ -19,20 +22,8 @@ from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
 
 _VALUE_CHARACTERS = 140
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A PNG, with its file name and its caption on the page."""
-
-    file: str
-    caption: str
-    png: bytes
-
-    @property
-    def base64(self) -> str:
-        """The PNG as the page embeds it."""
-        return base64.b64encode(self.png).decode()
+# A shorter run is mostly its start, which says nothing about the machines.
+_GOODPUT_FROM_SECONDS = 3600.0
 
 
 class _Tile(NamedTuple):
@@ -47,8 +38,8 @@ def render(
     entries: Sequence[Entry],
     history: History,
     account: Account | None,
-    pictures: Sequence[Picture],
-    audit: str = "",
+    curves: Curves,
+    checks: Sequence[Section] = (),
 ) -> str:
     """The page as HTML. The same arguments give the same page.
 
@@ -58,11 +49,12 @@ def render(
         entries: the run's log, oldest first; at least one.
         history: the same log, as curves.
         account: where the time went; None if no attempts are recorded.
-        pictures: the curves, in their order on the page.
-        audit: what the newest audit found; empty if there was none.
+        curves: what its charts show.
+        checks: sections about proofs and audits.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
 
+    script = (files("tasks.evaluate.report") / "curves.js").read_text("utf-8")
     environment = Environment(
         loader=PackageLoader("tasks.evaluate.report", ""),
         autoescape=True,  # names of metrics and layers are the user's
@@ -73,11 +65,34 @@ def render(
     return environment.get_template("page.html.jinja").render(
         title=title,
         address=address,
-        introduction=[*_introduction(entries, history), *([f"last audit: {audit}"] if audit else [])],
+        introduction=list(_introduction(entries, history)),
         tiles=list(_tiles(history, head, account)),
-        pictures=pictures,
-        sections=list(_sections(entries, history, account)),
+        charts=[{"caption": chart.caption, "svg": svg_of(chart, curves)} for chart in curves.charts],
+        keys=list(_keys(curves)),
+        sections=[*_sections(entries, history, account), *checks],
+        data=_json(curves.facts()),
+        script=script,
+        # The browser runs this script, and nothing that may have come from the run.
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
     )
+
+
+def _json(facts: Mapping[str, Any]) -> str:
+    """JSON that stands in HTML: no text in it can end the element or begin another one."""
+    text = json.dumps(facts, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _keys(curves: Curves) -> Iterator[Mapping[str, str]]:
+    """What the lines of the charts mean, of those that are there."""
+    words = {"training": "training", "validation": "validation"}
+    kinds = {curve.kind for chart in curves.charts for curve in chart.curves}
+    yield from ({"kind": kind, "words": said} for kind, said in words.items() if kind in kinds)
+    if curves.borders:
+        yield {"kind": "quiet event", "words": "border of a segment"}
+    events = {"kill": "killed or crashed", "rewind": "rewind", "change": "accepted change", "fork": "fork"}
+    happened = {event.kind for event in curves.events}
+    yield from ({"kind": f"event {kind}", "words": said} for kind, said in events.items() if kind in happened)
 
 
 def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:
@@ -107,6 +122,8 @@ def _tiles(history: History, head: Head, account: Account | None) -> Iterator[_T
         )
     if account is None:
         yield _Tile("in committed segments", duration_words(sum(history.seconds.values())))
+    elif account.total_seconds < _GOODPUT_FROM_SECONDS:
+        yield _Tile("of all processes", duration_words(account.total_seconds))
     else:
         yield _Tile(f"goodput, of {duration_words(account.total_seconds)}", goodput_words(account))
 

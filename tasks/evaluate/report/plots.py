@@ -1,4 +1,7 @@
-"""The report's pictures. matplotlib's object interface needs no display and works in any thread."""
+"""Pictures of a run's curves, for Prefect's pages.
+
+matplotlib's object interface needs no display and works in any thread.
+"""
 
 import io
 import logging
@@ -10,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks.evaluate.report.curves import Points, thinned
 from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.runlog.accounting import GOOD, LOST
 from tasks.foundation.runlog.history import History, commit_of
@@ -25,9 +29,6 @@ _DOTS_PER_INCH = 160
 _MAX_MARKERS = 40
 _LOGARITHMIC_FROM_RATIO = 50
 _MAX_BORDERS = 120
-_MAX_POINTS = 2000  # more than the picture has columns
-
-Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,25 +188,6 @@ def _borders(axes: "Axes", steps: Sequence[int]) -> None:
     if len(steps) <= _MAX_BORDERS:  # more lines would cover the curves
         for step in steps:
             axes.axvline(step, color=_GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.5)
-
-
-def thinned(points: Points, most: int = _MAX_POINTS) -> Points:
-    """The lowest and the highest point of each of `most` / 2 parts, so that the picture stays the same.
-
-    Args:
-        points: step and value, in the order of the steps; returned as they are if they are few.
-        most: an even number of points, at least 2.
-    """
-    if len(points) <= most:
-        return points
-    parts = most // 2
-    kept: list[tuple[int, float]] = []
-    for part in range(parts):
-        begin, end = part * len(points) // parts, (part + 1) * len(points) // parts
-        known = [index for index in range(begin, end) if not math.isnan(points[index][1])] or [begin]
-        ends = {min(known, key=lambda index: points[index][1]), max(known, key=lambda index: points[index][1])}
-        kept += [points[index] for index in sorted(ends)]
-    return kept
 
 
 def _columns(points: Points) -> tuple[list[int], list[float]]:

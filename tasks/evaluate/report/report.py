@@ -1,14 +1,14 @@
-"""Writes `report/index.html` and its pictures from a run's log and attempts."""
+"""Writes `report/index.html` from a run's log, attempts, proofs and audits."""
 
 import re
 from datetime import UTC, datetime
 
-from tasks.evaluate.report.page import Picture, render
-from tasks.evaluate.report.plots import draw
+from tasks.evaluate.report.check_sections import check_sections
+from tasks.evaluate.report.curves import curves_of
+from tasks.evaluate.report.page import render
 from tasks.foundation.errors import FileMissing, NoSuchRun
-from tasks.foundation.runlog.accounting import account_of, seconds_in_log
+from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts
-from tasks.foundation.runlog.audits import audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -39,20 +39,14 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
     history = history_of(entries)
     account = account_of(read_attempts(home), entries, history, now=now or datetime.now(UTC))
-    plots = draw(history, seconds_in_log(history) if account is None else account.seconds)
-    pictures = tuple(Picture(file=f"{plot.name}.png", caption=plot.caption, png=plot.png) for plot in plots)
-    for picture in pictures:
-        home.write(f"{_FOLDER}/{picture.file}", picture.png)
-    # The page is written last, so if it exists, its pictures do too.
-    audit = last_audit(home)
     page = render(
         title=title,
         address=home.uri,
         entries=entries,
         history=history,
         account=account,
-        pictures=pictures,
-        audit="" if audit is None else audit_words(audit),
+        curves=curves_of(history, entries, account),
+        checks=list(check_sections(home)),
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"

@@ -24,6 +24,9 @@ class Cell:
         full_text: shown on hovering, if `text` is only a part of it.
         more_lines: the lines below the first one.
         marks: coloured words before the text.
+        sort: what the column is sorted by, if not by the text.
+        share: length of a bar after the text, from 0 to 1; None: no bar.
+        bar: CSS class of the bar.
     """
 
     text: str = ""
@@ -32,6 +35,9 @@ class Cell:
     full_text: str = ""
     more_lines: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
+    sort: float | None = None
+    share: float | None = None
+    bar: Literal["", "good", "lost"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +58,9 @@ class Section:
     note: str = ""
 
 
-def number(text: str) -> Cell:
-    """A cell aligned to the right."""
-    return Cell(text, "number")
+def number(text: str, sort: float | None = None) -> Cell:
+    """A cell aligned to the right; `sort` is its number, if the text has a unit."""
+    return Cell(text, "number", sort=sort)
 
 
 def time_words(time: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, number, time_words
-from tasks.foundation.runlog.accounting import GOOD, Account, Attempt
+from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
 from tasks.foundation.runlog.worker_stats import Worker
 from tasks.foundation.telemetry.formatting import duration_words, number_words
 
@@ -55,9 +55,13 @@ def _causes(account: Account) -> Table:
     rows = [
         [
             Cell(cause, strong=cause == GOOD),
-            number(duration_words(amount)),
+            number(duration_words(amount), amount),
             number(f"{account.share(amount):.1%}"),
-            Cell("goodput" if cause == GOOD else "badput"),
+            Cell(
+                "goodput" if cause == GOOD else "badput",
+                share=account.share(amount),
+                bar="good" if cause == GOOD else "lost" if cause == LOST else "",
+            ),
         ]
         for cause, amount in account.seconds.items()
     ]
@@ -73,7 +77,10 @@ def _causes(account: Account) -> Table:
 
 
 def _sentences(account: Account) -> Iterator[str]:
-    yield f"Goodput is {goodput_words(account)} of {duration_words(account.total_seconds)}."
+    yield (
+        f"Goodput is {goodput_words(account)} of {duration_words(account.total_seconds)}: the share of the processes' "
+        "time in which steps were trained that the run kept. The rest is badput, by cause."
+    )
     silent = sum(attempt.silent for attempt in account.attempts)
     if silent:
         yield f"{silent} of the attempts were killed or crashed; their time counts up to their last heartbeat."
@@ -97,9 +104,9 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Section:
             [
                 Cell(time_words(record.began)),
                 Cell(cut(record.host, _HOST_CHARACTERS)),
-                number(duration_words(record.wall_seconds)),
-                number(f"{record.from_step:,} → {max(record.step, record.committed_step):,}"),
-                number(duration_words(attempt.lost_seconds) if attempt.lost_seconds else ""),
+                number(duration_words(record.wall_seconds), record.wall_seconds),
+                number(f"{record.from_step:,} → {max(record.step, record.committed_step):,}", record.from_step),
+                number(duration_words(attempt.lost_seconds) if attempt.lost_seconds else "", attempt.lost_seconds),
                 Cell(_end_words(attempt), "wrap"),
             ]
         )

@@ -1,8 +1,11 @@
-"""The report's page and pictures, from real run logs."""
+"""The report's page and charts, from real run logs."""
 
+import html
 import html.parser
+import json
 import math
 import re
+import webbrowser
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +13,18 @@ from typing import Any
 
 import pytest
 
+from flows.commands.main import main
 from tasks.evaluate.report.report import write_report
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Environment, Evaluation, EvaluationOnTest, Origin
+from tasks.foundation.contracts.log_entry import (
+    Change,
+    Commit,
+    Environment,
+    Evaluation,
+    EvaluationOnTest,
+    Origin,
+    Rewind,
+)
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
@@ -101,8 +113,21 @@ class Elements(html.parser.HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "data"}]
 
 
-def pictures(run: Run) -> set[str]:
-    return {Path(path).name for path in run.home.files("report") if path.endswith(".png")}
+def captions(page: str) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r"<figcaption>(.*?)</figcaption>", page)]
+
+
+def drawn(page: str) -> dict[str, Any]:
+    """What the page's script draws from."""
+    found: dict[str, Any] = json.loads(page.split('id="curves">')[1].split("</script>", maxsplit=1)[0])
+    return found
+
+
+def page_of(run: Run) -> str:
+    """The page of a run of the same shape with harmless names."""
+    other = Run(run.home.root.parent / "harmless")
+    other.evaluate(other.commit(10, [{"loss": 1.0, "accuracy": 2.0}], {"train": 1.0}), {"loss": 1.0})
+    return other.report()
 
 
 def test_page_shows_the_run(run: Run) -> None:
@@ -111,16 +136,19 @@ def test_page_shows_the_run(run: Run) -> None:
     for words in ("0.8125", "segment end", "initialized", "tensorflow", "2.19.1", "train.seed", "1.2 MB", "180"):
         assert words in page, words
     assert re.search(r'<span class="mark tip">tip</span><span class="mark best">best</span>', page)
-    assert pictures(run) == {"loss.png", "accuracy.png", "speed.png", "seconds.png"}
-    for name in pictures(run):
-        assert run.home.read(f"report/{name}").startswith(b"\x89PNG\r\n")
+    assert captions(page) == ["loss", "accuracy", "examples per second, by segment; grey: while training"]
+    loss = drawn(page)["charts"][0]["curves"]
+    assert loss[0] == {"label": "training", "kind": "training", "steps": [50, 100, 200], "values": [2.0, 1.0, 0.5]}
+    assert loss[1] == {"label": "validation", "kind": "validation", "steps": [200], "values": [0.6]}
+    assert 'aria-label="loss. training: 2 at step 50, 0.5 at step 200; validation: 0.6 at step 200' in page
+    assert list(run.home.files("report")) == ["report/index.html"]
 
 
 def test_page_is_self_contained(run: Run) -> None:
     elements = Elements(trained(run).report())
-    assert len(elements.addresses) == 4
-    assert all(address.startswith("data:image/png;base64,") for address in elements.addresses)
-    assert not {"script", "link", "iframe", "object"} & set(elements.tags)
+    assert not elements.addresses
+    assert not {"link", "iframe", "object", "img"} & set(elements.tags)
+    assert elements.tags.count("script") == 2  # the data, and what draws it
 
 
 def test_same_log_gives_the_same_page(run: Run) -> None:
@@ -131,10 +159,12 @@ def test_values_are_escaped_in_html(run: Run) -> None:
     name = '<script>alert("1")</script>'
     ref = run.commit(10, [{name: 1.0, "$\\frac{$": 2.0}], {name: 1.0})
     run.evaluate(ref, {name: 1.0})
+    plain = Elements(page_of(run))
     page = run.report(title="<script>x</script>")
-    assert "script" not in Elements(page).tags
-    assert Elements(page).attributes == {"lang", "charset", "name", "content", "class", "title", "alt", "src"}
+    assert Elements(page).tags.count("script") == 2
+    assert Elements(page).attributes == plain.attributes
     assert "&lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt;" in page
+    assert drawn(page)["charts"][0]["caption"] == name
     assert page.count("<b>") == page.count("</b>")  # "<b>" in the identity is text
     assert "&#34;&lt;b&gt;&#34;" in page
 
@@ -175,17 +205,54 @@ def test_time_by_cause_and_attempts_are_shown(run: Run) -> None:
     assert attempts[1][5].startswith("ValueError: &lt;script&gt;no way&lt;/script&gt; xxx")
     assert len(attempts[1][5]) < 250
     assert attempts[2][2:] == ["1.5 s", "100 → 1,234", "", "running: train"]
-    assert "<b>15.6%</b><span>goodput, of 2 min 02 s</span>" in page
+    assert "<b>2 min 02 s</b><span>of all processes</span>" in page  # too short for goodput at the top
+    assert "Goodput is 15.6% of 2 min 02 s: the share" in page
     assert "1 of the attempts were killed or crashed" in page
     assert "Between attempts no process was running for 2 h 59 min." in page
-    assert "script" not in Elements(page).tags
+    assert Elements(page).tags.count("script") == 2
+    assert {"kind": "kill", "step": 130, "text": "killed or crashed in compile"} in drawn(page)["events"]
 
 
-def test_picture_of_seconds_shows_the_recorded_attempts(run: Run) -> None:
-    trained(run).report()
-    before = run.home.read("report/seconds.png")
-    tried(run).report()
-    assert run.home.read("report/seconds.png") != before
+def test_long_run_shows_its_goodput_at_the_top(run: Run) -> None:
+    trained(run)
+    run.attempt("a" * 32, ended="complete", seconds={"train": 5400.0, "compile": 600.0}, uncommitted_seconds=0.0)
+    assert "<b>90.0%</b><span>goodput, of 1 h 40 min</span>" in run.report()
+
+
+def test_events_stand_on_the_curves(run: Run) -> None:
+    trained(run)
+    head = run.log.head()
+    assert head is not None
+    assert head.tip is not None
+    changed = Change(environment=ENVIRONMENT, identity={**head.identity, "train.seed": 8}, accepted=("train.seed",))
+    run.log.append(lambda _: changed, attempt="a" * 32)
+    rewound = Rewind(to=head.tip, blown_up_at=250, reason="<i>loss</i> is NaN", skip_batches=50)
+    run.log.append(lambda _: rewound, attempt="a" * 32)
+    page = run.report()
+    assert drawn(page)["events"] == [
+        {"kind": "change", "step": 200, "text": "accepted train.seed"},
+        {"kind": "rewind", "step": 200, "text": "rewound from step 250: <i>loss</i> is NaN"},
+    ]
+    assert "<title>rewound from step 250: &lt;i&gt;loss&lt;/i&gt; is NaN</title>" in page
+    assert '<span class="key event rewind"></span>rewind</span>' in page
+
+
+def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:
+    segments = drawn(trained(run).report())["segments"]
+    assert [each[:2] for each in segments] == [[0, 0], [0, 100], [100, 200]]
+    assert [round(each[3] - each[2], 3) for each in segments] == [0.0, 4.0, 3.0]
+
+
+def test_proofs_and_audits_are_listed(run: Run) -> None:
+    trained(run)
+    run.home.write(
+        "proofs/20260131T120000Z-a.json", b'{"verdict": "same", "steps": 31, "time": "2026-01-31T12:00:00+00:00"}'
+    )
+    run.home.write("audits/20260201T120000Z-b.json", b'{"verdict": "<b>", "stretches": [{"end": 3}]}')
+    run.home.write("audits/20260202T120000Z-c.json", b"not JSON")
+    rows = rows_below(run.report(), "Proofs and audits")
+    assert rows[0] == ["2026-01-31 12:00:00", "baton prove", "same", "31", "proofs/20260131T120000Z-a.json"]
+    assert [row[2] for row in rows[1:]] == ["cannot be read", "&lt;b&gt;"]
 
 
 def test_same_log_and_attempts_give_the_same_page(run: Run) -> None:
@@ -212,11 +279,12 @@ def test_unreadable_and_many_attempts_are_counted(run: Run) -> None:
     assert "51 earlier attempts are not shown." in page
 
 
-def test_run_before_its_first_segment_has_no_pictures(run: Run) -> None:
+def test_run_before_its_first_segment_has_no_charts(run: Run) -> None:
     page = run.report()
     assert "No training has been committed yet." in page
     assert "initialized" in page
-    assert pictures(run) == set()
+    assert captions(page) == []
+    assert "script" not in Elements(page).tags
 
 
 def test_run_without_checkpoints_has_a_page(tmp_path: Path) -> None:
@@ -243,16 +311,11 @@ def test_unusual_metric_values_are_drawn(run: Run, rows: list[dict[str, float]])
     ref = run.commit(100, rows)
     run.evaluate(ref, {"loss": math.nan})
     page = run.report()
-    assert f"{len(pictures(run))}" == str(page.count("<figure>"))
-    assert "loss.png" in pictures(run)
+    assert "loss" in captions(page)
+    assert page.count("<svg") == len(captions(page))
+    assert drawn(page)
+    assert not re.search(r'd="[^"]*(nan|inf)', page)
     assert ">nan<" in page
-
-
-def test_metric_names_become_distinct_file_names(run: Run) -> None:
-    run.commit(10, [{"a/b": 1.0, "a b": 2.0, "speed": 3.0, "../../x": 4.0}], {"train": 1.0})
-    page = run.report()
-    assert pictures(run) == {"a-b.png", "a-b-2.png", "metric-speed.png", "x.png", "speed.png", "seconds.png"}
-    assert page.count("<figure>") == 6
 
 
 def test_quarantined_checkpoint_shows_the_reason(run: Run) -> None:
@@ -287,3 +350,14 @@ def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run is at"):
         write_report(RunLog(LocalStorage(tmp_path / "none")), title="none")
     assert not (tmp_path / "none").exists()
+
+
+def test_command_opens_the_page_of_a_local_home(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) is None)
+    assert main(["report", run.home.uri, "--open"]) == 0
+    assert opened == [Path(capsys.readouterr().out.strip()).as_uri()]
+    assert main(["report", "memory://bucket/run", "--open"]) == 2
+    assert len(opened) == 1

@@ -121,7 +121,6 @@ def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     [
         (["nonsense"], "nonsense"),
         (["rn"], "No such command 'rn'. Did you mean 'run'?\nhint: see baton --help\n"),
-        (["status"], "RUN"),
         (["status", "x", "--nonsense"], "--nonsense"),
         (["run", "x.yaml", "--until-step", "many"], "--until-step"),
     ],

@@ -1,0 +1,253 @@
+// Draws the report's charts from the page's data so that one can look into them, and sorts its tables.
+// Text from the run is set as text only, never as HTML.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("curves").textContent);
+  const height = 280, left = 58, right = 22, top = 10, bottom = 32, maxDots = 40;
+  const view = { x: "step", smoothing: 0 };
+  const controls = document.getElementById("controls");
+  const drawings = [];
+
+  const units = { step: "step", epoch: "epoch", time: "hours since the run began" };
+
+  function xOf(step) {
+    if (view.x === "epoch") return step * data.epochsPerStep;
+    if (view.x === "step") return step;
+    // Within a segment, steps are spread evenly over its seconds.
+    for (const [first, last, began, ended] of data.segments) {
+      if (step <= last) return (began + ((ended - began) * (step - first)) / Math.max(last - first, 1)) / 3600;
+    }
+    return (data.segments.at(-1)?.[3] ?? 0) / 3600;
+  }
+
+  // About `count` round numbers from low to high, 1, 2 or 5 times a power of ten apart.
+  function ticks(low, high, count = 5) {
+    const rough = (high - low) / count;
+    if (!(rough > 0) || !isFinite(rough)) return [low];
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough * 0.999);
+    const found = [];
+    for (let n = Math.ceil(low / step - 1e-9); n <= Math.floor(high / step + 1e-9); n += 1) found.push(n * step);
+    return found;
+  }
+
+  function words(value) {
+    if (value === null || !isFinite(value)) return "not finite";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3).replace(/\.?0+e/, "e");
+    return Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 });
+  }
+
+  // Exponential moving average, corrected for its start (Kingma and Ba, 2015, section 3).
+  function smoothed(values) {
+    if (view.smoothing === 0) return values;
+    let mean = 0, weight = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      mean = view.smoothing * mean + (1 - view.smoothing) * value;
+      weight = view.smoothing * weight + (1 - view.smoothing);
+      return mean / weight;
+    });
+  }
+
+  function element(name, attributes, text) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    return made;
+  }
+
+  class Drawing {
+    constructor(figure, chart) {
+      Object.assign(this, { figure, chart, log: chart.log, zoom: null, cursor: null });
+      this.old = figure.querySelector("svg");
+      this.label = this.old.getAttribute("aria-label");
+      this.readout = figure.querySelector("output");
+      const box = figure.querySelector("input");
+      box.checked = this.log;
+      box.addEventListener("change", () => { this.log = box.checked; this.draw(); });
+      figure.querySelector(".tools").hidden = false;
+      this.steps = [...new Set(chart.curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
+    }
+
+    draw() {
+      const width = Math.max(this.old.clientWidth || 640, 260);
+      const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": this.label });
+      const usable = (value) => value !== null && (value > 0 || !this.log);
+      const map = (value) => (this.log ? Math.log10(value) : value);
+      const ends = this.steps.map(xOf);
+      const [from, to] = this.zoom ?? [Math.min(0, ends[0] ?? 0), Math.max(ends.at(-1) ?? 1, 1e-9)];
+      const curves = this.chart.curves.map((curve) => ({
+        ...curve, xs: curve.steps.map(xOf), shown: curve.kind === "training" ? smoothed(curve.values) : curve.values,
+      }));
+      const visible = curves.flatMap((curve) =>
+        curve.shown.concat(curve.values).filter((value, n) => {
+          const x = curve.xs[n % curve.xs.length];
+          return usable(value) && x >= from && x <= to;
+        }).map(map));
+      let low = visible.reduce((a, b) => Math.min(a, b), Infinity), high = visible.reduce((a, b) => Math.max(a, b), -Infinity);
+      if (!visible.length) { low = 0; high = 1; }
+      if (this.chart.zero && !this.log) low = Math.min(low, 0);
+      if (high <= low) { low -= 0.5; high += 0.5; }
+      const px = (x) => left + ((width - left - right) * (x - from)) / (to - from);
+      const py = (value) => height - bottom - ((height - top - bottom) * (map(value) - low)) / (high - low);
+      Object.assign(this, { svg, px, from, to, width });
+
+      const decades = this.log && high - low > 1;
+      const marks = decades
+        ? Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, n) => 10 ** (Math.ceil(low) + n))
+        : this.log ? ticks(10 ** low, 10 ** high).filter((value) => value > 0) : ticks(low, high);
+      for (const value of marks) {
+        svg.append(element("path", { class: "grid", d: `M${left} ${py(value)}H${width - right}` }));
+        svg.append(element("text", { class: "tick end", x: left - 6, y: py(value) + 4 }, words(value)));
+      }
+      for (const x of ticks(from, to, width < 420 ? 3 : 5)) {
+        svg.append(element("text", { class: "tick middle", x: px(x), y: height - 12 }, Number(x.toPrecision(6)).toLocaleString("en")));
+      }
+      svg.append(element("text", { class: "tick end", x: width - right, y: height - 1 }, units[view.x]));
+      const inside = (step) => xOf(step) >= from && xOf(step) <= to;
+      for (const step of data.borders.filter(inside)) {
+        svg.append(element("path", { class: "border", d: `M${px(xOf(step))} ${top}V${height - bottom}` }));
+      }
+      for (const event of data.events.filter((each) => inside(each.step))) {
+        const line = element("path", { class: `event ${event.kind}`, d: `M${px(xOf(event.step))} ${top}V${height - bottom}` });
+        line.append(element("title", {}, event.text));
+        svg.append(line);
+      }
+      for (const curve of curves) {
+        if (curve.kind === "training" && view.smoothing > 0) this.line(svg, curve, curve.values, "faint", usable, py);
+        if (curve.kind !== "validation") this.line(svg, curve, curve.shown, "", usable, py);
+        if (curve.kind === "validation" || (curve.steps.length <= maxDots && !this.chart.zero)) {
+          curve.shown.forEach((value, n) => {
+            const x = curve.xs[n];
+            if (usable(value) && x >= from && x <= to) {
+              svg.append(element("circle", { class: curve.kind, cx: px(x), cy: py(value), r: 3 }));
+            }
+          });
+        }
+      }
+      this.hair = element("path", { class: "hair", d: "" });
+      this.band = element("rect", { class: "band", y: top, height: height - top - bottom, width: 0 });
+      svg.append(this.hair, this.band);
+      this.listen(svg);
+      this.old.replaceWith(svg);
+      this.old = svg;
+      if (this.cursor !== null) this.point(this.cursor);
+    }
+
+    line(svg, curve, values, more, usable, py) {
+      let path = "", joined = false;
+      values.forEach((value, n) => {
+        const drawable = usable(value) && curve.xs[n] >= this.from && curve.xs[n] <= this.to;
+        if (drawable) path += `${joined ? "L" : "M"}${this.px(curve.xs[n]).toFixed(1)} ${py(value).toFixed(1)}`;
+        joined = drawable;
+      });
+      svg.append(element("path", { class: `curve ${curve.kind} ${more}`, d: path }));
+    }
+
+    // Says what the curves are at a step, and marks it.
+    point(step) {
+      this.cursor = step;
+      const x = xOf(step);
+      this.hair.setAttribute("d", `M${this.px(x)} ${top}V${height - bottom}`);
+      const said = this.chart.curves.flatMap((curve) => {
+        const n = curve.steps.lastIndexOf(step) === -1 ? -1 : curve.steps.indexOf(step);
+        return n === -1 ? [] : [`${curve.label} ${words(curve.values[n])}`];
+      });
+      const epoch = data.epochsPerStep ? `, epoch ${words(step * data.epochsPerStep)}` : "";
+      const here = data.events.filter((event) => event.step === step).map((event) => event.text);
+      this.readout.textContent = [`step ${step.toLocaleString("en")}${epoch}`, ...said, ...here].join("  ·  ");
+    }
+
+    nearest(event) {
+      const box = this.svg.getBoundingClientRect();
+      const x = this.from + (((event.clientX - box.left) * (this.width / box.width) - left) / (this.width - left - right)) * (this.to - this.from);
+      let best = this.steps[0];
+      for (const step of this.steps) if (Math.abs(xOf(step) - x) < Math.abs(xOf(best) - x)) best = step;
+      return [best, Math.min(Math.max(x, this.from), this.to)];
+    }
+
+    listen(svg) {
+      let began = null;
+      svg.addEventListener("pointermove", (event) => {
+        if (!this.steps.length) return;
+        const [step, x] = this.nearest(event);
+        this.point(step);
+        if (began !== null) {
+          this.band.setAttribute("x", Math.min(this.px(began), this.px(x)));
+          this.band.setAttribute("width", Math.abs(this.px(x) - this.px(began)));
+        }
+      });
+      svg.addEventListener("pointerdown", (event) => { if (event.pointerType === "mouse") began = this.nearest(event)[1]; });
+      svg.addEventListener("pointerup", (event) => {
+        if (began === null) return;
+        const ends = [began, this.nearest(event)[1]].sort((a, b) => a - b);
+        began = null;
+        if (this.px(ends[1]) - this.px(ends[0]) > 8) this.zoom = ends;
+        this.draw();
+      });
+      svg.addEventListener("dblclick", () => { this.zoom = null; this.draw(); });
+      svg.addEventListener("keydown", (event) => {
+        const at = this.cursor === null ? -1 : this.steps.indexOf(this.cursor);
+        const moved = { ArrowRight: at + 1, ArrowLeft: Math.max(at - 1, 0), Home: 0, End: this.steps.length - 1 }[event.key];
+        if (moved !== undefined && this.steps.length) {
+          this.point(this.steps[Math.min(moved, this.steps.length - 1)]);
+          event.preventDefault();
+        } else if (event.key === "Escape") {
+          this.zoom = null;
+          this.draw();
+          this.old.focus();
+        }
+      });
+    }
+  }
+
+  function redraw(reset) {
+    for (const drawing of drawings) {
+      if (reset) drawing.zoom = null;
+      drawing.draw();
+    }
+  }
+
+  for (const choice of controls.querySelectorAll("input[name=x]")) {
+    if (choice.value === "epoch" && !data.epochsPerStep) choice.parentElement.hidden = true;
+    choice.addEventListener("change", () => { view.x = choice.value; redraw(true); });
+  }
+  controls.querySelector("input[type=range]").addEventListener("input", (event) => {
+    view.smoothing = Number(event.target.value);
+    redraw(false);
+  });
+  document.querySelectorAll("figure[data-chart]").forEach((figure) => {
+    drawings.push(new Drawing(figure, data.charts[Number(figure.dataset.chart)]));
+  });
+  if (drawings.length) controls.hidden = false;
+  redraw(false);
+  let waiting;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => redraw(false), 100); });
+
+  // Tables: a click on a heading sorts by its column, a second one the other way round.
+  for (const table of document.querySelectorAll("table")) {
+    table.querySelectorAll("thead th").forEach((heading) => {
+      const column = heading.cellIndex;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = heading.textContent;
+      heading.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const down = heading.getAttribute("aria-sort") === "ascending";
+        table.querySelectorAll("th").forEach((each) => each.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const body = table.tBodies[0];
+        const key = (row) => {
+          const cell = row.cells[column];
+          if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
+          const text = cell.textContent.trim(), number = Number(text.replace(/[,%]/g, ""));
+          return text === "" ? -Infinity : isNaN(number) ? text : number;
+        };
+        const order = (a, b) => (typeof a === typeof b && typeof a === "string" ? a.localeCompare(b) : a < b ? -1 : a > b ? 1 : 0);
+        const rows = [...body.rows].sort((one, other) => order(key(one), key(other)));
+        body.append(...(down ? rows.reverse() : rows));
+      });
+    });
+  }
+})();

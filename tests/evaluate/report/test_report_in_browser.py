@@ -1,0 +1,66 @@
+"""The report in a browser: its script draws and sorts, and no text from the run is executed."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluate.report.report import write_report
+from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
+from tests.support.ledger_records import record_of
+from tests.support.small_logs import begin, committing, evaluation, head_of, stage
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = "document.title='executed'"
+HOSTILE = [f"</script><script>{SCRIPT}</script>", f'"><img src=x onerror="{SCRIPT}">', f"'-{SCRIPT}-'", "<!--", "]]>"]
+
+
+def page_with(home: LocalStorage, names: list[str]) -> Path:
+    log = begin(home)
+    head = head_of(log)
+    assert head.tip is not None
+    rows = tuple(MetricRow(step=step, metrics=dict.fromkeys(names, 1.0 / step)) for step in (5, 10))
+    commit(log, committing(stage(home, 10, head.base, "a"), parent=head.tip.path, history=rows))
+    tip = head_of(log).tip
+    assert tip is not None
+    log.append(lambda _: evaluation(tip, keep_best=None, loss=0.5), attempt="e")
+    name = "b" * 32
+    home.write(f"attempts/{name}.json", record_of(name, host=names[0], doing=names[0], message=names[0]).to_json())
+    return Path(write_report(RunLog(home), title=names[0]))
+
+
+def shown(page: Path, folder: Path) -> str:
+    """The page after its script has run."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed; .ci/engine installs it")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", f"--user-data-dir={folder}"]
+    done = subprocess.run(
+        [browser, *words, "--dump-dom", page.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout
+
+
+def test_script_draws_charts_and_makes_tables_sortable(tmp_path: Path) -> None:
+    dom = shown(page_with(LocalStorage(tmp_path / "home"), ["loss", "accuracy"]), tmp_path / "profile")
+    assert '<fieldset id="controls">' in dom  # no longer hidden
+    assert dom.count('tabindex="0" aria-label="loss. training: 0.2 at step 5') == 1
+    assert re.search(r'<path class="curve training " d="M[\d.]+ [\d.]+L', dom)
+    assert '<th class="number"><button type="button">step</button></th>' in dom
+
+
+def test_hostile_names_are_not_executed(tmp_path: Path) -> None:
+    for number, name in enumerate(HOSTILE):
+        home = LocalStorage(tmp_path / str(number))
+        dom = shown(page_with(home, [name, "loss"]), tmp_path / "profile")
+        title = re.search(r"<title>(.*?)</title>", dom)
+        assert title is not None
+        assert title[1].endswith(" | Baton")
+        assert '<fieldset id="controls">' in dom  # the page's own script has run
+        assert "<img" not in dom
