@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self, TextIO
@@ -13,17 +14,27 @@ from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.control import Control
 from rich.live_render import LiveRender
-from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
 from tasks.foundation.messages import shown, shown_lines
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Training
-from tasks.foundation.telemetry.formatting import epoch_words, metric_words, number_words, short_path, size_words
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Training
+from tasks.foundation.telemetry.formatting import (
+    duration_words,
+    epoch_words,
+    metric_words,
+    number_words,
+    short_path,
+    size_words,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
 _BAR_COLUMNS = 30
+_BESIDE_FACTS_COLUMNS = 42  # description, a short bar, elapsed and left, with their gaps
+_WIDE_COLUMNS = 70
+_SHOWN_SECONDS = 0.05
 _TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
 _PIPE_COLUMNS = 1000  # a pipe has no width; never wrap lines
 
@@ -61,15 +72,58 @@ class _TimeLeft(TimeRemainingColumn):
         return Text.assemble(left, (" left", "dim")) if left.plain else left
 
 
+class _Elapsed(TimeElapsedColumn):
+    """`0:02:13`; empty on a narrow terminal."""
+
+    def __init__(self, console: RichConsole) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if self._console.size.width >= _WIDE_COLUMNS else Text("")
+
+
+class _Phases:
+    """The phases of a start, and their seconds, until the training begins."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = self._since = clock()
+        self._seconds: dict[str, float] = {}
+        self.now = "start-up"
+        self.starting = True
+
+    def enter(self, cause: str) -> None:
+        """Another phase begins."""
+        if self.starting:
+            now = self._clock()
+            self._seconds[self.now] = self._seconds.get(self.now, 0.0) + now - self._since
+            self.now, self._since = cause, now
+
+    def end(self) -> str:
+        """The training begins; return the phases in words, or nothing if they took no time."""
+        self.enter("training")
+        self.starting = False
+        parts = [f"{name} {seconds:.1f} s" for name, seconds in self._seconds.items() if seconds >= _SHOWN_SECONDS]
+        total = self._since - self._began
+        if total < _SHOWN_SECONDS:
+            return ""
+        return f"started in {total:.1f} s: {', '.join(parts)}"
+
+
 class Console:
     """A `Sink` for people. Use it as a context manager: on exit the bar disappears and the lines stay."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare the console; nothing is written before the first event.
 
         Args:
             stream: where to write; None for stdout. Use stderr if stdout is for JSON.
+            clock: seconds; tests replace it.
         """
+        self._clock = clock
+        self._phases = _Phases(clock)
+        self._committed_at: float | None = None
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
         self._rich = RichConsole(
@@ -84,7 +138,7 @@ class Console:
         self._lock = threading.RLock()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._loss = ""
+        self._metrics: Mapping[str, float] = {}
         self._last_metrics: Mapping[str, float] = {}
         self._last_examples = 0
         self._broken = False
@@ -107,6 +161,7 @@ class Console:
                 TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=_BAR_COLUMNS)),
                 TextColumn("{task.fields[facts]}", markup=False),
+                _Elapsed(self._rich),
                 _TimeLeft(compact=True),
                 console=self._rich,
                 expand=False,
@@ -150,11 +205,14 @@ class Console:
         match event:
             case Note():
                 self._line(("warning: " if event.warning else "") + event.text, "bold yellow" if event.warning else "")
+            case Phase():
+                self._phases.enter(event.cause)
             case Preparing():
                 self._preparing(event)
             case Training():
                 self._training(event)
             case Committed():
+                self._committed_at = self._clock()
                 path = short_path(event.path) if self._terminal else event.path
                 self._line(
                     f"step {event.step}  committed  {path}  {metric_words(event.metrics)}  {size_words(event.size)}",
@@ -163,6 +221,8 @@ class Console:
             case Evaluated():
                 examples = f"{event.examples} {event.on} examples"
                 self._line(f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({examples})", "cyan")
+        if self._phases.starting and not isinstance(event, Preparing):
+            self._bar(self._phases.now, None, None, "")
 
     def _preparing(self, event: Preparing) -> None:
         if self._progress is not None:
@@ -172,16 +232,32 @@ class Console:
             self._line(f"preparing  {event.examples} examples")
 
     def _training(self, event: Training) -> None:
-        if "loss" in event.metrics:
-            self._loss = f"loss {number_words(event.metrics['loss'])}  "
+        if self._phases.starting and (words := self._phases.end()):
+            self._line(words, "dim")
+        self._metrics = event.metrics or self._metrics
         rate = f"{event.examples_per_second:,.0f} examples/s"
         epoch = "" if event.epoch is None else f"{epoch_words(event.epoch)}  "
         if self._progress is not None:
-            facts = f"{event.step}/{event.target}  {epoch}{self._loss}{rate}"
-            self._bar("training", event.step, event.target, facts)
+            self._bar("training", event.step, event.target, self._facts(event, rate, epoch.rstrip()))
         elif event.metrics != self._last_metrics and event.metrics:  # metrics change at log steps only
             self._last_metrics = event.metrics
             self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}")
+
+    def _facts(self, event: Training, rate: str, epoch: str) -> str:
+        """As much of what is known as the terminal has room for."""
+        loss = self._value("loss")
+        first = self._value(next((name for name in self._metrics if name != "loss"), ""))
+        age = "" if self._committed_at is None else f"commit {duration_words(self._clock() - self._committed_at)} ago"
+        facts = [f"{event.step}/{event.target}", epoch, loss, first, rate, age]
+        room = self._rich.width - _BESIDE_FACTS_COLUMNS
+        for least in (age, epoch, first, loss, rate):
+            if len("  ".join(filter(None, facts))) <= room:
+                break
+            facts = ["" if fact == least else fact for fact in facts]
+        return "  ".join(filter(None, facts))
+
+    def _value(self, name: str) -> str:
+        return f"{name} {number_words(self._metrics[name])}" if name in self._metrics else ""
 
     def _bar(self, description: str, completed: int | None, total: int | None, facts: str) -> None:
         progress = self._progress

@@ -18,7 +18,7 @@ import pytest
 from rich.table import Table
 
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Preparing, Sink, Training
+from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Sink, Training
 
 PATH = "checkpoints/00000500-00000003-0123456789abcdef0123456789abcdef"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -66,6 +66,48 @@ def test_pipe_gets_plain_lines() -> None:
     ]
 
 
+def test_start_is_named_phase_by_phase() -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    with Console(stream, clock=lambda: now[0]) as console:
+        for seconds, event in (
+            (2.0, Note(text="starting")),
+            (3.0, Phase(cause="build")),
+            (0.01, Phase(cause="restore")),
+            (1.25, Phase(cause="build")),
+            (0.5, training(10)),
+            (9.0, Phase(cause="commit")),
+            (9.0, training(20)),
+        ):
+            now[0] += seconds
+            console.emit(event)
+    assert stream.getvalue().splitlines() == [
+        "starting",
+        "started in 6.8 s: start-up 5.0 s, build 0.5 s, restore 1.2 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "facts"),
+    [
+        (200, "50/3000  epoch 1.5  loss 0.25  accuracy 0.5  12,346 examples/s  commit 0.0 s ago"),
+        (120, "50/3000  epoch 1.5  loss 0.25  accuracy 0.5  12,346 examples/s"),
+        (80, "50/3000  loss 0.25  12,346 examples/s"),
+        (40, "50/3000"),
+    ],
+)
+def test_bar_shows_what_the_terminal_has_room_for(columns: int, facts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    event = Training(
+        step=50, target=3000, metrics={"loss": 0.25, "accuracy": 0.5, "f1": 0.1}, examples_per_second=12345.6, epoch=1.5
+    )
+    text = emitted(Terminal(), Committed(step=0, path=PATH, size=1, metrics={}), event)
+    bars = [line for line in re.split(r"[\r\n]", CONTROL.sub("", text)) if line.startswith("training")]
+    assert facts in bars[-1]
+    assert max(map(len, bars)) <= columns
+    assert "…" not in bars[-1]
+
+
 def test_pipe_gets_metrics_at_log_steps_only() -> None:
     # Between log steps the trainer repeats the last metrics.
     text = emitted(io.StringIO(), training(10), training(50, loss=2.0), training(70, loss=2.0), training(100, loss=1.0))
@@ -86,7 +128,7 @@ def test_terminal_keeps_lines_and_removes_the_bar() -> None:
         training(2500, loss=0.125),
     )
     plain = CONTROL.sub("", text)
-    assert re.search(r"training .*2500/3000  loss 0.125  12,346 examples/s +\S+ left", plain)
+    assert re.search(r"training .*2500/3000  loss 0.125  12,346 examples/s  commit \S+ s ago +\S+ +\S+ left", plain)
     assert "step 2000  committed  checkpoints/00000500-00000003-01234567  loss 0.2  1.2 MB\n" in plain.replace("\r", "")
     assert re.search(r"\x1b\[1;33m[^\n]*look here", text), "a warning is to be noticed"
     assert text.endswith("\x1b[1A\x1b[2K"), "the bar is wiped out at the end"
@@ -190,7 +232,7 @@ def test_bar_is_erased_after_the_terminal_narrows() -> None:
     assert child.stderr.readline() == b"drawn\n"
     screen.write(received(terminal))
     assert "2000/3000" in screen.lines[screen.row]
-    assert [line for line in screen.lines if "1000/3000" in line or "12,346" in line] == [screen.lines[screen.row]]
+    assert [line for line in screen.lines if "/3000" in line] == [screen.lines[screen.row]]
     child.communicate(b"\n")
     assert child.returncode == 0
     screen.write(received(terminal))
