@@ -1,8 +1,13 @@
 """`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
+import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import cast
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import aligned, say, say_json
@@ -22,27 +27,62 @@ from flows.commands.status_json import (
 from flows.result import target_of
 from flows.run import Run, RunHome, open_run
 from flows.summary.goodput import account_facts, account_words
+from flows.summary.run_state import pace_of, state_of
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Best, Head, LastEvaluation, Totals
+from tasks.foundation.contracts.log_entry import Best, Entry, Head, LastEvaluation, Totals
+from tasks.foundation.errors import InvalidInput
 from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
 from tasks.foundation.runlog.audits import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
 
+_WATCH_SECONDS = 2.0
 
-def status(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
+
+def status(
+    address: Address = RUN_FILE,
+    overrides: Overrides = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="show it again every two seconds, until Ctrl-C")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the state of a run."""
+    if watch and as_json:
+        raise InvalidInput("--watch and --json exclude each other; leave one of them out")
     opened = open_run(address, overrides)
-    newest = opened.log.newest_seen() or opened.require_newest()
+    if watch:
+        _watch(opened)
+    else:
+        _show(opened, opened.log.newest_seen() or opened.require_newest(), as_json=as_json)
+
+
+def _watch(opened: RunHome) -> None:
+    with suppress(KeyboardInterrupt):
+        while True:
+            newest = opened.log.newest() or opened.require_newest()
+            Console().clear()  # does nothing where the output is no terminal
+            _show(opened, newest, as_json=False)
+            time.sleep(_WATCH_SECONDS)
+
+
+def _show(opened: RunHome, newest: Entry, *, as_json: bool) -> None:
     totals = opened.log.totals(newest)
     now = datetime.now(UTC)
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
-    at_work = [] if account is None else [_at_work_facts(each.record, now) for each in account.attempts if each.alive]
+    target = target_of(opened, newest.head)
+    records = [] if account is None else [each.record for each in account.attempts if each.alive]
+    at_work = [_at_work_facts(record, now, target) for record in records]
     audited = last_audit(opened.home)
     facts: StatusJson = {
         **_facts(opened, newest.head, totals, account),
+        "state": state_of(
+            at_work=bool(at_work),
+            ended_early=newest.head.finished is not None,
+            step=newest.head.tip.step if newest.head.tip else 0,
+            target=target,
+        ),
         "at_work": at_work,
         "commits": _commit_facts(opened, account),
         "audit": None if audited is None else _audit_facts(audited),
@@ -89,12 +129,13 @@ def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None)
     }
 
 
-def _at_work_facts(record: AttemptRecord, now: datetime) -> AtWorkJson:
+def _at_work_facts(record: AttemptRecord, now: datetime, target: int | None) -> AtWorkJson:
     """The state of a process that is training the run, as of its last heartbeat."""
     # Below 0 if the clock of the process's machine is ahead.
     silent_seconds = max((now - utc_time(record.alive)).total_seconds(), 0.0)
     keys = ("attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within")
-    return cast(AtWorkJson, {**record.model_dump(include=set(keys)), "silent_seconds": silent_seconds})
+    pace = asdict(pace_of(record, target))
+    return cast(AtWorkJson, {**record.model_dump(include=set(keys)), "silent_seconds": silent_seconds, **pace})
 
 
 def _commit_facts(opened: RunHome, account: Account | None) -> CommitsJson:
@@ -134,7 +175,10 @@ def _commit_words(commits: CommitsJson) -> str:
 def _at_work_words(record: AtWorkJson) -> str:
     doing = "waits for a remote stage" if record["doing"] == LAUNCH else record["doing"]
     ago = duration_words(record["silent_seconds"])
-    return f"step {record['step']}  {doing}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
+    speed, left = record["steps_per_second"], record["seconds_left"]
+    pace = "" if speed is None else f"  {number_words(speed)} steps/s"
+    pace += "" if left is None else f", about {duration_words(left)} left"
+    return f"step {record['step']}  {doing}{pace}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
 
 
 def _checkpoint_facts(ref: CheckpointRef) -> CheckpointJson:
@@ -187,6 +231,7 @@ def _words(facts: StatusJson) -> list[tuple[str, str]]:
         ("run", facts["run"]),
         ("home", facts["home"]),
         ("step", step_words(facts["step"], facts["target"], facts["epoch"]).removeprefix("step ")),
+        ("state", "" if facts["state"] == "unknown" else facts["state"]),
         *(("at work", _at_work_words(record)) for record in facts["at_work"]),
         ("segments", str(facts["segments"])),
         ("log", f"entry {facts['entry']}, base {facts['base']}"),

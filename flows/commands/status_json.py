@@ -76,6 +76,8 @@ class AtWorkJson(TypedDict):
     doing: str
     within: str | None
     silent_seconds: float
+    steps_per_second: float | None
+    seconds_left: float | None
 
 
 class CommitsJson(TypedDict):
@@ -126,8 +128,9 @@ class RunJson(TypedDict):
 
 
 class StatusJson(RunJson):
-    """The state of a run, and the processes that train it."""
+    """The state of a run, and the processes that train it; `state` is unknown where no run file says the target."""
 
+    state: str
     at_work: list[AtWorkJson]
     commits: CommitsJson
     audit: AuditJson | None

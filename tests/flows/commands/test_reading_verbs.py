@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,36 @@ def test_status_of_a_run_at_work_shows_its_current_step(run: FakeRun, capsys: py
     assert main(["status", str(run.run_file())]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^step +300 of 400$", out, re.MULTILINE)
-    assert re.search(r"^at work +step 340  train  \(process 77 on tpu-vm, as of \d+\.\d s ago\)$", out, re.MULTILINE)
+    assert re.search(r"^state +at work$", out, re.MULTILINE)
+    pace = r"[\d.]+ steps/s, about \S+ s left"
+    process = r"\(process 77 on tpu-vm, as of \d+\.\d s ago\)"
+    assert re.search(rf"^at work +step 340  train  {pace}  {process}$", out, re.MULTILINE)
     assert re.search(r"^at work +step 300  waits for a remote stage  \(", out, re.MULTILINE)
+    facts = as_json(capsys, "status", str(run.run_file()))
+    assert facts["state"] == "at work"
+    assert facts["at_work"][0]["seconds_left"] == pytest.approx(60 / facts["at_work"][0]["steps_per_second"])
     run.attempt("a" * 32, ended="complete")
     run.attempt("b" * 32, ended="complete")
     assert main(["status", run.address]) == 0
     assert "at work" not in capsys.readouterr().out
+    assert as_json(capsys, "status", run.address)["state"] == "unknown"
+    assert as_json(capsys, "status", str(run.run_file()))["state"] == "incomplete"
+    assert as_json(capsys, "status", str(run.run_file()), "--set", "train.steps=300")["state"] == "complete"
+
+
+def test_watched_status_is_shown_until_it_is_interrupted(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = iter([None, None, KeyboardInterrupt()])
+
+    def wait(_: float) -> None:
+        if (fault := next(waits)) is not None:
+            raise fault
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert main(["status", run.address, "--watch"]) == 0
+    assert len(re.findall(r"^step +300", capsys.readouterr().out, re.MULTILINE)) == 3
+    assert main(["status", run.address, "--watch", "--json"]) == 2
 
 
 def test_verbs_accept_a_run_file_with_overrides(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
