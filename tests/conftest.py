@@ -18,6 +18,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A shell's background process ignores SIGINT, and its children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Tests compare plain output.
+os.environ.pop("FORCE_COLOR", None)
+os.environ.pop("CLICOLOR_FORCE", None)
 # No test contacts Google for credentials.
 os.environ.setdefault("NO_GCE_CHECK", "true")
 # Processes of the tests import `tests.support` from any working folder.

@@ -21,35 +21,45 @@ _SUGGESTS = {
 
 
 def receipt_lines(receipt: AuditReceipt) -> Iterator[str]:
-    """What an audit found, one line each; the environment first, because it explains most differences."""
+    """What an audit found, one line each."""
+    for part in receipt_parts(receipt):
+        if isinstance(part, str):
+            yield part
+        else:
+            width = max(len(label) for label, _ in part)
+            yield from (f"{label:<{width}}  {shown(text, _CHARACTERS)}" for label, text in part)
+
+
+def receipt_parts(receipt: AuditReceipt) -> Iterator[str | list[tuple[str, str]]]:
+    """What an audit found: lines, and facts of a label and a text for each stretch.
+
+    The environment comes first, because it explains most differences.
+    """
     for line in dict.fromkeys(line for stretch in receipt.stretches for line in stretch.environment):
         yield f"warning: another environment: {line}"
     how = f"{len(receipt.stretches)} of {receipt.auditable} stretches between retained checkpoints"
     drawn = "" if receipt.seed is None else f", drawn with --seed {receipt.seed}"
     verdict = "the same bits" if receipt.verdict == "same" else "NOT the same bits"
     yield f"audited: {receipt.run}: {how}{drawn}: {verdict}"
-    for stretch in receipt.stretches:
-        lines = _lines(stretch)
-        width = max(len(label) for label, _ in lines)
-        yield from (f"{label:<{width}}  {shown(text, _CHARACTERS)}" for label, text in lines)
+    yield from map(_facts, receipt.stretches)
     for text in receipt.left_out:
         yield f"cannot be executed again: {text}"
 
 
-def _lines(stretch: AuditedStretch) -> list[tuple[str, str]]:
+def _facts(stretch: AuditedStretch) -> list[tuple[str, str]]:
     what = f"{stretch.start} to {stretch.end}, {stretch.compared} of {stretch.commits} commits compared"
-    lines = [("steps", f"{what}: {stretch.verdict}")]
+    facts = [("steps", f"{what}: {stretch.verdict}")]
     if stretch.second_agrees_with is None:
-        return lines
-    lines.append(("differs", f"first at the commit of step {stretch.first_differing_step}"))
+        return facts
+    facts.append(("differs", f"first at the commit of step {stretch.first_differing_step}"))
     found = stretch.first_difference
     if found is not None:
-        lines.append(("variables", f"{stretch.differing} of {stretch.variables} differ at step {stretch.end}"))
-        lines.append(("first", _variable(found)))
+        facts.append(("variables", f"{stretch.differing} of {stretch.variables} differ at step {stretch.end}"))
+        facts.append(("first", _variable(found)))
         if found.path.startswith("metrics/"):
-            lines.append(("", "only sums of metrics differ: was train.log_every_steps changed since?"))
-    lines.append(("suggests", _SUGGESTS[stretch.second_agrees_with]))
-    return lines
+            facts.append(("", "only sums of metrics differ: was train.log_every_steps changed since?"))
+    facts.append(("suggests", _SUGGESTS[stretch.second_agrees_with]))
+    return facts
 
 
 def _variable(found: AuditedVariable) -> str:

@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 
 from flows.auditing.audit import audit_in_scratch
-from flows.auditing.words import receipt_lines
+from flows.auditing.words import receipt_parts
 from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file
-from flows.commands.output import say, say_json
+from flows.commands.output import Output, Painted, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.run import Run
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.runlog.audits import store_receipt
 from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 
 def audit(
@@ -46,8 +47,13 @@ def audit(
             telemetry=console,
         )
     if not as_json:
-        for line in receipt_lines(receipt):
-            say(line)
+        out = Output.to(sys.stdout)
+        for part in receipt_parts(receipt):
+            if isinstance(part, str):
+                style = "" if not part.startswith("audited: ") else GOOD if receipt.verdict == "same" else BAD
+                out.line(Painted(part, style) if style else part)
+            else:
+                out.facts(part)
     address = store_receipt(receipt, run.home)  # last, so that a storage that refuses it does not hide the verdict
     if as_json:
         say_json({**receipt.model_dump(), "receipt": address})

@@ -2,17 +2,19 @@
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import say, say_json
+from flows.commands.output import Output, Painted, say_json, status
 from flows.doctor.finding import Finding
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_types import tpu_type
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.telemetry.terminal import BAD, GOOD, NOTICE
 
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _WIDTH = {"verdict": 7, "check": 11}
@@ -58,7 +60,9 @@ def doctor(
         say_json({"file": str(file), "for": for_type, "ok": not checks.failed, "findings": findings})
     else:
         counts = [(word, sum(each.verdict == word for each in checks.findings)) for word in ("fail", "warn", "skipped")]
-        say(", ".join(f"{count} {word}" for word, count in counts if count) or "all checks passed")
+        text = ", ".join(f"{count} {word}" for word, count in counts if count)
+        style = BAD if checks.failed else NOTICE if text else GOOD
+        Output.to(sys.stdout).line(Painted(text or "all checks passed", style))
     return InvalidInput.exit_code if checks.failed else 0
 
 
@@ -74,12 +78,10 @@ def _ignore(_: Finding) -> None:
 
 def _say(finding: Finding) -> None:
     """Print one finding: its text, and the remedy below it."""
-    verdict, check = finding.verdict.ljust(_WIDTH["verdict"]), finding.check.ljust(_WIDTH["check"])
-    below = " " * (sum(_WIDTH.values()) + 4)
-    first, *others = finding.text.splitlines() or [""]
-    say(f"{verdict}  {check}  {first}")
-    for line in others:
-        say(f"{below}{line}")
+    # Padded, because each finding is printed as soon as it is known.
+    verdict, check = status(finding.verdict.ljust(_WIDTH["verdict"])), finding.check.ljust(_WIDTH["check"])
+    lines = finding.text.splitlines() or [""]
     if finding.remedy:
-        word = "hint" if finding.verdict == "pass" else "remedy"
-        say(f"{below}{word}: {finding.remedy}")
+        lines.append(f"{'hint' if finding.verdict == 'pass' else 'remedy'}: {finding.remedy}")
+    blank = " " * _WIDTH["verdict"], " " * _WIDTH["check"]
+    Output.to(sys.stdout).table([(verdict, check, lines[0]), *((*blank, line) for line in lines[1:])])

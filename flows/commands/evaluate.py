@@ -12,10 +12,11 @@ from flows.commands.options import (
     ChosenStep,
     CodeOf,
     Overrides,
+    Verbose,
     opened_with_run_file,
     step_of,
 )
-from flows.commands.output import aligned, say, say_json
+from flows.commands.output import Output, Painted, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
 from flows.process.fast_imports import fast_imports
@@ -29,6 +30,7 @@ from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.formatting import metric_words
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
+from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 
 def evaluate(
@@ -38,6 +40,7 @@ def evaluate(
     step: ChosenStep = None,
     on: Annotated[str, typer.Option("--on", metavar="SET", help="validation or test")] = "validation",
     run_file: CodeOf = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a committed checkpoint, and compare with the log.
@@ -59,8 +62,8 @@ def evaluate(
     if as_json:
         say_json(done.model_dump())
         return
-    for line in aligned(_words(done)):
-        say(line)
+    out = Output.to(sys.stdout, verbose=verbose)
+    out.facts(_words(done, out))
 
 
 def _set_of(on: str) -> SetName:
@@ -89,14 +92,14 @@ def _runner(run: Run, telemetry: Sink) -> Runner:
     return runner_for(run.spec, local, attempt=None, telemetry=telemetry)
 
 
-def _words(done: FreshEvaluation) -> list[tuple[str, str]]:
+def _words(done: FreshEvaluation, out: Output) -> list[tuple[str, str]]:
     logged = {
         None: "the log had no evaluation of it on this set; it has this one now",
-        True: "the log has the same metrics",
-        False: f"DIFFERS: the log has {metric_words(done.logged or {})}",
+        True: Painted("the log has the same metrics", GOOD),
+        False: Painted(f"DIFFERS: the log has {metric_words(done.logged or {})}", BAD),
     }
     return [
-        ("checkpoint", done.checkpoint),
+        ("checkpoint", out.path(done.checkpoint)),
         ("step", str(done.step)),
         (done.on, f"{metric_words(done.metrics)}  ({done.examples} examples)"),
         ("log", logged[done.agrees]),

@@ -1,5 +1,6 @@
 """`baton export`: writes a committed checkpoint as a Keras or TensorFlow file."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,11 @@ from flows.commands.options import (
     ChosenStep,
     CodeOf,
     Overrides,
+    Verbose,
     opened_with_run_file,
     step_of,
 )
-from flows.commands.output import aligned, say, say_json
+from flows.commands.output import Output, say, say_json
 from flows.process.fast_imports import fast_imports
 from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
@@ -33,6 +35,7 @@ def export(
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
     step: ChosenStep = None,
     run_file: CodeOf = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a committed checkpoint for plain Keras or TensorFlow.
@@ -71,7 +74,7 @@ def export(
             }
         )
         return
-    rows = [("checkpoint", f"{opened.home.uri}/{ref.path}"), ("written", f"{done.path}  ({form})")]
+    out = Output.to(sys.stdout, verbose=verbose)
+    rows = [("checkpoint", out.path(f"{opened.home.uri}/{ref.path}")), ("written", f"{done.path}  ({form})")]
     labels = ("load with", *("" for _ in done.load_with[1:]))
-    for line in aligned([*rows, *zip(labels, done.load_with, strict=True)]):
-        say(line)
+    out.facts([*rows, *zip(labels, done.load_with, strict=True)])

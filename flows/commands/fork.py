@@ -1,13 +1,14 @@
 """`baton fork`: starts a new run from a committed checkpoint of another run."""
 
 import shlex
+import sys
 import uuid
 from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import aligned, say, say_json
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from flows.commands.output import Output, say_json
 from flows.run import Run, RunHome, open_run
 from tasks.foundation.checkpoint.fork import fork as fork_run
 from tasks.foundation.checkpoint.fork_status import Fork
@@ -23,6 +24,7 @@ def fork(
         int | None, typer.Option(help="step of the checkpoint to start from; left out: the newest")
     ] = None,
     overrides: Overrides = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a new run from a checkpoint of another run.
@@ -51,8 +53,9 @@ def fork(
             }
         )
         return
-    for line in aligned(_words(opened, forked, new=new, home=home.uri, checkpoint=checkpoint, address=address)):
-        say(line)
+    out = Output.to(sys.stdout, verbose=verbose)
+    checkpoint = None if checkpoint is None else out.path(checkpoint)
+    out.facts(_words(opened, forked, new=new, home=home.uri, checkpoint=checkpoint, address=address))
 
 
 def _words(
@@ -64,6 +67,7 @@ def _words(
         ("run", f"{new}, {verb} {forked.lineage.home} at step {forked.lineage.step}"),
         ("home", home),
         ("checkpoint", checkpoint or "none"),
-        ("next", f"write run: {new} into a copy of the run file, or: baton run {file} --set run={new}"),
+        ("next", f"baton run {file} --set run={new}"),
+        ("", f"or write run: {new} into a copy of the run file;"),
         ("", "a changed model, data, seed or batch size is refused, as in any run, unless --accept names it"),
     ]

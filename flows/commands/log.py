@@ -1,9 +1,10 @@
 """`baton log`: prints the entries of a run's log, newest last, and where attempts hung between them."""
 
+import sys
 from datetime import UTC, datetime
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import aligned, say, say_json
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from flows.commands.output import Output, say_json, status
 from flows.run import open_run
 from flows.summary.goodput import hung_words
 from tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
@@ -23,10 +24,12 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Rewind,
 )
-from tasks.foundation.telemetry.formatting import epoch_words, metric_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import epoch_words, metric_words, size_words
 
 
-def log(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def log(
+    address: Address = RUN_FILE, overrides: Overrides = None, *, verbose: Verbose = False, as_json: AsJson = False
+) -> None:
     """Print the entries of a run's log, newest last."""
     opened = open_run(address, overrides)
     entries = list(opened.log.entries(blocks="read"))
@@ -38,13 +41,13 @@ def log(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJso
         say_json({**facts, "hung": [_hung_facts(record) for record in hung]})
         return
     before = [None, *(entry.head for entry in entries)]
-    rows = [(_time(entry.time), _words(entry, head)) for entry, head in zip(entries, before, strict=False)]
+    out = Output.to(sys.stdout, verbose=verbose)
+    rows = [(_time(entry.time), _words(entry, head, out)) for entry, head in zip(entries, before, strict=False)]
     for record in hung:
         ended = utc_time(record.alive)
         after = max((place for place, (time, _) in enumerate(rows, 1) if time <= ended), default=0)
-        rows.insert(after, (ended, _hung_row(record)))
-    for line in aligned([words for _, words in rows]):
-        say(line)
+        rows.insert(after, (ended, _hung_row(record, out)))
+    out.table([words for _, words in rows], right=(0, 3))
 
 
 def _time(text: str) -> datetime:
@@ -60,8 +63,8 @@ def _hung_facts(record: AttemptRecord) -> dict[str, object]:
     return {"time": record.alive, **record.model_dump(include=keys)}
 
 
-def _hung_row(record: AttemptRecord) -> tuple[str, ...]:
-    return ("", record.alive, HUNG, f"{record.step:>8}", hung_words(record))
+def _hung_row(record: AttemptRecord, out: Output) -> tuple[str, ...]:
+    return ("", out.time(record.alive), status(HUNG), str(record.step), "", hung_words(record))
 
 
 def _facts(entry: Entry) -> dict[str, object]:
@@ -77,17 +80,17 @@ def _facts(entry: Entry) -> dict[str, object]:
     }
 
 
-def _words(entry: Entry, before: Head | None) -> tuple[str, ...]:
-    step = "" if (found := _step(entry)) is None else f"{found:>8}"
-    epoch = "" if (done := _epoch(entry)) is None else f"  {epoch_words(done)}"
-    what = "; ".join(words for words in (_what(entry, before), _read_words(entry.body)) if words)
-    return (f"{entry.number:>6}", entry.time, entry.body.kind, f"{step}{epoch}", what)
+def _words(entry: Entry, before: Head | None, out: Output) -> tuple[str, ...]:
+    step = "" if (found := _step(entry)) is None else str(found)
+    epoch = "" if (done := _epoch(entry)) is None else epoch_words(done)
+    what = "; ".join(words for words in (_what(entry, before, out), _read_words(entry.body, out)) if words)
+    return (str(entry.number), out.time(entry.time), status(entry.body.kind), step, epoch, what)
 
 
-def _read_words(body: Body) -> str:
+def _read_words(body: Body, out: Output) -> str:
     """Which checkpoints were read whole before an entry; empty if it names none."""
     reads = getattr(body, "read_whole", ())
-    return f"read whole: {', '.join(short_path(read.path) for read in reads)}" if reads else ""
+    return f"read whole: {', '.join(out.path(read.path) for read in reads)}" if reads else ""
 
 
 def _step(entry: Entry) -> int | None:
@@ -106,7 +109,7 @@ def _epoch(entry: Entry) -> float | None:
     return None if step is None or totals is None or totals.epoch is None else totals.epoch.after(step)
 
 
-def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one return per kind
+def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR0911 - one return per kind
     match entry.body:
         case Origin(environment=environment, forked_from=lineage):
             source = "" if lineage is None else f"forked from {lineage.home} at step {lineage.step}; "
@@ -116,13 +119,13 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one retu
             return changed + _environment_words(change.environment)
         case Rewind() as rewind:
             skipped = f"skips {rewind.skip_batches} batches"
-            return f"back to {short_path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
+            return f"back to {out.path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
         case Commit() as commit:
             metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
             weights = commit.initialized_from
             begun = "" if weights is None else f"with weights from {', '.join(each.place for each in weights.sources)}"
             words = (
-                short_path(commit.checkpoint.path),
+                out.path(commit.checkpoint.path),
                 size_words(commit.checkpoint.size),
                 commit.exit_reason,
                 begun,
@@ -136,10 +139,10 @@ def _what(entry: Entry, before: Head | None) -> str:  # noqa: PLR0911 - one retu
         case Finish() as finish:
             return f"ended early: {finish.reason}"
         case Quarantine() as quarantine:
-            return f"{short_path(quarantine.path)}  {quarantine.reason}"
+            return f"{out.path(quarantine.path)}  {quarantine.reason}"
         case Retire() as retire:
             parts = (("retired", retire.paths), ("deleted", retire.deleted))
-            return "; ".join(f"{verb} {', '.join(map(short_path, paths))}" for verb, paths in parts if paths)
+            return "; ".join(f"{verb} {', '.join(map(out.path, paths))}" for verb, paths in parts if paths)
 
 
 def _accepted_words(change: Change, before: Head | None) -> str:

@@ -29,11 +29,11 @@ from flows.commands import (
     status,
     verify,
 )
-from flows.commands.output import say, say_json
+from flows.commands.output import Output, say, say_json
 from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.messages import without_password, wrapped_lines
+from tasks.foundation.messages import without_password
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _UNEXPECTED = 1
@@ -144,19 +144,10 @@ def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> 
     text = without_password(text)
     if os.environ.get("BATON_DEBUG"):
         typer.echo(without_password("".join(traceback.format_exception(fault))), err=True)
-    for line in wrapped_lines(f"error: {text}", columns=_columns()):
-        typer.echo(line, err=True)
+    Output.to(sys.stderr).message(f"error: {text}")
     if as_json:
         say_json({"error": type(fault).__name__, "message": text, "exit_code": exit_code})
     return exit_code
-
-
-def _columns() -> int | None:
-    """The width of the terminal that shows errors; None if stderr is not a terminal."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or None
-    except (OSError, ValueError):  # stderr is not a terminal, or has no descriptor
-        return None
 
 
 def _usage(fault: typer.TyperException) -> str:

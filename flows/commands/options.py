@@ -36,6 +36,9 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="change a key of the run file, as train.steps=5000; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object, as the last line of stdout")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="print whole ids, paths and times, as in a pipe and in --json")
+]
 ChosenStep = Annotated[
     str | None,
     typer.Option("--step", metavar="N|best", help="a step, or best (checkpoint.keep_best); left out: the newest"),

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from flows.admission.checks import preflight, require_lasting_storage
-from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import aligned, say, say_json
+from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
+from flows.commands.output import Output, Painted, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.proving.proof import ProofSetup
 from flows.proving.proof import prove as proof_of
@@ -24,6 +24,7 @@ from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import number_words
+from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 _DIFFERENT = 1
 # Odd, so that the metrics hold partial sums at the end. Few, because importing TensorFlow takes most of the time.
@@ -39,6 +40,7 @@ def prove(
         bool, typer.Option("--share-data", help="prepare the data once, not for each training")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="keep the scratch folder")] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> int:
     """Train straight, and again cut and killed; compare every bit.
@@ -56,7 +58,7 @@ def prove(
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, setup=setup)
     kept_folder = str(folder) if keep else None
     if not as_json:
-        _say(receipt, kept_folder)
+        _say(receipt, kept_folder, Output.to(sys.stdout, verbose=verbose))
     address = store(
         receipt, opened.home
     )  # last, so that the verdict is printed even if the storage refuses the receipt
@@ -81,19 +83,19 @@ def _scratch(keep: bool) -> Iterator[Path]:
         yield folder
 
 
-def _say(receipt: Receipt, kept: str | None) -> None:
+def _say(receipt: Receipt, kept: str | None, out: Output) -> None:
     cuts = ", ".join(map(str, receipt.cuts))
     how = f"{receipt.steps} steps straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
     if receipt.verdict == "same":
-        say(f"proved: {receipt.run}: {how}: the same bits")
+        out.line(Painted(f"proved: {receipt.run}: {how}: the same bits", GOOD))
     else:
-        say(f"NOT the same: {receipt.run}: {how}")
+        out.line(Painted(f"NOT the same: {receipt.run}: {how}", BAD))
     environment = receipt.environment
     threads = f"{environment.intra_op_threads}/{environment.inter_op_threads}"
     hosts = f", {environment.hosts} processes for the hosts" if environment.hosts > 1 else ""
-    lines = [
-        ("digest", _pair(receipt.straight.state_digest, receipt.cut.state_digest)),
-        ("examples", _pair(receipt.straight.content_digest, receipt.cut.content_digest)),
+    facts = [
+        ("digest", _pair(receipt.straight.state_digest, receipt.cut.state_digest, out)),
+        ("examples", _pair(receipt.straight.content_digest, receipt.cut.content_digest, out)),
         ("variables", _variables(receipt)),
         ("first", "" if receipt.first_difference is None else _difference(receipt.first_difference)),
         ("metrics", _metrics(receipt)),
@@ -101,12 +103,11 @@ def _say(receipt: Receipt, kept: str | None) -> None:
         ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}{hosts}"),
         ("kept", kept or ""),
     ]
-    for line in aligned([(label, text) for label, text in lines if text]):
-        say(line)
+    out.facts(facts)
 
 
-def _pair(straight: str, cut: str) -> str:
-    return straight if straight == cut else f"{straight[:16]}… straight, {cut[:16]}… cut"
+def _pair(straight: str, cut: str, out: Output) -> str:
+    return out.id(straight) if straight == cut else f"{straight[:16]}… straight, {cut[:16]}… cut"
 
 
 def _variables(receipt: Receipt) -> str:

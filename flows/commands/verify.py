@@ -1,15 +1,17 @@
 """`baton verify`: compares every committed byte with its manifest and the log; writes nothing."""
 
+import sys
 from dataclasses import asdict
 
 import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import say, say_json
+from flows.commands.output import Output, Painted, say, say_json
 from flows.run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.telemetry.formatting import size_words
+from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 
 def verify(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -28,17 +30,18 @@ def verify(address: Address = RUN_FILE, overrides: Overrides = None, as_json: As
 
 
 def _say(opened: RunHome, findings: Findings) -> None:
+    out = Output.to(sys.stdout)
     for damage in findings.damages:
-        say(f"damaged: {damage.what}")
+        out.line(f"damaged: {damage.what}")
     dataset = f", and {findings.dataset}" if findings.dataset else ""
     earlier = f"; {findings.quarantined} quarantined earlier, not read" if findings.quarantined else ""
-    say(
+    out.line(
         f"{opened.home.uri}: read {findings.entries} log entries, {findings.checkpoints} checkpoints{dataset}: "
         f"{findings.files} files, {size_words(findings.bytes)}{earlier}"
     )
     if not findings.damages:
-        say("all bytes agree with their manifests and the log")
+        out.line(Painted("all bytes agree with their manifests and the log", GOOD))
         return
-    checkpoints = any(damage.file.startswith("checkpoints/") for damage in findings.damages)
-    remedy = "; `baton run` quarantines a damaged tip and goes back to the checkpoint before" if checkpoints else ""
-    say(f"{len(findings.damages)} damaged{remedy}")
+    out.line(Painted(f"{len(findings.damages)} damaged", BAD))
+    if any(damage.file.startswith("checkpoints/") for damage in findings.damages):
+        out.line("hint: `baton run` quarantines a damaged tip and goes back to the checkpoint before")

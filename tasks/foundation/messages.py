@@ -65,6 +65,27 @@ def wrapped_lines(text: str, *, columns: int | None) -> Iterator[str]:
         yield from (part.replace(_NO_BREAK, " ") for part in wrapped or [""])
 
 
+def folded(text: str, columns: int | None, *, indent: int = 0) -> list[str]:
+    """One line as lines of at most `columns` characters, broken at spaces.
+
+    Longer words stay whole, because people copy paths and commands. What two spaces
+    separate, as in `loss 0.12  accuracy 0.97`, is broken there, and elsewhere only if it must.
+
+    Args:
+        text: the line.
+        columns: the width; None for one line.
+        indent: spaces before all lines but the first.
+    """
+    if columns is None:
+        return [text]
+    parts = text.split("  ")
+    kept = (part.replace(" ", _NO_BREAK) if part.strip() and len(part) <= columns - indent else part for part in parts)
+    lines = textwrap.wrap(
+        "  ".join(kept), columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
+
+
 def shown(line: str, characters: int = _SHOWN_CHARACTERS) -> str:
     """One line that is safe to print: without control characters and passwords, and not too long."""
     return abridged(visible(without_password(line)), characters)

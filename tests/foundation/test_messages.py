@@ -6,7 +6,16 @@ from hypothesis import strategies as some
 
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.messages import abridged, listed, message, shown, with_place, without_password, wrapped_lines
+from tasks.foundation.messages import (
+    abridged,
+    folded,
+    listed,
+    message,
+    shown,
+    with_place,
+    without_password,
+    wrapped_lines,
+)
 
 
 def test_message_has_headline_details_and_hints() -> None:
@@ -51,6 +60,14 @@ def test_every_word_is_printed_unless_a_line_is_too_long(text: str, columns: int
     assert all(len(line) <= 1010 for line in lines)
     if all(len(line) <= 1000 for line in text.splitlines()):
         assert " ".join(lines).split() == text.split()
+
+
+def test_what_two_spaces_separate_is_broken_there() -> None:
+    assert folded("step 5  loss 0.1234  accuracy 0.97", 25) == ["step 5  loss 0.1234", "accuracy 0.97"]
+    assert folded("step 5  loss 0.1234", 25, indent=2) == ["step 5  loss 0.1234"]
+    assert folded("one two three  four", 8, indent=2) == ["one two", "  three", "  four"]
+    assert folded("", 8) == [""]
+    assert folded("one two", None) == ["one two"]
 
 
 def test_long_line_keeps_its_end() -> None:

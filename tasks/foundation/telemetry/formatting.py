@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 _THOUSAND = 1000
-_MINUTE, _HOUR = 60, 3600
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TENTHS_BELOW_SECONDS = 10
 
 
@@ -53,6 +53,18 @@ def duration_words(seconds: float) -> str:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
     minutes = round(seconds / _MINUTE)
     return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
+
+
+def ago_words(seconds: float) -> str:
+    """`12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`: rounded down; 0 if a clock is ahead."""
+    whole = max(int(seconds), 0)
+    if whole < _MINUTE:
+        return f"{whole} s ago"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min ago"
+    if whole < 2 * _DAY:
+        return f"{whole // _HOUR} h ago"
+    return f"{whole // _DAY} days ago"
 
 
 def short_path(path: str) -> str:

@@ -139,6 +139,7 @@ def test_long_messages_wrap_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Uses a real terminal device with 60 columns."""
+    monkeypatch.setenv("NO_COLOR", "1")
     text = f"the checkpoint is of another model: {'a variable that differs, ' * 100}and so on; put the file back"
     make_command_raise(monkeypatch, errors.StateMismatch(f"{text}\nhint: {'look at it, ' * 10}"))
     terminal, side = pty.openpty()

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
+from tasks.foundation.telemetry.formatting import (
+    ago_words,
+    duration_words,
+    metric_words,
+    number_words,
+    short_path,
+    size_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +49,22 @@ def test_sizes_have_decimal_units(size: float, words: str) -> None:
 )
 def test_durations_have_two_units(seconds: float, words: str) -> None:
     assert duration_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "0 s ago"),
+        (59.9, "59 s ago"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (3600, "1 h ago"),
+        (2 * 86400 - 1, "47 h ago"),
+        (2 * 86400, "2 days ago"),
+    ],
+)
+def test_ages_are_rounded_down(seconds: float, words: str) -> None:
+    assert ago_words(seconds) == words
 
 
 def test_attempt_in_a_path_is_shortened() -> None:
