@@ -46,6 +46,7 @@ def test_each_error_has_its_exit_code_and_text(
     captured = capsys.readouterr()
     assert captured.err == "error: train.steps = 0 [bold]is[/bold] too few; use 1\n"
     assert json.loads(captured.out) == {
+        "schema_version": 1,
         "error": kind.__name__,
         "message": "train.steps = 0 [bold]is[/bold] too few; use 1",
         "exit_code": kind.exit_code,
@@ -104,7 +105,7 @@ def test_ctrl_c_during_the_first_checks_of_a_run_exits_3(
     monkeypatch.setattr(run, "admit", admit)
     assert main(["run", str(FakeRun(tmp_path).run_file()), "--json"]) == 3
     captured = capsys.readouterr()
-    assert json.loads(captured.out) == {"exit_reason": "stopped"}
+    assert json.loads(captured.out) == {"schema_version": 1, "exit_reason": "stopped"}
     assert "the same command starts it" in captured.err
 
 

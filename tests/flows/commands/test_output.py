@@ -15,6 +15,10 @@ from hypothesis import strategies as some
 
 from flows.commands.main import main
 from flows.commands.output import Output, Painted, status
+from flows.fresh_evaluation import FreshEvaluation
+from flows.proving.receipt import Receipt
+from flows.result import RelayResult
+from tasks.foundation.contracts.audit_receipt import AuditReceipt
 from tasks.foundation.runlog.commits import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
@@ -76,9 +80,7 @@ def test_a_terminal_shows_colors_short_ids_and_ages(run: FakeRun, monkeypatch: p
     screen = shown_by(monkeypatch, 120, "log", run.address)
     assert "\x1b[32mcheckpoint\x1b[0m" in screen.text
     assert "\x1b[1;31mquarantine\x1b[0m" in screen.text
-    assert re.search(
-        r"^3  \d+ (s|min) ago +checkpoint +200 +00000200-\d{8}-\w{8}  2.6 kB", screen.plain, re.MULTILINE
-    )
+    assert re.search(r"^3  \d+ (s|min) ago +checkpoint +200 +00000200-\d{8}-\w{8}  2.4 kB", screen.plain, re.MULTILINE)
     whole = shown_by(monkeypatch, 200, "log", run.address, "--verbose").plain
     assert f"checkpoints/{run.tip.path.rpartition('/')[2]} " in whole
     assert " ago" not in whole
@@ -126,7 +128,15 @@ def test_head_of_a_pipe_ends_quietly(run: FakeRun) -> None:
     assert b" origin " in head.stdout
 
 
-def test_every_json_is_one_object_with_a_version(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def documented(verb: str) -> set[str]:
+    """The keys at the top of a verb's object, as flows/README.md says: those before the first semicolon of its row."""
+    page = (CHECKOUT / "flows" / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| {verb} \| (.*) \|$", page, re.MULTILINE)
+    parts = row.replace("; and ", ", ").partition(";")[0]
+    return {"schema_version", *re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", parts))}
+
+
+def test_every_json_is_one_object_as_documented(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     for words, code in (
         (["status", run.address], 0),
         (["list", str(run.root.root)], 0),
@@ -134,11 +144,18 @@ def test_every_json_is_one_object_with_a_version(run: FakeRun, capsys: pytest.Ca
         (["verify", run.address], 4),
         (["fork", run.address, "--as", "other", "--at-step", "100"], 0),
         (["status", "nowhere"], 2),
+        (["doctor", str(run.folder / "nowhere.yaml")], 2),
     ):
         assert main([*words, "--json"]) == code
         (line,) = capsys.readouterr().out.splitlines()
         facts = json.loads(line)
-        assert (facts["schema_version"], words) == (1, words)
+        assert facts["schema_version"] == 1
+        verb = "any, if it fails" if "error" in facts else words[0]
+        assert documented(verb) - facts.keys() == set(), words
+    for verb, contract in (("run", RelayResult), ("evaluate", FreshEvaluation)):
+        assert documented(verb) - contract.model_fields.keys() == set()
+    assert documented("prove") - Receipt.model_fields.keys() == {"receipt", "kept"}
+    assert documented("audit") - AuditReceipt.model_fields.keys() == {"receipt"}
 
 
 def test_columns_align_and_the_last_one_hangs() -> None:
