@@ -15,7 +15,7 @@ from flows.run import Run
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.runlog.audits import store_receipt
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.terminal import BAD, GOOD
+from tasks.foundation.telemetry.terminal import BAD, GOOD, Style
 
 
 def audit(
@@ -50,7 +50,7 @@ def audit(
         out = Output.to(sys.stdout)
         for part in receipt_parts(receipt):
             if isinstance(part, str):
-                style = "" if not part.startswith("audited: ") else GOOD if receipt.verdict == "same" else BAD
+                style: Style = "" if not part.startswith("audited: ") else GOOD if receipt.verdict == "same" else BAD
                 out.line(Painted(part, style) if style else part)
             else:
                 out.facts(part)

@@ -13,7 +13,7 @@ _LINE_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 4000
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 120
 # Stays on one line with the first word after it, even if that is a long path.
-_LABEL = re.compile(r"^(error:|hint:) ")
+_LABEL = re.compile(r"^([A-Za-z]{1,12}:) ")
 _USER_INFO = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/\s'\"<>]*@")
 # Control characters, line separators, direction marks and surrogates: text from a file must not control the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -78,7 +78,7 @@ def folded(text: str, columns: int | None, *, indent: int = 0) -> list[str]:
     """
     if columns is None:
         return [text]
-    parts = text.split("  ")
+    parts = _LABEL.sub(rf"\1{_NO_BREAK}", text).split("  ")
     kept = (part.replace(" ", _NO_BREAK) if part.strip() and len(part) <= columns - indent else part for part in parts)
     lines = textwrap.wrap(
         "  ".join(kept), columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final, Literal, TextIO
 
 Style = Literal["green", "yellow", "bold red", "cyan", "dim", ""]
-GOOD: Final = "green"
-NOTICE: Final = "yellow"
-BAD: Final = "bold red"
+GOOD: Final[Style] = "green"
+NOTICE: Final[Style] = "yellow"
+BAD: Final[Style] = "bold red"
 _CODES: Mapping[Style, str] = MappingProxyType(
     {"green": "32", "yellow": "33", "bold red": "1;31", "cyan": "36", "dim": "2"}
 )

@@ -25,7 +25,7 @@ def test_shipped_runs_pass(run: str, options: list[str], tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     output = json.loads(done.stdout)
-    assert list(output) == ["file", "for", "ok", "findings"]
+    assert list(output) == ["schema_version", "file", "for", "ok", "findings"]
     assert output["ok"] is True
     assert [list(finding) for finding in output["findings"]] == [["check", "verdict", "text", "remedy"]] * len(
         ALL_CHECKS

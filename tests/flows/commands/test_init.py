@@ -31,6 +31,7 @@ def test_json_names_the_files(
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
+        "schema_version": 1,
         "folder": str(tmp_path),
         "files": ["run.yaml", "model.py", "data.py"],
     }
