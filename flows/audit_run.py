@@ -19,9 +19,10 @@ from prefect.states import Completed, Failed
 from flows.auditing.audit import audit_in_scratch
 from flows.auditing.stretches import Choice
 from flows.auditing.words import receipt_lines
+from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.run import Run, open_run
-from flows.train_run import run_name, tags_of
+from flows.train_run import run_name
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.runlog.audits import store_receipt
@@ -53,6 +54,7 @@ def audit(
         raise InvalidInput(f"run_file {run_file} is a run's home, which has no code; name the run file")
     with tags(*tags_of(run.spec)):
         telemetry = PrefectRunLogger()
+        tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
             receipt = audit_in_scratch(
                 run,

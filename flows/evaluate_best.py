@@ -19,9 +19,10 @@ from flows.fresh_evaluation import (
 from flows.launching.launcher import runner_for
 from flows.launching.runner import StageStopped
 from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
+from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.run import Run
-from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name, tags_of
+from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import load_run_file
@@ -48,6 +49,7 @@ def evaluate_best(
     run = Run.open(load_run_file(Path(run_file), overrides or []))
     with tags(*tags_of(run.spec)):
         telemetry = PrefectRunLogger(logger_of_stage)
+        tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
             try:
                 done = evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry, on=on)

@@ -38,15 +38,17 @@ def flow_run_of_command(
     def engine(body: "Callable[[], State[RelayResult]]") -> None:
         from prefect import flow, tags
 
-        from flows.train_run import tags_of, train_run
+        from flows.prefect_ui.flow_run_tags import tags_of
+        from flows.train_run import target_name, train_run
 
         @functools.wraps(train_run.fn)
         def work(*_args: object, **_parameters: object) -> "State[RelayResult]":
             return body()
 
         # A flow run gets its tags when it is created, so they are set before.
-        with tags(*tags_of(admitted.run.spec)):
-            flow(name=train_run.name, flow_run_name=admitted.run.name, validate_parameters=True)(work)(**parameters)
+        spec, name = admitted.run.spec, target_name(admitted.run.spec, admitted.goal.until_step)
+        with tags(*tags_of(spec)):
+            flow(name=train_run.name, flow_run_name=name, validate_parameters=True)(work)(**parameters)
 
     return FlowRunBeside(wait_for_server, engine)
 

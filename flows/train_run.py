@@ -5,6 +5,7 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":  # before Prefect is imported: the command sets up Prefect first
@@ -23,6 +24,7 @@ from flows.admission.admit import Admitted, admit
 from flows.goal import Goal
 from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
+from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
@@ -54,9 +56,15 @@ class MachineIsGoing(TerminationSignal):
         self.reason = reason
 
 
-def tags_of(spec: RunSpec) -> tuple[str, str]:
-    """Tags of a training run's flow runs and task runs."""
-    return "baton", f"run:{spec.run}"
+def target_name(spec: RunSpec, until_step: int | None) -> str:
+    """Name of a flow run that trains: the run and its target, as `digits-cnn → 2000`."""
+    target = until_step or spec.train.known_target
+    return f"{spec.run} → {f'epoch {spec.train.epochs:g}' if target is None else target}"
+
+
+def train_run_name() -> str:
+    """Name of a deployment's flow run; see `target_name` and `run_name`."""
+    return _named(lambda spec: target_name(spec, flow_run.parameters.get("until_step")))
 
 
 def run_name() -> str:
@@ -65,14 +73,18 @@ def run_name() -> str:
     Prefect names a flow run before it begins. An error here would be the engine's: the flow run would crash, or stay
     pending. The flow itself meets the same refusal, and fails with its message.
     """
+    return _named(lambda spec: spec.run)
+
+
+def _named(name_of: Callable[[RunSpec], str]) -> str:
     file, overrides = Path(flow_run.parameters["run_file"]), flow_run.parameters.get("overrides")
     try:
-        return load_run_file(file, overrides or []).spec.run
+        return name_of(load_run_file(file, overrides or []).spec)
     except BatonError:
         return file.name or str(file)
 
 
-@flow(name="train-run", flow_run_name=run_name, validate_parameters=True)
+@flow(name="train-run", flow_run_name=train_run_name, validate_parameters=True)
 def train_run(
     run_file: str,
     overrides: list[str] | None = None,
@@ -108,6 +120,7 @@ def train_run(
         return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
 
     logger = PrefectRunLogger(logger_of_stage)
+    tag_flow_run(run.spec, logger)
     try:
         with tags(*tags_of(run.spec)), lease_shield():
             # The process of a deployment's flow run exists for this run only.

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+from uuid import UUID
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import StageCall
@@ -42,6 +43,15 @@ _CLOSE_SECONDS: Final = 3.0
 _MOST_WAITING: Final = 16
 _ABSENT: Final = "Prefect is not responding and does not record what is done; the run continues"
 
+
+# Stage -> the stages that hand the run over to it: the newest of their task runs is its only predecessor in Prefect's
+# graph. A segment continues the state of the segment before, while that one's checkpoint is still being committed.
+_HANDED_OVER_BY: Final = {
+    "init-or-restore": ("prepare-data",),
+    "train-segment": ("init-or-restore", "train-segment"),
+    "checkpoint-to-gcs": ("init-or-restore", "train-segment"),
+    "evaluate": ("init-or-restore", "train-segment"),
+}
 
 # The task run of the stage that runs in this thread.
 _RECORD: ContextVar["_Record | None"] = ContextVar("record", default=None)
@@ -117,31 +127,49 @@ class _Record:
         name: the task run's name.
         telemetry: receives a warning if it cannot be recorded.
         asked_at: the clock when the stage began.
+        predecessor: the stage that handed the run over; None: it is the first.
         begun: the task run has begun, or never will. Task runs begin in the order of their stages.
         ended: the stage has ended.
         end: how it ended.
         logger: of the task run, once it has begun.
+        task_run_id: of the task run, once it has begun.
     """
 
     label: str
     name: str
     telemetry: Sink
     asked_at: float
+    predecessor: "_Record | None" = None
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     end: _End = _End()
     logger: Log | None = None
+    task_run_id: UUID | None = None
 
     def wait_for_stage(self) -> "State[None]":
         """The body of the task: ends when the stage has ended, in the stage's state."""
         from prefect import get_run_logger
+        from prefect.context import TaskRunContext
         from prefect.exceptions import MissingContextError
 
         with suppress(MissingContextError):
             self.logger = get_run_logger()
+        running = TaskRunContext.get()
+        self.task_run_id = None if running is None else running.task_run.id
         self.begun.set()
         self.ended.wait()
         return self.end.state()
+
+    def handed_over(self) -> "list[State[str]] | None":
+        """What the task waits for: a state that stands for the predecessor, which has begun and need not have ended."""
+        from prefect.client.schemas.objects import StateDetails
+        from prefect.states import Completed
+
+        before = self.predecessor
+        if before is None or before.task_run_id is None:
+            return None
+        # Prefect asks a state for its result, and refuses one without.
+        return [Completed(data=before.name, state_details=StateDetails(task_run_id=before.task_run_id))]
 
 
 class PrefectTasks:
@@ -170,6 +198,7 @@ class PrefectTasks:
         self._lock = threading.Lock()
         self._threads: dict[threading.Thread, _Record] = {}
         self._last: _Record | None = None
+        self._stages: list[_Record] = []  # the newest of each stage, in the order of their beginnings
         self._flow_run_began = False
         self._closed = False
 
@@ -223,11 +252,13 @@ class PrefectTasks:
         record = _Record(label, name, telemetry, self._status.clock())
         with self._lock:
             waiting = [each for each in self._threads.values() if not each.begun.is_set()]
+            record.predecessor = self._newest(_HANDED_OVER_BY.get(label, ()))
             if len(waiting) < _MOST_WAITING:
                 here = contextvars.copy_context()  # the flow run, its tags and its client
                 work = (record, self._last, here.copy if self._context is None else self._context)
                 thread = threading.Thread(target=self._record, args=work, name=f"baton-{label}", daemon=True)
                 self._threads[thread] = self._last = record
+                self._stages = [*(each for each in self._stages if each.label != label), record]
                 thread.start()
         if waiting:
             self._report_slowness(waiting[0])
@@ -250,7 +281,7 @@ class PrefectTasks:
 
             # Never cached: only the run's log says what is done already. No parameters: the engine walks through them.
             recorded = task(name=record.label, task_run_name=lambda: record.name, cache_policy=NO_CACHE)(stage)
-            flow_run.run(recorded)
+            flow_run.run(recorded, wait_for=record.handed_over())
         except BaseException as fault:  # noqa: BLE001 - what Prefect cannot record is reported, and fails no stage
             record.begun.set()
             if not self._closed:
@@ -259,6 +290,9 @@ class PrefectTasks:
             record.begun.set()
             with self._lock:
                 del self._threads[threading.current_thread()]
+
+    def _newest(self, labels: tuple[str, ...]) -> _Record | None:
+        return next((each for each in reversed(self._stages) if each.label in labels), None)
 
     def _report_slowness(self, record: _Record) -> None:
         if not record.begun.is_set() and self._status.clock() - record.asked_at > _PATIENCE_SECONDS:

@@ -132,6 +132,7 @@ class ArtifactPublisher:
         self._closing = False
         self._warned = False
         self._draws_curves = False
+        self._drawn: Artifact | None = None
         self._commits = CommitTable(log)
         self._thread: threading.Thread | None = None
 
@@ -231,7 +232,7 @@ class ArtifactPublisher:
         run = self._spec.run
         if name == "report":
             page = f"{self._log.home.uri}/{_PAGE}"
-            return report_of(run, page) if self._log.home.exists(_PAGE) else None
+            return self._report(page) if self._log.home.exists(_PAGE) else None
         if name == "progress" and not self._all and self._step is None:
             return None  # the parent flow run shows the committed progress
         if name == "progress" and self._step is not None and not (self._closing and self._all):
@@ -245,11 +246,20 @@ class ArtifactPublisher:
             return progress_of(run, step=step, target=known.train.known_target, now=self._training)
         return None if head is None else self._curves() if name == "curves" else self._table(head)
 
+    def _report(self, page: str) -> Artifact:
+        if (head := self._log.head()) is not None:
+            self._commits.update(head)
+        if self._draws_curves and self._drawn is None:  # the training has ended, so they stay as they are
+            self._drawn = self._curves()
+        return report_of(self._spec.run, page, commits=self._commits.rows(), curves=self._drawn)
+
     def _table(self, head: Head) -> Artifact | None:
         self._commits.update(head)
         return commits_of(self._spec.run, self._commits) if self._commits.rows() else None
 
     def _curves(self) -> Artifact | None:
+        if self._drawn is not None:
+            return self._drawn
         try:
             return curves_of(self._spec.run, history_of(self._log.entries(blocks="written")))
         except ImportError as fault:

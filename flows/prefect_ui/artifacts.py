@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Opens an object in the browser, if the user may read it.
 _CONSOLE = "https://storage.cloud.google.com/"
 _MAX_PICTURES = 6
+_MAX_COMMITS = 10
+_TILES = frozenset({"step", "epoch", "training", "validation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +119,45 @@ def curves_of(run: str, history: History) -> Artifact | None:
     )
 
 
-def report_of(run: str, address: str) -> Artifact:
-    """Make a link to the report on Cloud Storage; for a local disk, show the path, because web pages cannot link to it.
+def report_of(
+    run: str, address: str, *, commits: Sequence[Mapping[str, object]] = (), curves: Artifact | None = None
+) -> Artifact:
+    """Make a short report: where the whole one is, the newest commit as tiles, curves, and a table of the commits.
+
+    It links to the report on Cloud Storage; for a local disk it shows the path, because web pages cannot link to it.
 
     Args:
         run: name of the run.
         address: address of the report, gs://… or a path.
+        commits: rows of the table of commits, newest first.
+        curves: the artifact of the curves; None: not drawn yet.
     """
     if address.startswith("gs://"):
         link = f"{_CONSOLE}{quote(address.removeprefix('gs://'))}"
         text = f"[report of {run}]({link})\n\n`{address}`"
     else:
         text = f"The report of {run} is a file on the disk that the run is kept on:\n\n`{address}`"
+    if commits:
+        tiles = {name: value for name, value in commits[0].items() if name in _TILES and value != ""}
+        text += "\n\n" + _markdown_table([tiles])
+    if curves is not None:
+        text += f"\n\n{curves.data}"
+    if commits:
+        text += "\n\n" + _markdown_table(commits[:_MAX_COMMITS])
     return Artifact(
         key=key_of(run, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
     )
+
+
+def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as a Markdown table. Names of metrics are the user's, so their marks are escaped."""
+    names = list(rows[0])
+    cells = ([_escaped(str(row.get(name, ""))) for name in names] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (names, ["---"] * len(names), *cells))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(text.split()))
 
 
 class PrefectArtifacts:

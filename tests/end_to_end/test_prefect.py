@@ -73,7 +73,7 @@ def test_prefect_run_has_the_same_bytes_and_is_visible(
 
     runs = [run for run in train_runs(server) if run["id"] not in earlier]
     ids = {"any_": [run["id"] for run in runs]}
-    assert {run["name"] for run in runs} == {"digits-cnn"}
+    assert {run["name"] for run in runs} == {"digits-cnn → 60"}
     assert len(runs) == 2
     assert all({"baton", "run:digits-cnn"} <= set(run["tags"]) for run in runs)
     assert {run["state_type"] for run in runs} == {"COMPLETED"}

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRun]:
 
 def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
     first, second = recorded.flow_runs
-    assert {run["name"] for run in recorded.flow_runs} == {"digits-cnn"}
+    assert {run["name"] for run in recorded.flow_runs} == {"digits-cnn → 60"}
     assert all(set(run["tags"]) == {"baton", "run:digits-cnn"} for run in recorded.flow_runs)
     assert (first["state_type"], first["state_name"]) == ("COMPLETED", "Stopped")
     metrics = r"epoch \S+, validation loss \S+, accuracy \S+"
@@ -86,6 +87,15 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
         "evaluate step 60",
     ]
     assert all({"baton", "run:digits-cnn"} <= set(task["tags"]) for task in tasks)
+    with urllib.request.urlopen(f"{recorded.url}/flow_runs/{second['id']}/graph-v2") as answer:
+        nodes = dict(json.load(answer)["nodes"])
+    assert {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()} == {
+        "prepare-data digits": [],
+        "init-or-restore digits-cnn": ["prepare-data digits"],
+        "train-segment to step 60": ["init-or-restore digits-cnn"],
+        "checkpoint-to-gcs step 60": ["train-segment to step 60"],
+        "evaluate step 60": ["train-segment to step 60"],
+    }
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
 
 
@@ -101,7 +111,11 @@ def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     pictures = re.findall(r"!\[(.*?)\]\(data:image/png;base64,(.*?)\)", recorded.artifacts["curves"]["data"])
     assert [name for name, _ in pictures] == ["loss", "accuracy", "examples per second, by segment"]
     assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, data in pictures)
-    assert f"`{recorded.home}/report/index.html`" in recorded.artifacts["report"]["data"]
+    report = recorded.artifacts["report"]["data"]
+    assert f"`{recorded.home}/report/index.html`" in report
+    assert "| step | training | validation |\n| --- | --- | --- |\n| 60 | loss " in report
+    assert [name for name, _ in re.findall(r"!\[(.*?)\]\((.*?)\)", report)] == [name for name, _ in pictures]
+    assert report.count("| segment end |") == 2
 
 
 def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> None:
@@ -124,7 +138,7 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
 
     report = page((recorded.home / "report" / "index.html").as_uri())
     assert "<h1>digits-cnn</h1>" in report
-    assert report.count('src="data:picture"') == 4
+    assert report.count("<figure") == report.count("<svg") == 3
     root = recorded.url.removesuffix("/api")
     flow_run = page(f"{root}/runs/flow-run/{recorded.flow_runs[-1]['id']}")
     assert "digits-cnn" in flow_run

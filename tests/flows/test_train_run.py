@@ -44,10 +44,20 @@ def test_flow_run_is_named_after_the_run_or_the_file(
     given = {"run_file": str(tmp_path / file) if file else "", "overrides": overrides}
     monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters=given))
     assert callable(flow.flow_run_name)
-    assert flow.flow_run_name() == name
+    target = " → 400" if flow is train_run and not name.endswith((".yaml", ".")) else ""
+    assert flow.flow_run_name() == f"{name}{target}"
     if name.endswith((".yaml", ".")):
         with pytest.raises(RunFileError):
             flow.fn(**given)
+
+
+def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"run_file": str(FakeRun(tmp_path).run_file()), "overrides": None, "until_step": 150}
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(parameters=given))
+    assert callable(train_run.flow_run_name)
+    assert train_run.flow_run_name() == "digits → 150"
+    given |= {"overrides": ["train.steps=null", "train.epochs=3"], "until_step": None}
+    assert train_run.flow_run_name() == "digits → epoch 3"
 
 
 @pytest.mark.parametrize("is_new", [True, False])

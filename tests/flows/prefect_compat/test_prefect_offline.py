@@ -82,7 +82,7 @@ class FakeEngine:
         self.names: list[str] = []
         self.states: list[State[Any]] = []
         self.on_call: Callable[[], None] = lambda: None
-        monkeypatch.setattr(Task, "__call__", lambda task: self.call(task))  # noqa: PLW0108 - a method of the task
+        monkeypatch.setattr(Task, "__call__", lambda task, wait_for: self.call(task))  # noqa: ARG005 - a method of the task
 
     def call(self, task: Task[..., Any]) -> None:
         assert callable(task.task_run_name)
