@@ -1,6 +1,7 @@
 """Work pools, deployments and the automation on a real Prefect server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,6 +100,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("prefect-server")
     with running_server(folder) as url:
         yield Server(url, folder)
+
+
+def test_own_run_is_deployed_by_one_line(server: Server) -> None:
+    page = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
+    [typed] = re.findall(r"^```sh own\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    server.prefect("work-pool", "create", "baton-process", "--type", "process")
+    for _ in range(2):  # typed again, it makes no second one
+        server.shell(typed.replace(".venv/bin/", ""), cwd=CHECKOUT)
+    [deployment] = post(server.url, "deployments/filter", {})
+    assert (deployment["name"], deployment["tags"]) == ("iris", ["baton"])
+    assert deployment["parameters"] == {"run_file": "/home/me/iris/run.yaml", "max_seconds": 3600}
+    assert [(each["schedule"]["cron"], each["active"]) for each in deployment["schedules"]] == [("*/15 * * * *", True)]
+    assert deployment["global_concurrency_limit"]["limit"] == 1
+    assert deployment["concurrency_options"]["collision_strategy"] == "CANCEL_NEW"
+    server.prefect("deployment", "delete", "train-run/iris")
+    server.prefect("work-pool", "delete", "baton-process")
 
 
 def test_all_deployments_are_created(server: Server) -> None:

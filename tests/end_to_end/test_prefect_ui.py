@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.homes import entries_of, head_of
-from tests.support.prefect_server import Server, baton, environment_with, post, serving
+from tests.support.prefect_server import Server, baton, environment_with, graph, post, serving
 from tests.support.shipped_runs import run_file, settings
 from tests.support.watching import commits_of, trains, wait_until
 
@@ -87,9 +86,7 @@ def test_flow_runs_have_names_tags_and_states(recorded: RecordedRun) -> None:
         "evaluate step 60",
     ]
     assert all({"baton", "run:digits-cnn"} <= set(task["tags"]) for task in tasks)
-    with urllib.request.urlopen(f"{recorded.url}/flow_runs/{second['id']}/graph-v2") as answer:
-        nodes = dict(json.load(answer)["nodes"])
-    assert {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()} == {
+    assert graph(recorded.url, second["id"]) == {
         "prepare-data digits": [],
         "init-or-restore digits-cnn": ["prepare-data digits"],
         "train-segment to step 60": ["init-or-restore digits-cnn"],

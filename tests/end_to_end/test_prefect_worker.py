@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.homes import entries_of, read_history, tip_of
 from tests.support.prefect_deployments import ENDED, Prefect
+from tests.support.prefect_server import post
 from tests.support.shipped_runs import NO_PAUSES, SLOW, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
@@ -96,6 +97,8 @@ def test_next_flow_run_continues_after_any_end(
         last = prefect.start(deployment, run_file=str(file), overrides=overrides)
         wait_until(lambda: prefect.state(last) in ENDED)
         assert prefect.state(last) == "COMPLETED"
+        [found] = post(server, "flow_runs/filter", {"flow_runs": {"id": {"any_": [last]}}})
+        assert {"baton", "run:digits-cnn"} <= set(found["tags"])  # the deployment has none
 
     numbers = [entry.number for entry in entries_of(home)]
     assert numbers == list(range(len(numbers)))

@@ -162,6 +162,13 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.2)
 
 
+def graph(url: str, flow_run: str) -> dict[str, list[str]]:
+    """The names of a flow run's task runs, each with those that it waits for, as Prefect's page draws them."""
+    with urllib.request.urlopen(f"{url}/flow_runs/{flow_run}/graph-v2", timeout=300) as response:  # noqa: S310
+        nodes = dict(json.load(response)["nodes"])
+    return {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()}
+
+
 def post(url: str, path: str, body: dict[str, Any]) -> Any:
     """Send a POST request with a JSON body to Prefect's API; returns the JSON response. Retries while it is busy."""
     request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
