@@ -47,12 +47,15 @@ class Findings:
     damages: list[Damage] = field(default_factory=list)
 
 
-def verify_home(run: RunHome, on_progress: Callable[[str], None] = lambda _: None) -> Findings:
+def verify_home(
+    run: RunHome, on_progress: Callable[[str], None] = lambda _: None, *, path_words: Callable[[str], str] = str
+) -> Findings:
     """Read every file that the run's log names, and compare it with its manifest.
 
     Args:
         run: the run.
         on_progress: receives a line for each part that was read.
+        path_words: how these lines write a checkpoint's path.
 
     Raises:
         StorageError: the store refused a request or failed; the bytes may be good.
@@ -65,7 +68,8 @@ def verify_home(run: RunHome, on_progress: Callable[[str], None] = lambda _: Non
         on_progress(f"verified {findings.entries} log entries")
         for number, ref in enumerate(_retained(run.log, head, findings), start=1):
             _verify_checkpoint(run.log, ref, findings)
-            on_progress(f"verified {ref.path}  {size_words(ref.size)}  ({number} of {len(head.retained)} checkpoints)")
+            count = f"({number} of {len(head.retained)} checkpoints)"
+            on_progress(f"verified {path_words(ref.path)}  {size_words(ref.size)}  {count}")
         identity = dict(head.identity)
         sets = [
             (identity.get("data.folder"), identity.get("data.content_digest")),

@@ -1,5 +1,6 @@
 """`baton init`: writes a run file, a model and a data source that train in seconds."""
 
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.commands.options import RUN_FILE, AsJson
-from flows.commands.output import aligned, say, say_json
+from flows.commands.output import Output, say_json
 from tasks.foundation.errors import InvalidInput
 
 # File to write -> its template in new_run/, and what it is. The templates are no modules of Baton.
@@ -45,7 +46,7 @@ def init(
     if as_json:
         say_json({"folder": str(folder.resolve()), "files": list(_FILES)})
         return
-    for line in aligned([(str(folder / name), what) for name, (_, what) in _FILES.items()]):
-        say(line)
+    out = Output.to(sys.stdout)
+    out.table([(str(folder / name), what) for name, (_, what) in _FILES.items()])
     enter = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
-    say(f"train it with: {enter}baton run")
+    out.line(f"train it with: {enter}baton run")

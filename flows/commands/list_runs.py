@@ -1,13 +1,14 @@
 """`baton list`: lists the runs of a storage folder."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Final, NotRequired, TypedDict
 
 import typer
 
-from flows.commands.options import RUN_FILE, AsJson, Overrides, found
-from flows.commands.output import aligned, say, say_json
+from flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
+from flows.commands.output import Output, Painted, say, say_json, status
 from flows.run import names_run_file, refuse_overrides, storage_of
 from flows.summary.run_list import ListedRun, list_page
 from tasks.foundation.contracts.run_file import load_run_file
@@ -30,6 +31,11 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="NAME", help="list only runs whose names come after NAME: the next page"),
 ]
+
+
+_WHOLE: Final = ("run", "step", "validation", "best", "entries", "last commit")
+# On a terminal the widest column is the last, which is wrapped.
+_SHORT: Final = ("run", "step", "last commit", "best", "validation")
 
 
 class BestJson(TypedDict):
@@ -59,6 +65,8 @@ def list_runs(
     overrides: Overrides = None,
     limit: Limit = None,
     after: After = None,
+    *,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a storage folder, by name.
@@ -73,9 +81,9 @@ def list_runs(
     elif not runs:
         say(f"no runs below {root.uri}" + ("" if after is None else f" after {after}"))
     else:
-        heading = ("run", "step", "validation", "best", "entries", "last commit")
-        for line in aligned([heading, *map(_words, runs)]):
-            say(line)
+        out = Output.to(sys.stdout, verbose=verbose)
+        heading, words = (_WHOLE, _whole_words) if out.whole else (_SHORT, _short_words)
+        out.table([[Painted(word, "dim") for word in heading], *(words(run, out) for run in runs)])
         if page.more_after is not None:
             say(f"there are more runs; list them with --after {page.more_after}", aside=True)
     faults = {run.get("error_class") for run in runs if run["error"]}
@@ -110,16 +118,30 @@ def _facts(run: ListedRun) -> RunJson:
     }
 
 
-def _words(run: RunJson) -> tuple[str, ...]:
-    if run["error"]:
-        kind = "newer" if run["error_class"] == AnotherVersion.__name__ else "damaged"
-        return (run["run"], kind, run["error"].partition("\n")[0], "", "", "")
+def _kind(run: RunJson) -> str:
+    return status("newer" if run.get("error_class") == AnotherVersion.__name__ else "damaged")
+
+
+def _best_words(run: RunJson) -> str:
     best = run["best"]
+    return f"{best['metric']} {number_words(best['value'])} at step {best['step']}" if best else ""
+
+
+def _short_words(run: RunJson, out: Output) -> tuple[str, ...]:
+    if run["error"]:
+        return (run["run"], _kind(run), "", "", run["error"].partition("\n")[0])
+    age = out.time(run["last_commit"]) if run["last_commit"] else ""
+    return (run["run"], str(run["step"]), age, _best_words(run), metric_words(run["validation"]))
+
+
+def _whole_words(run: RunJson, out: Output) -> tuple[str, ...]:
+    if run["error"]:
+        return (run["run"], _kind(run), run["error"].partition("\n")[0], "", "", "")
     return (
         run["run"],
         str(run["step"]),
         metric_words(run["validation"]),
-        f"{best['metric']} {number_words(best['value'])} at step {best['step']}" if best else "",
+        _best_words(run),
         str(run["entries"]),
-        run["last_commit"] or "",
+        out.time(run["last_commit"] or ""),
     )

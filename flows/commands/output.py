@@ -25,7 +25,8 @@ _GAP, _BELOW = "  ", "    "
 # Below it, a terminal wraps by itself. Above it, lines of prose are hard to read.
 _MIN_COLUMNS, _MAX_PROSE_COLUMNS = 40, 120
 # The last column of a table gets no less: a table that leaves less is printed as wrapped lines.
-_MIN_LAST_COLUMNS = 24
+_MIN_LAST_COLUMNS = 16
+_NARROW_LINES = 3
 
 
 class Painted(str):
@@ -88,8 +89,17 @@ class Output:
         self._write([painted_label(line, colors=self.colors) for line in lines])
 
     def facts(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Print lines of a label and a text, aligned. Without a text it is left out; no label continues."""
-        self._table([(Painted(label, "dim"), text) for label, text in facts if text], (), self._prose_columns)
+        """Print lines of a label and a text, aligned. Without a text it is left out; no label continues.
+
+        A terminal gets a label that several lines share once.
+        """
+        facts = [fact for fact in facts if fact[1]]
+        before = ["", *(label for label, _ in facts)]
+        again = [self.columns is not None and label == last for (label, _), last in zip(facts, before, strict=False)]
+        rows = [
+            ("" if known else Painted(label, "dim"), text) for (label, text), known in zip(facts, again, strict=True)
+        ]
+        self._table(rows, (), self._prose_columns)
 
     def table(self, rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> None:
         """Print rows with aligned columns. On a terminal, the last column is wrapped.
@@ -141,8 +151,7 @@ class Output:
                 self._padded(cell, width, is_right) + _GAP
                 for cell, width, is_right in zip(cells, widths, to_right, strict=False)
             )
-            longest = max(map(len, text.split()), default=0)
-            if columns is not None and columns - before < longest <= columns - len(_BELOW):
+            if columns is not None and _is_better_below(text, columns - before, columns - len(_BELOW)):
                 lines += [start.rstrip(), *self._below(text, columns)]
                 continue
             for part in self._painted_lines(folded(text, room), like=text):
@@ -176,7 +185,8 @@ class Output:
         return painted(text, like.style, colors=self.colors) if isinstance(like, Painted) else text
 
     def _write(self, lines: Sequence[str]) -> None:
-        self.stream.write("".join(f"{line}\n" for line in lines))
+        # Line by line: an unbuffered stream (`python -u`) drops what one write of many lines leaves over.
+        self.stream.writelines(f"{line}\n" for line in lines)
         self.stream.flush()
 
 
@@ -197,16 +207,15 @@ def say_json(value: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
+def _is_better_below(text: str, beside: int, below: int) -> bool:
+    """Whether a text is printed below its row: a word fits only there, or it is a long text in a narrow column."""
+    longest = max(map(len, text.split()), default=0)
+    return beside < longest <= below or (2 * beside < below and len(folded(text, beside)) > _NARROW_LINES)
+
+
 def _printable(cell: str) -> str:
     text = shown(cell, _CELL_CHARACTERS)
     return Painted(text, cell.style) if isinstance(cell, Painted) else text
-
-
-def aligned(rows: Sequence[Sequence[str]], *, gap: str = "  ") -> list[str]:
-    """Return rows as lines with aligned columns. Lines are never wrapped, so that they can be searched and copied."""
-    rows = [[shown(cell, _CELL_CHARACTERS) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _finite(value: object) -> object:

@@ -1,5 +1,6 @@
 """`baton status`: shows the state of a run from its log, and its time by cause from its attempt records."""
 
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,8 +10,9 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import aligned, say, say_json
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from flows.commands.output import Output, Painted, say_json
+from flows.commands.output import status as status_word
 from flows.commands.status_json import (
     AtWorkJson,
     AuditJson,
@@ -37,6 +39,7 @@ from tasks.foundation.runlog.audits import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
+from tasks.foundation.telemetry.terminal import style_of
 
 _WATCH_SECONDS = 2.0
 
@@ -46,6 +49,7 @@ def status(
     overrides: Overrides = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="show it again every two seconds, until Ctrl-C")] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a run."""
@@ -53,21 +57,21 @@ def status(
         raise InvalidInput("--watch and --json exclude each other; leave one of them out")
     opened = open_run(address, overrides)
     if watch:
-        _watch(opened)
+        _watch(opened, verbose=verbose)
     else:
-        _show(opened, opened.log.newest_seen() or opened.require_newest(), as_json=as_json)
+        _show(opened, opened.log.newest_seen() or opened.require_newest(), verbose=verbose, as_json=as_json)
 
 
-def _watch(opened: RunHome) -> None:
+def _watch(opened: RunHome, *, verbose: bool) -> None:
     with suppress(KeyboardInterrupt):
         while True:
             newest = opened.log.newest() or opened.require_newest()
             Console().clear()  # does nothing where the output is no terminal
-            _show(opened, newest, as_json=False)
+            _show(opened, newest, verbose=verbose, as_json=False)
             time.sleep(_WATCH_SECONDS)
 
 
-def _show(opened: RunHome, newest: Entry, *, as_json: bool) -> None:
+def _show(opened: RunHome, newest: Entry, *, verbose: bool, as_json: bool) -> None:
     totals = opened.log.totals(newest)
     now = datetime.now(UTC)
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
@@ -91,9 +95,8 @@ def _show(opened: RunHome, newest: Entry, *, as_json: bool) -> None:
         say_json(facts)
     else:
         audit_lines = [] if audited is None else [("audited", audit_words(audited))]
-        lines = [*_words(facts), *audit_lines, *_time_words(facts, account)]
-        for line in aligned([(label, text) for label, text in lines if text]):
-            say(line)
+        out = Output.to(sys.stdout, verbose=verbose)
+        out.facts([*_words(facts, out), *audit_lines, *_time_words(facts, account)])
 
 
 def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None) -> RunJson:
@@ -109,6 +112,7 @@ def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None)
         "base": head.base,
         "checkpoint": f"{opened.home.uri}/{tip.path}" if tip else None,
         "state_digest": tip.state_digest if tip else None,
+        "last_commit": totals.last_commit,
         "metrics": {} if totals.row is None else totals.row.metrics,
         "evaluation": None if totals.evaluation is None else _evaluation_facts(totals.evaluation),
         "test": None if totals.test is None else _evaluation_facts(totals.test),
@@ -225,18 +229,19 @@ def _worker_words(worker: WorkerJson) -> str:
     return "  ".join(words)
 
 
-def _words(facts: StatusJson) -> list[tuple[str, str]]:
+def _words(facts: StatusJson, out: Output) -> list[tuple[str, str]]:
     best = facts["best"]
     lines = [
         ("run", facts["run"]),
         ("home", facts["home"]),
         ("step", step_words(facts["step"], facts["target"], facts["epoch"]).removeprefix("step ")),
-        ("state", "" if facts["state"] == "unknown" else facts["state"]),
+        ("state", "" if facts["state"] == "unknown" else status_word(facts["state"])),
         *(("at work", _at_work_words(record)) for record in facts["at_work"]),
         ("segments", str(facts["segments"])),
         ("log", f"entry {facts['entry']}, base {facts['base']}"),
-        ("tip", facts["checkpoint"] or "no checkpoint to continue from"),
-        ("digest", facts["state_digest"] or ""),
+        ("tip", out.path(facts["checkpoint"]) if facts["checkpoint"] else "no checkpoint to continue from"),
+        ("committed", out.time(facts["last_commit"]) if facts["last_commit"] else ""),
+        ("digest", out.id(facts["state_digest"] or "")),
         ("training", metric_words(facts["metrics"])),
         ("commits", _commit_words(facts["commits"])),
     ]
@@ -246,7 +251,7 @@ def _words(facts: StatusJson) -> list[tuple[str, str]]:
             lines.append((label, f"{metric_words(evaluation['metrics'])}  ({words})"))
     if best is not None:
         words = f"validation {best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})"
-        lines.append(("best", f"{words}  {best['path']}"))
+        lines.append(("best", f"{words}  {out.path(best['path'])}"))
     if facts["finished"] is not None:
         lines.append(("finished", f"early, at step {facts['finished']['step']}: {facts['finished']['reason']}"))
     lines += [
@@ -259,10 +264,15 @@ def _words(facts: StatusJson) -> list[tuple[str, str]]:
     if facts["forked_from"] is not None:
         lines.append(("forked", f"from step {facts['forked_from']['step']} of {facts['forked_from']['home']}"))
     for read in facts["read_whole"][-1:]:
-        lines.append(("read whole", f"{read['path']}  (the newest that was, {read['time']})"))
+        lines.append(("read whole", f"{out.path(read['path'])}  (the newest that was, {out.time(read['time'])})"))
     for label, refs in (("retained", facts["retained"]), ("quarantined", facts["quarantined"])):
-        lines += [(label, f"{ref['path']}  {size_words(ref['size'])}") for ref in refs]
+        lines += [(label, _checkpoint_words(ref, label, out)) for ref in refs]
     return lines
+
+
+def _checkpoint_words(ref: CheckpointJson, label: str, out: Output) -> str:
+    words = f"{out.path(ref['path'])}  {size_words(ref['size'])}"
+    return Painted(words, style_of(label)) if style_of(label) else words
 
 
 def _time_words(facts: StatusJson, account: Account | None) -> list[tuple[str, str]]:

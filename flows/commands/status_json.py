@@ -110,6 +110,7 @@ class RunJson(TypedDict):
     base: int
     checkpoint: str | None
     state_digest: str | None
+    last_commit: str | None
     metrics: Mapping[str, float]
     evaluation: EvaluationJson | None
     test: EvaluationJson | None

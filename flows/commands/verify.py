@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
-from flows.commands.output import Output, Painted, say, say_json
+from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
+from flows.commands.output import Output, Painted, say_json
 from flows.run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
@@ -14,13 +14,16 @@ from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 
-def verify(address: Address = RUN_FILE, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def verify(
+    address: Address = RUN_FILE, overrides: Overrides = None, *, verbose: Verbose = False, as_json: AsJson = False
+) -> None:
     """Read every committed byte again; write nothing.
 
     Exits 4 on damage and names each damaged file.
     """
     opened = open_run(address, overrides)
-    findings = verify_home(opened, lambda line: say(line, aside=True))
+    aside = Output.to(sys.stderr, verbose=verbose)
+    findings = verify_home(opened, aside.line, path_words=aside.path)
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "ok": not findings.damages, **asdict(findings)})
     else:

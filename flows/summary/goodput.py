@@ -44,7 +44,7 @@ def account_words(account: Account) -> list[tuple[str, str]]:
             "goodput",
             f"{account.share(account.good_seconds):.1%}  {good} of training that counts",
         ),
-        ("badput", ", ".join(words(cause, amount) for cause, amount in bad.items())),
+        ("badput", "  ".join(words(cause, amount) for cause, amount in bad.items())),
     ]
     if hung:
         newest = hung[-1].record

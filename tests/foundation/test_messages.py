@@ -63,7 +63,7 @@ def test_every_word_is_printed_unless_a_line_is_too_long(text: str, columns: int
 
 
 def test_what_two_spaces_separate_is_broken_there() -> None:
-    assert folded("step 5  loss 0.1234  accuracy 0.97", 25) == ["step 5  loss 0.1234", "accuracy 0.97"]
+    assert folded("step 5  loss 0.1234  accuracy 0.97", 30) == ["step 5  loss 0.1234", "accuracy 0.97"]
     assert folded("step 5  loss 0.1234", 25, indent=2) == ["step 5  loss 0.1234"]
     assert folded("one two three  four", 8, indent=2) == ["one two", "  three", "  four"]
     assert folded("hint: /a/long/path is gone", 8, indent=2) == ["hint: /a/long/path", "  is", "  gone"]

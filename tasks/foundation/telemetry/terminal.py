@@ -19,8 +19,10 @@ _CODES: Mapping[Style, str] = MappingProxyType(
 )
 _STYLES: Mapping[str, Style] = MappingProxyType(
     {
-        **dict.fromkeys(("pass", "same", "done", "checkpoint", "finish", "at work"), GOOD),
-        **dict.fromkeys(("warn", "warning", "skipped", "stopped", "rewind", "change", "newer"), NOTICE),
+        **dict.fromkeys(("pass", "same", "done", "checkpoint", "finish", "at work", "complete"), GOOD),
+        **dict.fromkeys(
+            ("warn", "warning", "skipped", "stopped", "rewind", "change", "newer", "incomplete", "ended early"), NOTICE
+        ),
         **dict.fromkeys(("error", "fail", "damaged", "hung", "quarantine", "quarantined", "different"), BAD),
         **dict.fromkeys(("hint", "remedy"), "cyan"),
     }

@@ -19,6 +19,7 @@ from flows.fresh_evaluation import FreshEvaluation
 from flows.proving.receipt import Receipt
 from flows.result import RelayResult
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
+from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte
@@ -54,7 +55,9 @@ def output(stream: io.StringIO, columns: int | None = None, *, colors: bool = Fa
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["log", "HOME"], 0),
+        (["log", "HOME", "--verbose"], 0),
+        (["status", "HOME", "--verbose"], 0),
+        (["list", "HOME/..", "--verbose"], 0),
         (["verify", "HOME"], 4),
         (["fork", "HOME", "--as", "other", "--at-step", "100"], 0),
         (["log", "HOME/nowhere"], 2),
@@ -63,8 +66,8 @@ def output(stream: io.StringIO, columns: int | None = None, *, colors: bool = Fa
 def test_no_verb_breaks_a_word_at_any_width(
     words: list[str], code: int, run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With whole times, which do not pass meanwhile."""
     words = [word.replace("HOME", run.address) for word in words]
-    words += ["--verbose"] if words[0] == "log" else []  # whole times, which do not pass meanwhile
     if words[0] == "fork":
         assert main(words) == code  # the second time, it is already there
     wide = shown_by(monkeypatch, 1000, *words, code=code).plain.split()
@@ -91,6 +94,26 @@ def test_a_terminal_shows_colors_short_ids_and_ages(run: FakeRun, monkeypatch: p
     assert "\n\x1b[36mhint:\x1b[0m `baton run`" in damaged
 
 
+def test_status_and_list_are_short_on_a_terminal(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.path("../broken/log").mkdir(parents=True)
+    run.path("../broken/log/00000000.json").write_text("{")
+    listed = shown_by(monkeypatch, 80, "list", str(run.root.root), code=4)
+    assert re.search(
+        r"^digits  200 +\d+ (s|min) ago +accuracy 0.75 at step 200  accuracy 0.75$", listed.plain, re.MULTILINE
+    )
+    assert re.search(r"^broken  damaged\n    \S+/broken/log/00000000.json", listed.plain, re.MULTILINE)
+    assert "\x1b[1;31mdamaged\x1b[0m" in listed.text
+    status_lines = shown_by(monkeypatch, 80, "status", str(run.run_file(steps=400)))
+    assert re.search(
+        r"^tip +00000200-\d{8}-\w{8}\ncommitted +\d+ (s|min) ago\ndigest +0{12}$", status_lines.plain, re.MULTILINE
+    )
+    assert "\x1b[33mincomplete\x1b[0m" in status_lines.text
+    assert status_lines.plain.count("retained") == 1
+    assert re.search(
+        r"^retained +00000000-\S+  2.0 kB\n +00000100-\S+  2.2 kB\n +00000200-", status_lines.plain, re.MULTILINE
+    )
+
+
 def test_no_color_and_force_color(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     colored = shown_by(monkeypatch, 120, "verify", run.address, code=4)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -114,7 +137,10 @@ def test_a_pipe_gets_plain_whole_lines(run: FakeRun, capsys: pytest.CaptureFixtu
 
 
 def test_head_of_a_pipe_ends_quietly(run: FakeRun) -> None:
-    run.train(*range(400, 6000, 100))  # longer than a pipe holds
+    # More than a pipe of 64 kB holds and head reads at once.
+    metrics = {f"metric_number_{number}": 0.5 for number in range(50)}
+    for step in range(400, 12000, 100):
+        run.commit(step, [MetricRow(step=step, metrics=metrics)])
     log = [sys.executable, "-m", "flows.commands.main", "log", run.address]
     with subprocess.Popen(log, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         head = subprocess.run(
@@ -143,6 +169,8 @@ def test_every_json_is_one_object_as_documented(run: FakeRun, capsys: pytest.Cap
         (["log", run.address], 0),
         (["verify", run.address], 4),
         (["fork", run.address, "--as", "other", "--at-step", "100"], 0),
+        (["init", str(run.folder / "new")], 0),
+        (["report", run.address], 0),
         (["status", "nowhere"], 2),
         (["doctor", str(run.folder / "nowhere.yaml")], 2),
     ):

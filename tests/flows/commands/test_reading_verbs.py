@@ -96,7 +96,7 @@ def test_status_text_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureF
     for line in (
         r"time +2 min 10 s in 3 attempts \(1 at work, 1 killed or crashed\)",
         r"goodput +30\.7%  40 s of training that counts",
-        r"badput +compile 40 s \(30\.7%\), lost work 30 s \(23\.0%\), start-up 20 s .*, unattributed 0\.2 s \(0\.2%\)",
+        r"badput +compile 40 s \(30\.7%\)  lost work 30 s \(23\.0%\)  start-up 20 s .*  unattributed 0\.2 s \(0\.2%\)",
         r"away +\d+ h \d\d min between attempts, no process at work",
         r"left out +1 files below attempts/ are no attempt's record",
     ):
