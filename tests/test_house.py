@@ -175,6 +175,7 @@ ARROWS_OF_FLOWS = {
     "process": set(),
     "run": set(),
     "goal": set(),
+    "saved_run": {"run"},
     "verification": {"run"},
     "auditing": {"admission", "proving", "run"},
     "result": {"goal", "run"},

@@ -15,6 +15,7 @@ from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
 from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.model.saved_code import collect_code
 from tasks.foundation.runlog.attempts import Attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Sink
@@ -90,6 +91,8 @@ def admit(
     if done is not None:
         return done
     require_packages_and_source(run)
+    if head is None or accept:
+        collect_code(run.spec, run.folder)  # refuses code that is too large to be saved in the home
     attempts = run.attempts.read()
     # Every host checks it, so that none waits for a chief that has refused.
     if not try_again:

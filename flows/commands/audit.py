@@ -8,7 +8,7 @@ import typer
 
 from flows.auditing.audit import audit_in_scratch
 from flows.auditing.words import receipt_parts
-from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file
+from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file, without_code
 from flows.commands.output import Output, Painted, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.run import Run
@@ -35,7 +35,7 @@ def audit(
     """
     if last and every:
         raise InvalidInput("--last and --all exclude each other; use one of them")
-    opened, file = opened_with_run_file(address, run_file, overrides)
+    opened, file = opened_with_run_file(address, run_file, overrides, from_home=without_code)
     run = Run(spec=file.spec, folder=file.folder, file=file.path, root=opened.root, home=opened.home, log=opened.log)
     with Console(sys.stderr if as_json else sys.stdout) as console, termination_as_interrupt():
         receipt = audit_in_scratch(

@@ -1,6 +1,8 @@
 """`baton export`: writes a committed checkpoint as a Keras or TensorFlow file."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from flows.commands.options import (
     Verbose,
     opened_with_run_file,
     step_of,
+    with_saved_code,
 )
 from flows.commands.output import Output, say, say_json
 from flows.process.fast_imports import fast_imports
@@ -23,6 +26,7 @@ from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.user_code import require_function
 
@@ -44,9 +48,10 @@ def export(
     """
     chosen = step_of(step)
     require_free_target(form, to)
-    opened, run = opened_with_run_file(address, run_file, overrides)
+    opened, run = opened_with_run_file(address, run_file, overrides, from_home=with_saved_code)
     require_function(run.spec.model.build, run.folder)
     head = opened.require_head()
+    saved = None if run.path.exists() else f"{opened.home.uri}/{head.identity[SAVED_CODE]}"
     select_checkpoint(opened.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
     quiet_tensorflow()
     with fast_imports():
@@ -57,6 +62,8 @@ def export(
         return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
 
     ref, done = read_selected(opened.home, chosen, write, error=InvalidInput)
+    if saved is not None:
+        done = replace(done, load_with=_with_code_of(saved, done.load_with, run.folder))
     for text in done.warnings:
         say(f"warning: {text}", aside=True)
     if as_json:
@@ -78,3 +85,9 @@ def export(
     rows = [("checkpoint", out.path(f"{opened.home.uri}/{ref.path}")), ("written", f"{done.path}  ({form})")]
     labels = ("load with", *("" for _ in done.load_with[1:]))
     out.facts([*rows, *zip(labels, done.load_with, strict=True)])
+
+
+def _with_code_of(saved: str, lines: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Lines that load an export, where the code was loaded from the home into a folder that ends with this process."""
+    where = f"sys.path.insert(0, 'FOLDER')  # where the run's code is; {saved} has it"
+    return tuple(where if repr(str(folder)) in line else line for line in lines)

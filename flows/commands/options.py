@@ -1,12 +1,16 @@
 """Arguments and options that several verbs share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from flows.commands.output import say
 from flows.run import Run, RunHome, names_run_file, open_run
+from flows.saved_run import saved_run
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 
@@ -44,7 +48,7 @@ ChosenStep = Annotated[
     typer.Option("--step", metavar="N|best", help="a step, or best (checkpoint.keep_best); left out: the newest"),
 ]
 CodeOf = Annotated[
-    Path | None, typer.Option("--run-file", help="the run file that builds the model, where RUN is a run's home")
+    Path | None, typer.Option("--run-file", help="use this run file and its code, not those in the home")
 ]
 
 
@@ -63,24 +67,49 @@ def step_of(step: str | None) -> int | Literal["best"] | None:
     return int(step)
 
 
-def opened_with_run_file(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[RunHome, RunFile]:
-    """Open a run and its run file, which names the model's code; the log does not.
+def opened_with_run_file(
+    address: str,
+    run_file: Path | None,
+    overrides: list[str] | None,
+    *,
+    from_home: Callable[[RunHome], RunHome],
+) -> tuple[RunHome, RunFile]:
+    """Open a run and its run file, which names the model's code.
 
     Args:
         address: a run file, or a run's home.
         run_file: the run file, if `address` is a home.
         overrides: changes of the run file.
+        from_home: finds the run file of a home, if none is named: `with_saved_code`, or `without_code`.
 
     Raises:
         InvalidInput: there is no run file, or there are two; or see `open_run`.
     """
-    if names_run_file(address) or run_file is None:
+    if names_run_file(address):
         opened = open_run(address, overrides)
-        if not isinstance(opened, Run) or opened.file is None:
-            raise InvalidInput(
-                f"{address} is a run's home, which has no code; name the run file that builds the model with --run-file"
-            )
         if run_file is not None:
             raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
-        return opened, RunFile(path=opened.file, spec=opened.spec)
-    return open_run(address), load_run_file(run_file, overrides or ())
+    elif run_file is not None:
+        return open_run(address), load_run_file(run_file, overrides or ())
+    else:
+        opened = from_home(open_run(address, overrides))
+    if not isinstance(opened, Run) or opened.file is None:
+        raise InvalidInput(f"{address} is a run's home; name the run file that builds the model with --run-file")
+    return opened, RunFile(path=opened.file, spec=opened.spec)
+
+
+def with_saved_code(home: RunHome) -> RunHome:
+    """The run at a home with the run file and the code that the home has, and a line that says so.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    head = home.require_head()
+    run = saved_run(home, head)
+    say(f"note: run file and code are those in {home.home.uri}/{head.identity[SAVED_CODE]}", aside=True)
+    return run
+
+
+def without_code(home: RunHome) -> RunHome:
+    """The home as it is, for a verb that needs a run file."""
+    return home

@@ -1,23 +1,18 @@
 """The user's code in other processes: it must be the code that the run was started with."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.model.code_digest import module_digest
+from tasks.foundation.model.saved_code import file_references
 from tasks.foundation.user_code import require_function
-
-_FILE_REFERENCE = re.compile(r".+\.py:\w+")
 
 
 def code_digests(spec: RunSpec, folder: Path) -> dict[str, str]:
     """Digest of each function of the run file's folder that it names; layout and comments do not count."""
-    weights = (each.source for each in spec.init.weights)
-    named = [spec.model.build, *spec.data.all_sources, spec.train.callbacks, *spec.data.transforms, *weights]
-    files = [reference for reference in named if reference is not None and _FILE_REFERENCE.fullmatch(reference)]
-    return {reference: module_digest(reference, folder) for reference in files}
+    return {reference: module_digest(reference, folder) for reference in file_references(spec)}
 
 
 def require_same_code(digests: Mapping[str, str], folder: Path) -> None:

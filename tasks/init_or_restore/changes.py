@@ -1,6 +1,6 @@
 """Compares a run file and environment with the run's log: refuses changes, or logs them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasks.foundation.checkpoint.verify import read_manifest
@@ -28,6 +28,7 @@ def record_changes(
     identity: dict[str, Any],
     environment: Environment,
     state: TrainState,
+    save_code: Callable[[], dict[str, str]],
     accept: Sequence[str],
     attempt: str,
     telemetry: Sink,
@@ -40,6 +41,8 @@ def record_changes(
         identity: identity of the run file.
         environment: environment of this process.
         state: the state that the run file builds.
+        save_code: saves the run file and its code in the home, and returns what the identity records of it; called only
+            for an accepted difference.
         accept: identity keys that may differ.
         attempt: id of this attempt.
         telemetry: receives a note for each change.
@@ -58,6 +61,7 @@ def record_changes(
         return head
     if accepted:
         step = 0 if head.tip is None else head.tip.step
+        identity = identity | save_code()
         telemetry.emit(Note(text=f"from step {step} on, as accepted: {difference_words(accepted)}"))
     if head.environment != environment:
         telemetry.emit(Note(text=_environment_words(head.environment, environment, state), warning=True))

@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
@@ -19,6 +20,7 @@ from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.order import oversized_batch_warning
+from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
@@ -95,6 +97,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
     if head is None and accelerator.is_chief:
+        identity |= save_code(log.home, spec, code_folder)  # first, so that what an entry names is there
         head = _append_origin(log, identity, accelerator.environment, attempt=attempt)
     head = require_broadcast_head(log, head, accelerator)
     # Check again after the origin entry: another process may have begun or forked this run meanwhile.
@@ -107,6 +110,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             identity=identity,
             environment=accelerator.environment,
             state=warm.state,
+            save_code=partial(save_code, log.home, spec, code_folder),
             accept=accept,
             attempt=attempt,
             telemetry=telemetry,

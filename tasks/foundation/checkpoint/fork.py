@@ -3,6 +3,7 @@
 For homes that a crash left incomplete, see `fork_status.py`.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tasks.foundation.checkpoint.fork_status import Fork, complete_fork, find_same_fork, read_head_and_lineage
@@ -15,6 +16,7 @@ from tasks.foundation.contracts.checkpoint import (
     checkpoint_folder,
 )
 from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
+from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing, InvalidInput, RunLogError, StaleWriter
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.commits import commit
@@ -106,6 +108,7 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
 
     try:
         staged = _copy(runs, ref, manifest.model_copy(update={"base": base, "attempt": attempt}), folder=folder)
+        _copy_code(runs, origin)
         target.append(decide, attempt=attempt)
         made = find_same_fork(target, *read_head_and_lineage(target), lineage)
         if made is None:
@@ -198,6 +201,14 @@ def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, fold
         verify_checkpoint(runs.source.home, ref)  # the error names the file that was damaged before
         raise
     return copy
+
+
+def _copy_code(runs: _Runs, origin: Origin) -> None:
+    """Copy the run file and the code that the origin names, if the source run has them."""
+    path = origin.identity.get(SAVED_CODE)
+    if is_saved_code(path):
+        with suppress(FileMissing):
+            runs.root.copy(f"{runs.source_name}/{path}", f"{runs.target_name}/{path}")
 
 
 def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRef:

@@ -26,17 +26,24 @@ def module_digest(reference: str, folder: Path) -> str:
     """
     name = reference.partition(":")[0]
     code = _file_code(folder / name) if name.endswith(".py") else _package_code(sys.modules[name])
-    pending, digests = list(code.first), {}
-    while pending:
-        file = pending.pop()
-        if not file.is_relative_to(code.root) or not file.is_file():
-            continue
-        key = file.relative_to(code.root).as_posix()
-        if key not in digests:
-            tree = _parsed(file)
-            digests[key] = _digest(tree) if tree else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-            pending.extend(_imported(tree, file, code.imports_from) if tree else ())
+    digests = {
+        key: _digest(tree) if tree else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        for key, file, tree in _files(code)
+    }
     return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
+
+
+def files_beside(module: str, folder: Path) -> dict[str, Path]:
+    """Return a file of the run file's folder and those that it imports from its own folder; see `module_digest`.
+
+    Args:
+        module: the file, relative to `folder`; nothing is returned if it does not exist.
+        folder: the run file's folder.
+
+    Returns:
+        The files by their path relative to the folder of `module`.
+    """
+    return {key: file for key, file, _ in _files(_file_code(folder / module))}
 
 
 def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
@@ -172,6 +179,19 @@ class _Code:
 def _file_code(file: Path) -> _Code:
     file = file.resolve()
     return _Code((file,), file.parent, file.parent)
+
+
+def _files(code: _Code) -> Iterator[tuple[str, Path, ast.Module | None]]:
+    """Yield the files of a reference, each with its path relative to the root and its syntax tree."""
+    pending, seen = list(code.first), set()
+    while pending:
+        file = pending.pop()
+        if file in seen or not file.is_relative_to(code.root) or not file.is_file():
+            continue
+        seen.add(file)
+        tree = _parsed(file)
+        yield file.relative_to(code.root).as_posix(), file, tree
+        pending.extend(_imported(tree, file, code.imports_from) if tree else ())
 
 
 def _package_code(module: ModuleType) -> _Code:

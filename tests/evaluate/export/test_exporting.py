@@ -172,7 +172,6 @@ def test_bad_exports_are_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -
             [file, "--format", "keras", "--to", str(lab.code / "no" / "new.keras")],
             "/no does not exist; create it",
         ),
-        ([home, *to], "which has no code; name the run file that builds the model with --run-file"),
         ([file, *to, "--step", "5"], "retains no checkpoint at step 5; it has: 0, 3, 6"),
         ([file, *to, "--step", "best"], "has no best checkpoint"),
         ([file, *to, "--step", "newest"], "--step newest is neither a step nor best"),
@@ -201,8 +200,10 @@ def test_printed_lines_load_custom_objects(lab: Lab, capsys: pytest.CaptureFixtu
     spec = spec_of("build", run="tripled", model__options=options)
     lab.begin(spec)
     file, home = run_file_of(lab, "tripled.yaml", **options), f"{lab.root}/storage/tripled"
-    words = ["--run-file", str(file), "--step", "0", "--format", "keras", "--to", str(tmp_path / "tripled.keras")]
-    assert main(["export", home, *words]) == 0
+    words = ["--step", "0", "--format", "keras", "--to"]
+    assert main(["export", home, *words, str(tmp_path / "from-home.keras")]) == 0
+    assert "sys.path.insert(0, 'FOLDER')  # where the run's code is;" in capsys.readouterr().out
+    assert main(["export", home, "--run-file", str(file), *words, str(tmp_path / "tripled.keras")]) == 0
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: Tripled, bent: not registered with Keras")
     lines = captured.out.partition("load with   ")[2].splitlines()

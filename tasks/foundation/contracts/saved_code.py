@@ -1,0 +1,73 @@
+"""The run file and the user's code as they are saved in a run's home."""
+
+import base64
+import posixpath
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.run_spec import RunSpec
+
+# The key of a recorded identity that names the saved code; for information, so it is never compared.
+SAVED_CODE: Final = "code.saved"
+_PATH = re.compile(r"code/[0-9a-f]{16}\.json")
+_MOST_FOLDERS_UP = 16
+
+
+def _check_file(path: str) -> str:
+    """Accept a normalized relative path; only its beginning may lead up."""
+    up = folders_up(path)
+    if path != posixpath.normpath(path) or posixpath.isabs(path) or up > _MOST_FOLDERS_UP or not path.endswith(".py"):
+        raise ValueError("is not a relative path of a Python file")
+    if "\0" in path or "\\" in path:
+        raise ValueError("is not a file path")
+    return path
+
+
+def folders_up(path: str) -> int:
+    """Return how many folders a normalized path begins with going up."""
+    parts = path.split("/")
+    return next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+
+
+def is_saved_code(path: object) -> bool:
+    """Return whether a recorded value is the path of saved code in a home."""
+    return isinstance(path, str) and _PATH.fullmatch(path) is not None
+
+
+class SavedFile(Contract):
+    """One file of the user's code."""
+
+    path: Annotated[str, AfterValidator(_check_file)] = Field(description="relative to the run file's folder")
+    text: str | None = Field(default=None, description="its content, if it is UTF-8")
+    base64: str | None = Field(default=None, description="its content, if it is not")
+
+    @classmethod
+    def of(cls, path: str, content: bytes) -> "SavedFile":
+        """Return a file with this content."""
+        try:
+            return cls(path=path, text=content.decode())
+        except UnicodeDecodeError:
+            return cls(path=path, base64=base64.b64encode(content).decode())
+
+    @property
+    def content(self) -> bytes:
+        """The file's bytes."""
+        return self.text.encode() if self.text is not None else base64.b64decode(self.base64 or "")
+
+
+class SavedCode(Contract):
+    """A resolved run file and the files of the functions that it names."""
+
+    schema_version: Literal[1] = 1
+    run_file: RunSpec = Field(description="every key with its value, after --set")
+    files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
+
+    @classmethod
+    def of(cls, spec: RunSpec, files: dict[str, bytes]) -> "SavedCode":
+        """Return the saved form of a run file with its code, by path."""
+        train = spec.train.model_copy(update={"epoch_examples": None})  # follows from the data
+        run_file = spec.model_copy(update={"train": train})
+        return cls(run_file=run_file, files=tuple(SavedFile.of(path, files[path]) for path in sorted(files)))

@@ -1,0 +1,83 @@
+"""Saves a run's resolved run file and code in its home, create-only and named by content.
+
+The log's identity names the newest; an accepted change adds another file. So the code of each commit can be found.
+"""
+
+import hashlib
+import posixpath
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode
+from tasks.foundation.errors import FileAlreadyThere, ModelError
+from tasks.foundation.messages import message
+from tasks.foundation.model.code_digest import files_beside
+from tasks.foundation.storage.base import Storage
+
+MOST_BYTES: Final = 4 << 20
+_FILE_REFERENCE = re.compile(r".+\.py:\w+")
+
+
+def file_references(spec: RunSpec) -> tuple[str, ...]:
+    """Return the functions of a run file that are in files of its folder, as `model.py:build_model`."""
+    weights = (each.source for each in spec.init.weights)
+    named = [spec.model.build, *spec.data.all_sources, spec.train.callbacks, *spec.data.transforms, *weights]
+    found = (reference for reference in named if reference is not None and _FILE_REFERENCE.fullmatch(reference))
+    return tuple(dict.fromkeys(found))
+
+
+def collect_code(spec: RunSpec, folder: Path) -> dict[str, bytes]:
+    """Read the files of the functions that a run file names, and what they import from their own folders.
+
+    Args:
+        spec: the run file.
+        folder: its folder.
+
+    Returns:
+        The contents by path, relative to `folder`. A file that does not exist is left out.
+
+    Raises:
+        ModelError: they have more than `MOST_BYTES` bytes together, or a file cannot be read.
+    """
+    files: dict[str, bytes] = {}
+    for reference in file_references(spec):
+        module = reference.rpartition(":")[0]
+        for name, file in files_beside(module, folder).items():
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(module), name))
+            try:
+                files[path] = file.read_bytes()
+            except OSError as fault:
+                raise ModelError(f"{reference}: {file} cannot be read: {fault.strerror}; check it") from fault
+    size = sum(map(len, files.values()))
+    if size > MOST_BYTES:
+        largest = max(files, key=lambda path: len(files[path]))
+        raise ModelError(
+            message(
+                f"the code of the run file has {size} bytes in {len(files)} files, more than the {MOST_BYTES} that "
+                f"are saved in the run's home; the largest is {largest} ({len(files[largest])} bytes)",
+                hints=[
+                    "keep data in a file that the code reads, or name an installed package: package.module:function"
+                ],
+            )
+        )
+    return files
+
+
+def save_code(home: Storage, spec: RunSpec, folder: Path) -> dict[str, str]:
+    """Save the run file and its code, unless the home has them.
+
+    Returns:
+        What the log's identity records of it.
+
+    Raises:
+        ModelError: see `collect_code`.
+        StorageError: the store refused or failed.
+    """
+    data = SavedCode.of(spec, collect_code(spec, folder)).to_json()
+    path = f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
+    with suppress(FileAlreadyThere):  # it is named after its content
+        home.create(path, data)
+    return {SAVED_CODE: path}

@@ -1,0 +1,141 @@
+"""A home has its run file and code, so that what is asked of it needs its address only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from flows.commands.main import main
+from flows.run import RunHome, open_run
+from flows.saved_run import read_saved_code, saved_run
+from tasks.foundation.contracts.log_entry import Head, Origin
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedFile
+from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
+from tasks.foundation.errors import InvalidInput, RunLogError
+from tasks.foundation.model.saved_code import MOST_BYTES, save_code
+from tests.support.lab import Lab, lab_of, spec_of
+from tests.support.small_logs import ENVIRONMENT
+
+MODEL = """
+def build(rate=0.1):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["accuracy"])
+    return model
+"""
+ACCEPTED = ("model.options", "compile.optimizer")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return lab_of(tmp_path, MODEL)
+
+
+def begun(folder: Path, storage: Path, **changes: Any) -> tuple[RunHome, Head, RunSpec]:
+    """A home with an origin entry, and the code of `folder`, as a start leaves it, without training anything."""
+    from tasks.foundation.storage.local import LocalStorage
+
+    spec = spec_of("build", **changes)
+    home = RunHome.at(LocalStorage(storage), spec.run)
+    identity = {"data.source": "x", **save_code(home.home, spec, folder)}
+    home.log.append(
+        lambda head: Origin(identity=identity, environment=ENVIRONMENT) if head is None else None, attempt="a"
+    )
+    return home, home.require_head(), spec
+
+
+@pytest.mark.slow
+def test_home_alone_exports_and_evaluates(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = spec_of("build")
+    lab.train_and_commit(spec, 3)
+    home = str(lab.root / "storage" / "build")
+    lab.code.rename(tmp_path / "gone")
+    out = tmp_path / "model.weights.h5"
+    assert main(["export", home, "--format", "weights", "--to", str(out)]) == 0
+    assert out.is_file()
+    (saved,) = (lab.root / "storage" / "build" / "code").iterdir()
+    assert f"note: run file and code are those in {home}/code/{saved.name}" in capsys.readouterr().err
+    assert main(["evaluate", home, "--json"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["run"], done["step"], done["logged"]) == ("build", 3, None)
+    assert main(["evaluate", home, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["agrees"] is True
+
+
+def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    from tasks.init_or_restore.stage import init_or_restore
+
+    spec = spec_of("build")
+    first = lab.begin(spec)
+    edited = lab.copy_of_code("edited", ("model.py", "rate=0.1", "rate=0.25"))
+    call = InitOrRestoreCall(spec=spec, dataset=lab.prepare(spec), accept=("model.code", *ACCEPTED))
+    changed = init_or_restore(call, edited.place(spec))
+    home = RunHome.at(lab.storage, "build")
+    assert len(list(lab.storage.files("build/code"))) == 2
+    for head, text in ((first, "rate=0.1"), (changed, "rate=0.25")):
+        run = saved_run(home, head)
+        assert text in (run.folder / "model.py").read_text()
+        assert (run.folder / "layers.py").read_bytes() == (lab.code / "layers.py").read_bytes()
+        assert (run.spec.run, run.spec.model) == ("build", spec.model)
+    again = init_or_restore(call, edited.place(spec))
+    assert (again, len(list(lab.storage.files("build/code")))) == (changed, 2)
+    assert main(["fork", home.home.uri, "--as", "forked"]) == 0
+    forked = open_run(f"{lab.storage.uri}/forked")
+    assert read_saved_code(forked, forked.require_head()) == read_saved_code(home, changed)
+    capsys.readouterr()
+
+
+def test_homes_without_code_say_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text("def build(): ...")
+    home, head, _ = begun(tmp_path, tmp_path / "storage")
+    earlier = head.model_copy(update={"identity": {"data.source": "x"}})
+    with pytest.raises(
+        InvalidInput, match=r"has no run file and no code: an earlier version.*\nhint: name the run file"
+    ):
+        saved_run(home, earlier)
+    saved = tmp_path / "storage" / "build" / head.identity[SAVED_CODE]
+    saved.write_bytes(saved.read_bytes().replace(b"def build()", b"def other()"))
+    with pytest.raises(RunLogError, match="is damaged: its content does not have the digest in its name"):
+        saved_run(home, head)
+    saved.unlink()
+    out = tmp_path / "out.keras"
+    assert main(["export", home.home.uri, "--format", "keras", "--to", str(out)]) == 2
+    assert "is missing, which has the run file and the code" in capsys.readouterr().err
+
+
+def test_code_beside_and_above_the_run_file_is_laid_out(tmp_path: Path) -> None:
+    files = {"shared/model.py": "from . import parts\n", "shared/parts.py": "# \xe9\n", "run/data.py": "x = 1\r\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    home, head, _ = begun(tmp_path / "run", tmp_path / "storage", model__build="../shared/model.py:build")
+    run = saved_run(home, head)
+    for name, text in files.items():
+        assert (run.folder / ".." / name.replace("run/", f"{run.folder.name}/")).read_bytes() == text.encode("latin-1")
+    assert save_code(home.home, run.spec.model_copy(update={"storage": "unused"}), run.folder) == {
+        SAVED_CODE: head.identity[SAVED_CODE]
+    }
+
+
+@pytest.mark.parametrize("path", ["/etc/x.py", "a/../../x.py", "../" * 17 + "x.py", "x.sh", "a\\x.py", "./x.py", ".."])
+def test_paths_out_of_the_scratch_folder_are_refused(path: str) -> None:
+    with pytest.raises(ValidationError):
+        SavedFile.of(path, b"")
+
+
+def test_code_too_large_is_refused_before_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = lab_of(tmp_path, MODEL).code
+    with (code / "layers.py").open("a") as file:
+        file.write(f'\nTABLE = "{"x" * MOST_BYTES}"\n')
+    values = spec_of("build").model_dump(mode="json") | {"storage": str(tmp_path / "storage")}
+    (code / "run.yaml").write_text(yaml.safe_dump(values))
+    assert main(["run", str(code / "run.yaml")]) == 2
+    words = capsys.readouterr().err
+    assert f"more than the {MOST_BYTES} that are saved" in words
+    assert "the largest is layers.py" in words
+    assert "hint: keep data in a file that the code reads" in words
+    assert not (tmp_path / "storage").exists()
