@@ -80,7 +80,7 @@ def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.Capture
         run = saved_run(home, head)
         assert text in (run.folder / "model.py").read_text()
         assert (run.folder / "layers.py").read_bytes() == (lab.code / "layers.py").read_bytes()
-        assert (run.spec.run, run.spec.model) == ("build", spec.model)
+        assert (run.spec.run, run.spec.storage, run.spec.model) == ("build", lab.storage.uri, spec.model)
     again = init_or_restore(call, edited.place(spec))
     assert (again, len(list(lab.storage.files("build/code")))) == (changed, 2)
     assert main(["fork", home.home.uri, "--as", "forked"]) == 0
