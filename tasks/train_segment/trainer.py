@@ -22,6 +22,7 @@ from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.compile_settings import uses_xla, xla_step
 from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
 from tasks.foundation.model.keras_steps import overrides, tracing_hints
+from tasks.foundation.model.learning_rate import learning_rate_of
 from tasks.foundation.model.loss_scaling import ScaledLosses
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.random_operations import stateful_operations
@@ -255,7 +256,8 @@ class Trainer:
     def read_metrics(self) -> MetricRow:
         """Read the metrics since the last row, and reset them. Call it at absolute steps only."""
         metrics = take_metrics(self.state.model, self.accelerator.strategy, self.state.returned)
-        return MetricRow(step=self.state.step, metrics=metrics)
+        rate = learning_rate_of(self.state.model)
+        return MetricRow(step=self.state.step, metrics=metrics, learning_rate=rate)
 
     def take_row(self, row: MetricRow) -> bool:
         """Call the callbacks that are due at a row that has just been read.

@@ -6,6 +6,7 @@ from typing import Any
 
 from tasks.evaluate.report.tables import Cell, Mark, Section, Table, cut, number, time_words
 from tasks.foundation.errors import FileMissing
+from tasks.foundation.runlog.audits import audit_words, last_audit
 from tasks.foundation.storage.base import Storage
 
 _SHOWN = 20
@@ -21,12 +22,14 @@ def check_sections(home: Storage) -> Iterator[Section]:
         paths = sorted((path for path in home.files(folder) if path.endswith(".json")), reverse=True)
         rows += [_row(home, path, verb) for path in paths[:_SHOWN]]
     if rows:
+        audit = last_audit(home)
+        found = "" if audit is None else f"last audit: {audit_words(audit)}. "
         headings = ("time, UTC", "command", "verdict", "steps", "receipt")
         yield Section(
             heading="Proofs and audits",
             table=Table(headings=headings, rows=rows, numbers=frozenset({3})),
-            note="A proof trains a few steps straight, and again cut and killed; an audit executes committed steps "
-            "again. Both compare every bit.",
+            note=f"{found}A proof trains a few steps straight, and again cut and killed; an audit executes committed "
+            "steps again. Both compare every bit.",
         )
 
 

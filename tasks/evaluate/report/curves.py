@@ -121,7 +121,7 @@ def curves_of(history: History, entries: Sequence[Entry], account: Account | Non
     length = None if history.head is None else recorded_epoch(history.head.identity)
     borders = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
     return Curves(
-        charts=(*_metrics(history), *_speed(history)) if history.segments else (),
+        charts=(*_metrics(history), *_learning_rate(history), *_speed(history)) if history.segments else (),
         borders=borders if len(borders) <= _MAX_BORDERS else (),
         events=tuple(sorted(_events(entries, account), key=lambda event: event.step))[-_MAX_EVENTS:],
         epochs_per_step=None if length is None else length.after(1),
@@ -151,6 +151,14 @@ def _metrics(history: History) -> Iterator[Chart]:
         positive = bool(finite) and min(finite) > 0
         wide = positive and name.endswith("loss") and max(finite) / min(finite) > _LOGARITHMIC_FROM_RATIO
         yield Chart(caption=name, curves=tuple(curves), logarithmic=wide)
+
+
+def _learning_rate(history: History) -> Iterator[Chart]:
+    points = [(row.step, row.learning_rate) for row in history.rows if row.learning_rate is not None]
+    if len({rate for _, rate in points}) > 1:  # a constant is no curve
+        yield Chart(
+            caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=thinned(points)),)
+        )
 
 
 def _speed(history: History) -> Iterator[Chart]:

@@ -25,6 +25,9 @@ class MetricRow(Contract):
 
     step: int = Field(ge=1)
     metrics: dict[str, float]
+    learning_rate: float | None = Field(
+        default=None, description="what the optimizer uses next; None: not known, as in rows of earlier versions"
+    )
 
 
 class WorkerStats(Contract):

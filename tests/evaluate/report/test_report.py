@@ -50,7 +50,12 @@ class Run:
         self.tip = self.commit(0, ())
 
     def commit(
-        self, step: int, rows: Sequence[dict[str, float]], seconds: dict[str, float] | None = None
+        self,
+        step: int,
+        rows: Sequence[dict[str, float]],
+        seconds: dict[str, float] | None = None,
+        *,
+        rates: Sequence[float | None] = (),
     ) -> CheckpointRef:
         head = self.log.head()
         assert head is not None
@@ -61,7 +66,10 @@ class Run:
             state_digest=f"{step:064x}", manifest_digest="0" * 64, size=1_200_000,
         )  # fmt: skip
         every = (step - start) // max(len(rows), 1)
-        history = tuple(MetricRow(step=start + every * (n + 1), metrics=row) for n, row in enumerate(rows))
+        history = tuple(
+            MetricRow(step=start + every * (n + 1), metrics=row, learning_rate=rate)
+            for n, (row, rate) in enumerate(zip(rows, rates or [None] * len(rows), strict=True))
+        )
         body = Commit(
             checkpoint=ref, parent=head.tip.path if head.tip else None,
             exit_reason="segment_end" if step else "initialized", history=history, examples=(step - start) * 32,
@@ -241,6 +249,15 @@ def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:
     segments = drawn(trained(run).report())["segments"]
     assert [each[:2] for each in segments] == [[0, 0], [0, 100], [100, 200]]
     assert [round(each[3] - each[2], 3) for each in segments] == [0.0, 4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("rates", "drawn_rates"), [((0.5, 0.25), [0.5, 0.25]), ((0.5, 0.5), None), ((None, None), None)]
+)
+def test_learning_rate_is_drawn_if_it_changes(run: Run, rates: Any, drawn_rates: Any) -> None:
+    run.commit(10, [{"loss": 1.0}] * 2, rates=rates)
+    charts = {chart["caption"]: chart for chart in drawn(run.report())["charts"]}
+    assert charts.get("learning rate", {"curves": [{"values": None}]})["curves"][0]["values"] == drawn_rates
 
 
 def test_proofs_and_audits_are_listed(run: Run) -> None:

@@ -231,6 +231,18 @@ def test_update_costs_the_same_however_long_the_log_is(commits: int) -> None:
     assert store.calls == {"read": 1, "exists": 1}  # the newest entry and its file
 
 
+def test_learning_rate_and_speed_are_curves(log: RunLog, write_curves: Write) -> None:
+    head = head_of(log)
+    assert head.tip is not None
+    staged = stage(log.home, 20, head.base, uuid.uuid4().hex)
+    rows = tuple(MetricRow(step=step, metrics={"loss": 1.0}, learning_rate=1 / step) for step in (8, 16))
+    body = committing(staged, parent=head.tip.path, history=rows)
+    commit(log, body.model_copy(update={"examples": 640, "seconds": {"train": 2.0, "commit": 5.0}}))
+    write_curves(log)
+    assert curve(log, "train", "learning_rate") == [(8, 0.125), (16, 0.0625)]
+    assert curve(log, "train", "examples_per_second") == [(20, 320.0)]
+
+
 @pytest.mark.slow
 def test_tensorboard_starts_with_the_locked_packages() -> None:
     command = [sys.executable, "-m", "tensorboard.main", "--version"]
