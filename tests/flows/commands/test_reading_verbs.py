@@ -204,7 +204,8 @@ def test_log_json(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     entries = as_json(capsys, "log", run.address)["entries"]
     assert [entry["number"] for entry in entries] == list(range(6))
     assert entries[-1]["checkpoint"]["path"] == run.tip.path
-    assert entries[-1]["history"] == [{"step": 300, "metrics": {"loss": 100 / 300, "accuracy": 0.5}}]
+    row = {"step": 300, "metrics": {"loss": 100 / 300, "accuracy": 0.5}, "learning_rate": None}
+    assert entries[-1]["history"] == [row]
 
 
 def test_verbs_show_what_was_read_whole(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
