@@ -14,7 +14,7 @@ from typing import Final, Self, TextIO
 
 from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.messages import folded, shown, without_password, wrapped_lines
-from tasks.foundation.telemetry.formatting import ago_words, short_path
+from tasks.foundation.telemetry.formatting import ago_words, checkpoint_name
 from tasks.foundation.telemetry.terminal import Style, columns_of, has_colors, painted, painted_label, style_of
 
 # The shape of every --json object, described in flows/README.md. Keys are added; another meaning needs another version.
@@ -121,7 +121,7 @@ class Output:
 
     def path(self, path: str) -> str:
         """A checkpoint's path or address: its folder with the first characters of the attempt, or whole."""
-        return path if self.whole else short_path(path.rpartition("checkpoints/")[2])
+        return path if self.whole else checkpoint_name(path)
 
     def id(self, text: str) -> str:
         """A digest or the id of an attempt: its first characters, or whole."""

@@ -8,7 +8,7 @@ from flows.run import Run
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.messages import shown
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.formatting import number_words, step_words
+from tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
 
 NOTHING_TO_DO = "nothing_to_do"
 
@@ -59,11 +59,16 @@ def print_summary(
     if totals is not None:
         console.show(_table(totals, step=step, target=target))
     for label, value in (
-        ("checkpoint", "none yet" if tip is None else f"{run.home.uri}/{tip.path}"),
+        *((("home", run.home.uri),) if console.is_terminal else ()),
+        ("checkpoint", "none yet" if tip is None else _checkpoint_words(console, f"{run.home.uri}/{tip.path}")),
         ("report", report_path if report_path and leaves_time(exit_reason) else f"not up to date: {report_command}"),
         ("continue", continue_command),
     ):
         console.show(Text.assemble((f"{label:<12}", "dim"), shown(value)))
+
+
+def _checkpoint_words(console: Console, address: str) -> str:
+    return checkpoint_name(address) if console.is_terminal else address
 
 
 def _table(totals: Totals, *, step: int, target: int | None) -> Table:

@@ -18,16 +18,17 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 from rich.text import Text
 
-from tasks.foundation.messages import shown, shown_lines
+from tasks.foundation.messages import folded, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Training
 from tasks.foundation.telemetry.formatting import (
+    checkpoint_name,
     duration_words,
     epoch_words,
     metric_words,
     number_words,
-    short_path,
     size_words,
 )
+from tasks.foundation.telemetry.terminal import GOOD, NOTICE, has_colors
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
@@ -134,6 +135,7 @@ class Console:
             highlight=False,
             soft_wrap=True,
             width=None if self._terminal else _PIPE_COLUMNS,
+            no_color=not has_colors(self._stream),
         )
         self._lock = threading.RLock()
         self._progress: Progress | None = None
@@ -189,7 +191,14 @@ class Console:
     def show(self, what: RenderableType) -> None:
         """Print anything that rich can render above the bar; text is printed literally, without markup."""
         with self._lock:
-            self._guarded(lambda: self._rich.print(shown(what) if isinstance(what, str) else what))
+            self._guarded(
+                lambda: self._rich.print("\n".join(self._folded(shown(what))) if isinstance(what, str) else what)
+            )
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether people read it on a terminal, where ids are short."""
+        return self._terminal
 
     def _guarded(self, action: Callable[[], object]) -> None:
         if self._broken:
@@ -204,7 +213,9 @@ class Console:
     def _show(self, event: Event) -> None:
         match event:
             case Note():
-                self._line(("warning: " if event.warning else "") + event.text, "bold yellow" if event.warning else "")
+                self._line(
+                    ("warning: " if event.warning else "") + event.text, f"bold {NOTICE}" if event.warning else ""
+                )
             case Phase():
                 self._phases.enter(event.cause)
             case Preparing():
@@ -213,11 +224,9 @@ class Console:
                 self._training(event)
             case Committed():
                 self._committed_at = self._clock()
-                path = short_path(event.path) if self._terminal else event.path
-                self._line(
-                    f"step {event.step}  committed  {path}  {metric_words(event.metrics)}  {size_words(event.size)}",
-                    "green",
-                )
+                path = checkpoint_name(event.path) if self._terminal else event.path
+                words = (f"step {event.step}", "committed", path, metric_words(event.metrics), size_words(event.size))
+                self._line("  ".join(filter(None, words)), GOOD)
             case Evaluated():
                 examples = f"{event.examples} {event.on} examples"
                 self._line(f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({examples})", "cyan")
@@ -272,10 +281,15 @@ class Console:
         else:
             progress.update(self._task, total=total, completed=completed, facts=facts)
 
+    def _folded(self, line: str) -> list[str]:
+        """A line as lines that fit: with `soft_wrap`, rich would leave it to the terminal, which breaks words."""
+        return folded(line, self._rich.width if self._terminal else None, indent=2)
+
     def _line(self, text: str, style: str = "") -> None:
         text = shown_lines(text)
         if self._terminal:
-            self._rich.print(Text(text, style))
+            lines = (part for line in text.split("\n") for part in self._folded(line))
+            self._rich.print(Text("\n".join(lines), style))
         else:
             self._stream.write(f"{text}\n")
             self._stream.flush()

@@ -67,6 +67,11 @@ def ago_words(seconds: float) -> str:
     return f"{whole // _DAY} days ago"
 
 
+def checkpoint_name(path: str) -> str:
+    """The name of a checkpoint's folder with the first eight characters of its attempt, from its path or address."""
+    return short_path(path.rpartition("checkpoints/")[2])
+
+
 def short_path(path: str) -> str:
     """A checkpoint's path with the first eight characters of its attempt."""
     name, _, attempt = path.rpartition("-")

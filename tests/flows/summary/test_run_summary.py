@@ -19,8 +19,15 @@ from tasks.foundation.telemetry.console import Console
 from tests.support.fake_run import FakeRun
 
 
-def summary_of(run: FakeRun, *, exit_reason: str, report: str | None = "/home/report/index.html") -> str:
-    stream = io.StringIO()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def summary_of(
+    run: FakeRun, *, exit_reason: str, report: str | None = "/home/report/index.html", terminal: bool = False
+) -> str:
+    stream = Terminal() if terminal else io.StringIO()
     print_summary(
         Console(stream),
         Run.open(load_run_file(run.run_file(steps=300))),
@@ -49,6 +56,13 @@ def test_summary_of_a_complete_run(run: FakeRun) -> None:
     assert re.search(r"^report +/home/report/index.html$", text, re.MULTILINE)
     assert re.search(r"^continue +baton run run.yaml --set train.steps=600$", text, re.MULTILINE)
     assert "\x1b" not in text
+
+
+def test_summary_has_short_ids_on_a_terminal(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    text = re.sub(r"\x1b\[\d*m", "", summary_of(run.train(100), exit_reason="complete", terminal=True))
+    assert re.search(rf"^home +{run.address}\ncheckpoint +00000100-\d{{8}}-\w{{8}}$", text, re.MULTILINE)
 
 
 def test_summary_of_a_stopped_run(run: FakeRun) -> None:

@@ -108,6 +108,29 @@ def test_bar_shows_what_the_terminal_has_room_for(columns: int, facts: str, monk
     assert "…" not in bars[-1]
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_terminal_breaks_lines_between_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    commit = Committed(step=0, path=PATH, size=1_234_567, metrics={"loss": 0.25, "accuracy": 0.5, "top 5": 0.1})
+    console = Console(stream := Terminal())  # not started, so without a bar
+    console.emit(commit)
+    console.emit(Note(text="look here: " + "word " * 20, warning=True))
+    text = CONTROL.sub("", stream.getvalue())
+    assert max(map(len, text.splitlines())) <= columns
+    expected = "step 0 committed 00000500-00000003-01234567 loss 0.25 accuracy 0.5 top 5 0.1 1.2 MB warning: look here:"
+    assert text.split() == [*expected.split(), *["word"] * 20]
+    assert "  accuracy 0.5" in text
+    assert sum(line.startswith("  ") for line in text.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "CLICOLOR"])
+def test_console_has_no_colors_unless_wanted(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Committed(step=0, path=PATH, size=1, metrics={})
+    assert "\x1b[32m" in emitted(Terminal(), commit)
+    monkeypatch.setenv(variable, "1" if variable == "NO_COLOR" else "0")
+    assert "\x1b[32m" not in emitted(Terminal(), commit)
+
+
 def test_pipe_gets_metrics_at_log_steps_only() -> None:
     # Between log steps the trainer repeats the last metrics.
     text = emitted(io.StringIO(), training(10), training(50, loss=2.0), training(70, loss=2.0), training(100, loss=1.0))
@@ -129,7 +152,7 @@ def test_terminal_keeps_lines_and_removes_the_bar() -> None:
     )
     plain = CONTROL.sub("", text)
     assert re.search(r"training .*2500/3000  loss 0.125  12,346 examples/s  commit \S+ s ago +\S+ +\S+ left", plain)
-    assert "step 2000  committed  checkpoints/00000500-00000003-01234567  loss 0.2  1.2 MB\n" in plain.replace("\r", "")
+    assert "step 2000  committed  00000500-00000003-01234567  loss 0.2  1.2 MB\n" in plain.replace("\r", "")
     assert re.search(r"\x1b\[1;33m[^\n]*look here", text), "a warning is to be noticed"
     assert text.endswith("\x1b[1A\x1b[2K"), "the bar is wiped out at the end"
     assert "\x1b[?25h" in text, "the cursor is shown again"
