@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from flows.admission.checks import preflight
@@ -23,6 +22,7 @@ from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.version import baton_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def audit_run(
         run=run.spec.run,
         run_file="" if run.file is None else run.file.name,
         spec_digest=hashlib.sha256(run.spec.to_json()).hexdigest(),
-        baton=version("baton"),
+        baton=baton_version() or "unknown",
         seed=seed if choice == "sample" else None,
         auditable=len(found.auditable),
         stretches=results,

@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +33,7 @@ from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.messages import without_password
+from tasks.foundation.version import baton_version
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _UNEXPECTED = 1
@@ -80,7 +80,7 @@ for _verb, (_function, _examples) in _VERBS.items():
 
 def _version(requested: bool) -> None:
     if requested:
-        say(f"baton {version('baton')}")
+        say(f"baton {baton_version() or 'of unknown version'}")
         raise typer.Exit
 
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from signal import SIGKILL
 
@@ -17,6 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.version import baton_version
 
 # A process may finish before it can be killed. Each further try trains twice as many steps.
 _TRIES = 5
@@ -162,7 +162,7 @@ def _receipt(run: RunFile, findings: _Findings, *, share_data: bool) -> Receipt:
         spec_digest=hashlib.sha256(run.spec.to_json()).hexdigest(),
         identity=dict(straight.head.identity),
         environment=straight.head.environment,
-        baton=version("baton"),
+        baton=baton_version() or "unknown",
         steps=straight.tip.step,
         # With callbacks, both trials also commit for evaluations; those commits are not cuts.
         cuts=tuple(

@@ -100,7 +100,7 @@ def test_image_holds_only_what_its_stage_needs(engine: Engine, image: str) -> No
 
     assert found["imports"] == dict.fromkeys(expected.imports, "")
     held = set(found["distributions"])
-    assert {"baton", "prefect", "gcsfs"} <= held
+    assert {"baton-relay", "prefect", "gcsfs"} <= held
     assert held & TENSORFLOW == ({expected.tensorflow} if expected.tensorflow else set())
     assert not held & {"pip", "pytest", *expected.lacks}
     assert found["programs"]["baton"] == "/opt/baton/bin/baton"

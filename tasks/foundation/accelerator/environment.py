@@ -6,8 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
+from tasks.foundation.version import baton_version
 
-_PACKAGES = ("baton", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "keras", "numpy")
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "keras", "numpy")
 
 
 def quiet_tensorflow() -> None:
@@ -19,6 +20,8 @@ def quiet_tensorflow() -> None:
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute, by package name."""
     versions = {"python": platform.python_version()}
+    if (own := baton_version()) is not None:
+        versions["baton"] = own
     for package in _PACKAGES:
         try:
             versions[package] = version(package)

@@ -1,6 +1,5 @@
 """The base class of all contracts: the values that stages, processes and files exchange."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -8,6 +7,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from tasks.foundation.errors import AnotherVersion, BatonError
 from tasks.foundation.messages import message, shown
+from tasks.foundation.version import baton_version
 
 # Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
@@ -124,7 +124,4 @@ def _key(problem: ErrorDetails) -> str:
 
 
 def _own_version() -> str:
-    try:
-        return version("baton")
-    except PackageNotFoundError:  # an image with the source files only
-        return "of unknown version"
+    return baton_version() or "of unknown version"
