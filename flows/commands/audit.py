@@ -37,7 +37,7 @@ def audit(
         raise InvalidInput("--last and --all exclude each other; use one of them")
     opened, file = opened_with_run_file(address, run_file, overrides, from_home=without_code)
     run = Run(spec=file.spec, folder=file.folder, file=file.path, root=opened.root, home=opened.home, log=opened.log)
-    with Console(sys.stderr if as_json else sys.stdout) as console, termination_as_interrupt():
+    with Console(sys.stderr if as_json else sys.stdout, doing="auditing") as console, termination_as_interrupt():
         receipt = audit_in_scratch(
             run,
             tuple(overrides or ()),

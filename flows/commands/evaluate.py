@@ -54,7 +54,7 @@ def evaluate(
     run = _with_code(opened, file)
     chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
     quiet_tensorflow()
-    with Console(sys.stderr) as console, warnings_as_notes(console):
+    with Console(sys.stderr, doing="evaluating") as console, warnings_as_notes(console):
 
         def work(chosen: Chosen) -> Evaluation:
             return run_stages(run, chosen, _runner(run, console), console)

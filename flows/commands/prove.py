@@ -52,7 +52,7 @@ def prove(
     preflight(opened)
     require_lasting_storage(opened)
     stream = sys.stderr if as_json else sys.stdout
-    with Console(stream) as console, termination_as_interrupt(), _scratch(keep) as folder:
+    with Console(stream, doing="proving") as console, termination_as_interrupt(), _scratch(keep) as folder:
         processes = FreshProcesses(folder / "said", hosts=_hosts(run))
         setup = ProofSetup(folder=folder, processes=processes, share_data=share_data, telemetry=console)
         receipt = proof_of(run, tuple(overrides or ()), steps=steps, setup=setup)

@@ -87,11 +87,11 @@ class _Elapsed(TimeElapsedColumn):
 class _Phases:
     """The phases of a start, and their seconds, until the training begins."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], first: str) -> None:
         self._clock = clock
         self._began = self._since = clock()
         self._seconds: dict[str, float] = {}
-        self.now = "start-up"
+        self.now = first
         self.starting = True
 
     def enter(self, cause: str) -> None:
@@ -115,15 +115,18 @@ class _Phases:
 class Console:
     """A `Sink` for people. Use it as a context manager: on exit the bar disappears and the lines stay."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, *, doing: str = "start-up"
+    ) -> None:
         """Prepare the console; nothing is written before the first event.
 
         Args:
             stream: where to write; None for stdout. Use stderr if stdout is for JSON.
             clock: seconds; tests replace it.
+            doing: what the bar says before the first phase.
         """
         self._clock = clock
-        self._phases = _Phases(clock)
+        self._phases = _Phases(clock, doing)
         self._committed_at: float | None = None
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()

@@ -108,6 +108,14 @@ def test_bar_shows_what_the_terminal_has_room_for(columns: int, facts: str, monk
     assert "…" not in bars[-1]
 
 
+def test_bar_of_a_verb_says_what_it_does() -> None:
+    with Console(stream := Terminal(), doing="proving") as console:
+        console.emit(Note(text="straight to step 8"))
+    plain = CONTROL.sub("", stream.getvalue())
+    assert "proving ━" in plain
+    assert "start-up" not in plain
+
+
 @pytest.mark.parametrize("columns", [40, 80])
 def test_terminal_breaks_lines_between_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
