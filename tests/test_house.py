@@ -16,9 +16,10 @@ HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
 # What may be imported from where, besides itself, the standard library and installed packages.
 ALLOWED = {
-    "contracts": {"errors", "messages"},
+    "contracts": {"errors", "messages", "version"},
     "errors": set(),
     "messages": set(),
+    "version": set(),
     "storage": {"contracts", "errors", "messages"},
     "process": set(),
     "hosts": set(),
