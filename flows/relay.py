@@ -21,6 +21,7 @@ from flows.launching.runner import Runner, StageStopped
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
 from flows.second_look import second_look
 from flows.segments import Segments
+from flows.tracking import tracking
 from tasks.evaluate.report.plots import import_matplotlib
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.checkpoint.committer import Committer
@@ -102,6 +103,7 @@ def relay(
             sinks = Several((telemetry, ledger, watch))
             try:
                 with (
+                    tracking(run) as track,  # ends last, when everything is committed
                     Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
                     second_look(run, runner, committer, telemetry=sinks) as looking,
@@ -120,6 +122,7 @@ def relay(
                         ),
                         ledger=ledger,
                         curves=CurveFiles(run.log),
+                        track=track,
                         accelerator=accelerator,
                         elapsed=lambda: clock() - began,
                         is_new=head is None,
@@ -146,6 +149,7 @@ class _Relay:
     place: Place
     ledger: Ledger
     curves: CurveFiles
+    track: Callable[[], None]  # tells trackers that the log has grown
     accelerator: "Accelerator | OneHost"
     elapsed: Callable[[], float]
     is_new: bool  # the run has no log yet
@@ -217,6 +221,7 @@ class _Relay:
             tries, head = 0, head_after
             segments += trained
             self.commits.write_curves(head)
+            self.track()
             if ended is not None and not goal.reached(head, run.spec):
                 break
         self.evaluations.join()

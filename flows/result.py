@@ -7,6 +7,7 @@ from pydantic import Field
 
 from flows.goal import Goal
 from flows.run import Run, RunHome
+from flows.tracking import tracking
 from tasks.evaluate.report.report import PAGE, reported_entry, write_report
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.base import Contract
@@ -75,6 +76,9 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = T
     newest = run.log.newest_seen() if is_done else run.log.newest()
     if newest is None or newest.head.tip is None:
         raise RunLogError(f"{run.home.uri}: the run has no checkpoint, so there is nothing to report")
+    if is_done and isinstance(run, Run):
+        with tracking(run):  # if a command was killed before it sent everything
+            pass
     tip, totals = newest.head.tip, run.log.totals(newest)
     metrics = {} if totals.row is None else dict(totals.row.metrics)
     if totals.evaluation is not None:

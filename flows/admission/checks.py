@@ -1,5 +1,6 @@
 """Cheap checks of the run file, the code and the data files of a run, before anything is written."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -14,12 +15,17 @@ from tasks.init_or_restore.weights.location import locate_weights
 
 
 def preflight(run: Run) -> None:
-    """Check the batch size, the user's functions and the initial weights, without importing the user's code.
+    """Check the tracker, the batch size, the user's functions and the weights, without importing the user's code.
 
     Raises:
         InvalidInput: one of them cannot be used.
     """
     spec, folder = run.spec, run.folder
+    if spec.tracking.mlflow is not None and importlib.util.find_spec("mlflow") is None:
+        raise RunFileError(
+            "tracking.mlflow is set, and package mlflow is not installed here; install mlflow-skinny (the extra "
+            "`mlflow` of Baton), or drop the key"
+        )
     accelerator = spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
     per_replica_batch_size(spec.train.global_batch_size, known, spec.train.accumulate)

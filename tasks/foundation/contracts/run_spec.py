@@ -11,6 +11,7 @@ from tasks.foundation.contracts.code_reference import CodeReference
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.init_spec import InitSpec
 from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
+from tasks.foundation.contracts.tracking_spec import TrackingSpec
 from tasks.foundation.contracts.train_spec import TrainSpec
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -166,6 +167,7 @@ class RunSpec(Contract):
     evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps, every")
     stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
     stages: StagesSpec = Field(default_factory=StagesSpec, description="which stages run as Prefect deployments")
+    tracking: TrackingSpec = Field(default_factory=TrackingSpec, description="mlflow")
 
     @model_validator(mode="after")
     def _workers_run_all_stages(self) -> Self:

@@ -19,13 +19,12 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.checksum import masked_crc32c
+from tasks.foundation.telemetry.curves import training_curves
 
 _LOGGER = logging.getLogger(__name__)
 _TRAIN, _VALIDATION = "tensorboard/train", "tensorboard/validation"
 # TensorBoard recognizes event files by `tfevents` in their names.
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.step-\d+")
-# Curves besides the metrics: the epochs that are done, and the speed of each commit's training.
-_EPOCH, _LEARNING_RATE, _SPEED = "epoch", "learning_rate", "examples_per_second"
 # Field numbers of TensorFlow's Event, Summary and SessionLog messages, and wire types of protocol buffers.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS, _START = 1, 1, 2, 1, 1
@@ -107,22 +106,7 @@ def _tip_path(head: Head) -> str | None:
 
 def _commit_file(entry: Entry, body: Commit) -> tuple[str, bytes]:
     time = _seconds(entry)
-    epoch = None if entry.totals is None else entry.totals.epoch
-    rows = b"".join(
-        _scalars(
-            time,
-            row.step,
-            {
-                **row.metrics,
-                **({} if row.learning_rate is None else {_LEARNING_RATE: row.learning_rate}),
-                **({} if epoch is None else {_EPOCH: epoch.after(row.step)}),
-            },
-        )
-        for row in body.history
-    )
-    seconds = body.seconds.get("train", 0.0)
-    if body.history and body.examples and seconds > 0:
-        rows += _scalars(time, body.checkpoint.step, {_SPEED: body.examples / seconds})
+    rows = b"".join(_scalars(time, step, values) for step, values in training_curves(entry, body))
     return _commit_path(entry, body), _beginning(time, _first_step(body)) + rows
 
 

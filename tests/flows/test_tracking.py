@@ -1,0 +1,117 @@
+"""A command sends the curves of its run to the tracker that the run file names, and needs none to train."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from flows import tracking
+from flows.admission.admit import Admitted, admit
+from flows.goal import Goal
+from flows.relay import relay
+from flows.result import RelayResult
+from flows.run import Run
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.errors import RunFileError
+from tasks.foundation.runlog.history import history_of
+from tests.flows.test_relay import FakeRunner
+from tests.foundation.telemetry.test_tracking import Recording
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_prefect_api import run_with_code
+from tests.support.fake_run import FakeRun
+
+NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="install baton[mlflow]")
+
+
+@pytest.fixture(autouse=True)
+def _wait_for_slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "_END_SECONDS", 300.0)
+    monkeypatch.setattr(tracking, "LAST_SECONDS", 300.0)  # an earlier test of this process may have asked it to stop
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FakeRun:
+    return run_with_code(tmp_path)
+
+
+def go(run: FakeRun, telemetry: EventRecorder, setting: str = "{}", steps: int = 300) -> RelayResult:
+    def train_segment(request: SegmentRequest) -> SegmentResult:
+        run.train(request.until_step)
+        return SegmentResult.superseded(request)
+
+    opened = Run.open(load_run_file(run.run_file(steps=steps), [f"tracking.mlflow={setting}"]))
+    admitted = admit(opened, Goal.of(opened.spec), telemetry=telemetry)
+    if isinstance(admitted, RelayResult):
+        return admitted
+    assert isinstance(admitted, Admitted)
+    return relay(admitted, FakeRunner(run, train_segment), telemetry=telemetry)
+
+
+def logged(run: FakeRun) -> set[tuple[str, int]]:
+    history = history_of(run.log.entries())
+    points = {(f"train/{name}", row.step) for row in history.rows for name in row.metrics}
+    return points | {(f"validation/{name}", e.checkpoint.step) for e in history.evaluations for name in e.metrics}
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A tracker in memory instead of MLflow, which the suite does not need."""
+    recording = Recording()
+    monkeypatch.setattr(tracking, "tracker_of", lambda *_: recording)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: name if name == "mlflow" else find(name, *rest)
+    )
+    return recording
+
+
+def test_tracker_has_everything_when_the_command_ends(run: FakeRun, tracker: Recording) -> None:
+    assert go(run, EventRecorder()).step == 300
+    assert len(tracker.points) == len(set(tracker.keys()))
+    assert {(key.name, key.step) for key in set(tracker.keys())} >= logged(run)
+    assert logged(run)
+
+
+def test_finished_run_sends_what_is_missing(run: FakeRun, tracker: Recording) -> None:
+    go(run, EventRecorder())
+    whole = list(tracker.points)
+    del tracker.points[2:]
+    assert go(run, EventRecorder()).exit_reason == "nothing_to_do"
+    assert sorted(map(repr, tracker.points)) == sorted(map(repr, whole))
+
+
+def test_tracker_that_fails_does_not_end_the_run(run: FakeRun, tracker: Recording) -> None:
+    tracker.left = 0
+    recorder = EventRecorder()
+    assert go(run, recorder).exit_reason == "complete"
+    assert "the tracker is gone" in recorder.text
+    assert "the next command on this run sends the rest" in recorder.text
+
+
+def test_missing_package_is_refused(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(run.home.files(""))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    with pytest.raises(RunFileError, match="package mlflow is not installed here; install mlflow-skinny"):
+        go(run, EventRecorder())
+    assert sorted(run.home.files("")) == before
+
+
+@NEEDS_MLFLOW
+@pytest.mark.slow
+def test_mlflow_has_one_run_over_several_commands(run: FakeRun, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    go(run, EventRecorder(), f"{{uri: '{uri}', experiment: relays}}")
+    assert go(run, EventRecorder(), f"{{uri: '{uri}', experiment: relays}}", steps=400).step == 400
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("relays")
+    assert experiment is not None
+    [found] = client.search_runs([experiment.experiment_id])
+    sent = [
+        (name, each.step) for name in found.data.metrics for each in client.get_metric_history(found.info.run_id, name)
+    ]
+    assert len(sent) == len(set(sent))
+    assert set(sent) >= logged(run)
+    assert found.data.tags["baton.home"] == run.home.uri
