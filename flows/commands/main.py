@@ -15,6 +15,7 @@ import typer
 
 from flows.commands import (
     audit,
+    compare,
     doctor,
     evaluate,
     export,
@@ -65,6 +66,7 @@ _VERBS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "list": (list_runs.list_runs, ("baton list runs", "baton list gs://bucket/runs --limit 20")),
     "log": (log.log, ("baton log run.yaml", "baton log runs/digits --json")),
     "verify": (verify.verify, ("baton verify run.yaml",)),
+    "compare": (compare.compare, ("baton compare a.yaml b.yaml", "baton compare runs/a runs/b --html compared.html")),
     "fork": (fork.fork, ("baton fork runs/digits --at-step 800 --as digits-wide",)),
     "evaluate": (evaluate.evaluate, ("baton evaluate run.yaml --step best", "baton evaluate run.yaml --on test")),
     "export": (export.export, ("baton export run.yaml --format keras --to model.keras",)),

@@ -121,7 +121,7 @@
           curve.shown.forEach((value, n) => {
             const x = curve.xs[n];
             if (usable(value) && x >= from && x <= to) {
-              svg.append(element("circle", { class: curve.kind, cx: px(x), cy: py(value), r: 3 }));
+              svg.append(element("circle", { class: `${curve.kind} ${curve.group}`, cx: px(x), cy: py(value), r: 3 }));
             }
           });
         }
@@ -142,7 +142,7 @@
         if (drawable) path += `${joined ? "L" : "M"}${this.px(curve.xs[n]).toFixed(1)} ${py(value).toFixed(1)}`;
         joined = drawable;
       });
-      svg.append(element("path", { class: `curve ${curve.kind} ${more}`, d: path }));
+      svg.append(element("path", { class: `curve ${curve.kind} ${curve.group} ${more}`, d: path }));
     }
 
     // Says what the curves are at a step, and marks it.
@@ -211,6 +211,7 @@
 
   for (const choice of controls.querySelectorAll("input[name=x]")) {
     if (choice.value === "epoch" && !data.epochsPerStep) choice.parentElement.hidden = true;
+    if (choice.value === "time" && !data.segments.length) choice.parentElement.hidden = true;
     choice.addEventListener("change", () => { view.x = choice.value; redraw(true); });
   }
   controls.querySelector("input[type=range]").addEventListener("input", (event) => {

@@ -27,11 +27,13 @@ class Curve:
         label: such as `training`.
         kind: CSS class; evaluations are dots, the others lines.
         points: step and value, by step; a value that is not finite interrupts the line.
+        group: another CSS class, which gives curves of one run one color where several runs are compared.
     """
 
     label: str
     kind: Literal["training", "validation", "quiet"]
     points: Points
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ class Curves:
                         {
                             "label": curve.label,
                             "kind": curve.kind,
+                            "group": curve.group,
                             "steps": [step for step, _ in curve.points],
                             "values": [value if math.isfinite(value) else None for _, value in curve.points],
                         }
@@ -146,11 +149,15 @@ def _metrics(history: History) -> Iterator[Chart]:
             curves.append(Curve(label="training", kind="training", points=thinned(training)))
         if validation:
             curves.append(Curve(label="validation", kind="validation", points=thinned(validation)))
-        chart = Chart(caption=name, curves=tuple(curves))
-        finite = chart.finite
-        positive = bool(finite) and min(finite) > 0
-        wide = positive and name.endswith("loss") and max(finite) / min(finite) > _LOGARITHMIC_FROM_RATIO
-        yield Chart(caption=name, curves=tuple(curves), logarithmic=wide)
+        yield metric_chart(name, curves)
+
+
+def metric_chart(name: str, curves: Sequence[Curve]) -> Chart:
+    """The chart of a metric; a loss whose values are far apart is logarithmic at first."""
+    finite = Chart(caption=name, curves=tuple(curves)).finite
+    positive = bool(finite) and min(finite) > 0
+    wide = positive and name.endswith("loss") and max(finite) / min(finite) > _LOGARITHMIC_FROM_RATIO
+    return Chart(caption=name, curves=tuple(curves), logarithmic=wide)
 
 
 def _learning_rate(history: History) -> Iterator[Chart]:

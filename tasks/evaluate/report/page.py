@@ -1,16 +1,13 @@
-"""The report's page: one HTML file without references to other files."""
+"""The report's page: what it says of a run."""
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from tasks.evaluate.report.changes import changes_section, origin_lines
 from tasks.evaluate.report.checkpoints import checkpoints_section, evaluations_section
 from tasks.evaluate.report.curves import Curves
-from tasks.evaluate.report.svg import svg_of
+from tasks.evaluate.report.html_page import Key, Tile, html_page
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, time_words
 from tasks.evaluate.report.times import goodput_words, time_sections, workers_section
 from tasks.foundation.contracts.epochs import recorded_epoch
@@ -24,11 +21,6 @@ from tasks.foundation.telemetry.formatting import duration_words, epoch_words, n
 _VALUE_CHARACTERS = 140
 # A shorter run is mostly its start, which says nothing about the machines.
 _GOODPUT_FROM_SECONDS = 3600.0
-
-
-class _Tile(NamedTuple):
-    label: str
-    value: str
 
 
 def render(
@@ -52,47 +44,28 @@ def render(
         curves: what its charts show.
         checks: sections about proofs and audits.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
-
-    script = (files("tasks.evaluate.report") / "curves.js").read_text("utf-8")
-    environment = Environment(
-        loader=PackageLoader("tasks.evaluate.report", ""),
-        autoescape=True,  # names of metrics and layers are the user's
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
     head = entries[-1].head
-    return environment.get_template("page.html.jinja").render(
+    return html_page(
         title=title,
         address=address,
         introduction=list(_introduction(entries, history)),
         tiles=list(_tiles(history, head, account)),
-        charts=[{"caption": chart.caption, "svg": svg_of(chart, curves)} for chart in curves.charts],
+        curves=curves,
         keys=list(_keys(curves)),
         sections=[*_sections(entries, history, account), *checks],
-        data=_json(curves.facts()),
-        script=script,
-        # The browser runs this script, and nothing that may have come from the run.
-        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
     )
 
 
-def _json(facts: Mapping[str, Any]) -> str:
-    """JSON that stands in HTML: no text in it can end the element or begin another one."""
-    text = json.dumps(facts, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _keys(curves: Curves) -> Iterator[Mapping[str, str]]:
+def _keys(curves: Curves) -> Iterator[Key]:
     """What the lines of the charts mean, of those that are there."""
     words = {"training": "training", "validation": "validation"}
     kinds = {curve.kind for chart in curves.charts for curve in chart.curves}
-    yield from ({"kind": kind, "words": said} for kind, said in words.items() if kind in kinds)
+    yield from (Key(kind, said) for kind, said in words.items() if kind in kinds)
     if curves.borders:
-        yield {"kind": "quiet event", "words": "border of a segment"}
+        yield Key("quiet event", "border of a segment")
     events = {"kill": "killed or crashed", "rewind": "rewind", "change": "accepted change", "fork": "fork"}
     happened = {event.kind for event in curves.events}
-    yield from ({"kind": f"event {kind}", "words": said} for kind, said in events.items() if kind in happened)
+    yield from (Key(f"event {kind}", said) for kind, said in events.items() if kind in happened)
 
 
 def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:
@@ -103,29 +76,29 @@ def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:
         yield f"ended early, at step {head.finished.step:,}: {head.finished.reason}"
 
 
-def _tiles(history: History, head: Head, account: Account | None) -> Iterator[_Tile]:
-    yield _Tile("step", f"{head.tip.step:,}" if head.tip else "none")
+def _tiles(history: History, head: Head, account: Account | None) -> Iterator[Tile]:
+    yield Tile("step", f"{head.tip.step:,}" if head.tip else "none")
     if head.tip and (length := recorded_epoch(head.identity)) is not None:
-        yield _Tile("epoch", epoch_words(length.after(head.tip.step)).removeprefix("epoch "))
-    yield _Tile("segments", f"{history.segments:,}")
+        yield Tile("epoch", epoch_words(length.after(head.tip.step)).removeprefix("epoch "))
+    yield Tile("segments", f"{history.segments:,}")
     if history.evaluations:
         newest = history.evaluations[-1]
-        yield from (_Tile(f"validation {name}", number_words(value)) for name, value in newest.metrics.items())
+        yield from (Tile(f"validation {name}", number_words(value)) for name, value in newest.metrics.items())
     elif history.rows:
-        yield from (_Tile(name, number_words(value)) for name, value in history.rows[-1].metrics.items())
+        yield from (Tile(name, number_words(value)) for name, value in history.rows[-1].metrics.items())
     if history.tests:
         newest_test = history.tests[-1]
-        yield from (_Tile(f"test {name}", number_words(value)) for name, value in newest_test.metrics.items())
+        yield from (Tile(f"test {name}", number_words(value)) for name, value in newest_test.metrics.items())
     if head.best is not None:
-        yield _Tile(
+        yield Tile(
             f"best validation {head.best.metric}, step {head.best.checkpoint.step:,}", number_words(head.best.value)
         )
     if account is None:
-        yield _Tile("in committed segments", duration_words(sum(history.seconds.values())))
+        yield Tile("in committed segments", duration_words(sum(history.seconds.values())))
     elif account.total_seconds < _GOODPUT_FROM_SECONDS:
-        yield _Tile("of all processes", duration_words(account.total_seconds))
+        yield Tile("of all processes", duration_words(account.total_seconds))
     else:
-        yield _Tile(f"goodput, of {duration_words(account.total_seconds)}", goodput_words(account))
+        yield Tile(f"goodput, of {duration_words(account.total_seconds)}", goodput_words(account))
 
 
 def _sections(entries: Sequence[Entry], history: History, account: Account | None) -> Iterator[Section]:

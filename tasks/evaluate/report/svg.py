@@ -93,17 +93,18 @@ def _event(kind: str, x: float, text: str) -> str:
 
 def _curve(curve: Curve, scale: _Scale, *, dots: bool) -> Iterator[str]:
     path, joined = [], False
+    kind = f"{curve.kind} {curve.group}".rstrip()
     for step, value in curve.points:
         drawable = math.isfinite(value) and (value > 0 or not scale.logarithmic)
         if drawable:
             path.append(f"{'L' if joined else 'M'}{scale.x(step)} {scale.y(value)}")
         joined = drawable
     if curve.kind != "validation":
-        yield f'<path class="curve {curve.kind}" d="{"".join(path)}"/>'
+        yield f'<path class="curve {kind}" d="{"".join(path)}"/>'
     if curve.kind == "validation" or (dots and len(curve.points) <= _MAX_DOTS):
         for step, value in curve.points:
             if math.isfinite(value) and (value > 0 or not scale.logarithmic):
-                yield f'<circle class="{curve.kind}" cx="{scale.x(step)}" cy="{scale.y(value)}" r="3"/>'
+                yield f'<circle class="{kind}" cx="{scale.x(step)}" cy="{scale.y(value)}" r="3"/>'
 
 
 def _summary(chart: Chart) -> str:

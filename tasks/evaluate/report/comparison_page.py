@@ -1,0 +1,98 @@
+"""The page of a comparison: the curves of several runs over each other, and where the runs differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.evaluate.report.curves import Chart, Curve, Curves, Points, metric_chart, thinned
+from tasks.evaluate.report.html_page import Key, html_page
+from tasks.evaluate.report.tables import Cell, Section, Table, number
+from tasks.foundation.telemetry.formatting import metric_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The curves of one metric of one run."""
+
+    run: str
+    training: Points
+    validation: Points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunColumn:
+    """What the page says of one run."""
+
+    name: str
+    home: str
+    step: int
+    validation: Mapping[str, float]
+    best: str
+
+
+def comparison_page(
+    *,
+    runs: Sequence[RunColumn],
+    settings: Mapping[str, Sequence[str]],
+    curves: Mapping[str, Sequence[Line]],
+) -> str:
+    """The page as HTML.
+
+    Args:
+        runs: at least two.
+        settings: where the runs differ: by key, the value of each run.
+        curves: by metric, the curves of each run, in the order of the runs.
+    """
+    charts = [_chart(name, lines) for name, lines in curves.items()]
+    rows = [
+        [
+            Cell(run.name, strong=True),
+            number(f"{run.step:,}", run.step),
+            Cell(metric_words(run.validation)),
+            Cell(run.best),
+            Cell(run.home, "wrap code"),
+        ]
+        for run in runs
+    ]
+    sections = [
+        Section(
+            heading="Runs",
+            table=Table(headings=("run", "step", "validation", "best", "home"), rows=rows, numbers=frozenset({1})),
+        )
+    ]
+    if settings:
+        different = [[Cell(key), *(Cell(value, "wrap code") for value in values)] for key, values in settings.items()]
+        sections.append(
+            Section(
+                heading="Differing settings",
+                table=Table(headings=("setting", *(run.name for run in runs)), rows=different),
+            )
+        )
+    else:
+        sections.append(Section(heading="Differing settings", note="None: data, code and environment are the same."))
+    return html_page(
+        title=" / ".join(run.name for run in runs),
+        address=f"{len(runs)} runs",
+        introduction=["Lines are the training, dots the validation set."],
+        tiles=[],
+        curves=Curves(
+            charts=tuple(chart for chart in charts if chart.curves),
+            borders=(),
+            events=(),
+            epochs_per_step=None,
+            segments=(),
+        ),
+        keys=[Key(f"run{place}", run.name) for place, run in enumerate(runs)],
+        sections=sections,
+    )
+
+
+def _chart(name: str, lines: Sequence[Line]) -> Chart:
+    curves: list[Curve] = []
+    for place, line in enumerate(lines):
+        group = f"run{place}"
+        if line.training:
+            curves.append(Curve(label=line.run, kind="training", points=thinned(line.training), group=group))
+        if line.validation:
+            label = f"{line.run}, validation"
+            curves.append(Curve(label=label, kind="validation", points=thinned(line.validation), group=group))
+    return metric_chart(name, curves)

@@ -1,0 +1,109 @@
+"""`baton compare`: settings, metrics and curves of several runs beside each other."""
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.commands.main import main
+from tasks.foundation.contracts.log_entry import Change
+from tests.support.fake_run import FakeRun
+
+HOSTILE = "<script>x</script>"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[FakeRun]:
+    """Two runs: the second has another seed and another accelerator, and went further."""
+    first, second = FakeRun(tmp_path / "a", "one"), FakeRun(tmp_path / "b", "two")
+    first.train(100).evaluate(0.5)
+    second.train(100).train(250).evaluate(0.75)
+    environment = second.head.environment.model_copy(update={"replicas": 4})
+    changed = Change(
+        environment=environment, identity={**second.head.identity, "train.seed": 7}, accepted=("train.seed",)
+    )
+    second.log.append(lambda _: changed, attempt=uuid.uuid4().hex)
+    return [first, second]
+
+
+@pytest.fixture
+def compared(runs: list[FakeRun], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def compare(*words: str) -> str:
+        assert main(["compare", *(run.address for run in runs), *words]) == 0
+        return capsys.readouterr().out
+
+    return compare
+
+
+def test_runs_stand_beside_each_other(compared: Callable[..., str]) -> None:
+    text = compared()
+    assert re.search(r"^ +one +two$", text, re.MULTILINE)
+    assert re.search(r"^step +100 +250$", text, re.MULTILINE)
+    assert re.search(r"^validation accuracy +0.5 +0.75$", text, re.MULTILINE)
+    assert re.search(r"^train.seed +0 +7$", text, re.MULTILINE)
+    assert re.search(r"^environment.replicas +2 +4$", text, re.MULTILINE)
+    assert re.search(r"^training loss, steps 0 to 250\none +[▁-█]+", text, re.MULTILINE)
+
+
+def test_json_has_the_same_facts(compared: Callable[..., str], runs: list[FakeRun]) -> None:
+    facts: dict[str, Any] = json.loads(compared("--json"))
+    assert [(run["run"], run["home"], run["step"]) for run in facts["runs"]] == [
+        ("one", runs[0].address, 100), ("two", runs[1].address, 250),
+    ]  # fmt: skip
+    assert facts["settings"] == {"train.seed": [0, 7], "environment.replicas": [2, 4]}
+    assert facts["page"] is None
+
+
+def test_same_run_twice_differs_in_nothing(runs: list[FakeRun], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", runs[0].address, runs[0].address]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^ +one +one \(2\)$", text, re.MULTILINE)
+    assert "settings, data, code and environment are the same" in text
+
+
+def test_one_metric_is_chosen(compared: Callable[..., str]) -> None:
+    assert re.findall(r"^training (.*), steps", compared("--metric", "accuracy"), re.MULTILINE) == ["accuracy"]
+
+
+def test_page_draws_the_curves_over_each_other(compared: Callable[..., str], tmp_path: Path) -> None:
+    page = tmp_path / "compared.html"
+    assert f"page: {page}" in compared("--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert "<title>one / two | Baton</title>" in text
+    data = json.loads(text.split('id="curves">')[1].split("</script>", maxsplit=1)[0])
+    loss = data["charts"][0]
+    assert [(curve["label"], curve["group"], curve["steps"]) for curve in loss["curves"] if curve["kind"] == "training"] == [
+        ("one", "run0", [100]), ("two", "run1", [100, 250]),
+    ]  # fmt: skip
+    assert '<span class="key run1"></span>two' in text
+
+
+def test_hostile_settings_are_text_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [FakeRun(tmp_path / str(number), f"r{number}") for number in range(2)]
+    changed = Change(environment=runs[1].head.environment.model_copy(update={"versions": {HOSTILE: HOSTILE}}))
+    runs[1].log.append(lambda _: changed, attempt=uuid.uuid4().hex)
+    page = tmp_path / "page.html"
+    assert main(["compare", *(run.address for run in runs), "--html", str(page)]) == 0
+    assert HOSTILE not in page.read_text(encoding="utf-8")
+    assert "&lt;script&gt;x&lt;/script&gt;" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{one}"], "1 runs were given; name 2 to 8 of them"),
+        (["{one}"] * 9, "9 runs were given"),
+        (["{one}", "{one}", "--metric", "f1"], "--metric f1 is in none of the runs; they have: loss, accuracy"),
+        (["{one}", "nowhere"], "no run is at"),
+        (["{one}", "{one}", "--html", "nowhere/page.html"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    words: list[str], message: str, runs: list[FakeRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *(word.format(one=runs[0].address) for word in words)]) == 2
+    assert message in capsys.readouterr().err
