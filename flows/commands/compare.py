@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -80,7 +80,7 @@ def _best_words(best: Best | None) -> str:
     return "" if best is None else f"{best.metric} {number_words(best.value)} at step {best.checkpoint.step}"
 
 
-def _print_settings(out: Output, runs: Sequence[ComparedRun], settings: dict[str, list[Any]]) -> None:
+def _print_settings(out: Output, runs: Sequence[ComparedRun], settings: dict[str, list[object]]) -> None:
     out.line()
     if not settings:
         out.line("settings, data, code and environment are the same")
@@ -90,7 +90,7 @@ def _print_settings(out: Output, runs: Sequence[ComparedRun], settings: dict[str
     out.table(rows)
 
 
-def _value_words(out: Output, value: Any) -> str:
+def _value_words(out: Output, value: object) -> str:
     text = value if isinstance(value, str) else str(readable(value))
     return text if out.whole or len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
 
@@ -132,7 +132,9 @@ def _uri(page: Path | None) -> str | None:
     return None if page is None else str(page.resolve())
 
 
-def _write_page(page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[Any]], names: Sequence[str]) -> None:
+def _write_page(
+    page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
+) -> None:
     from tasks.evaluate.report.comparison_page import Line, RunColumn, comparison_page
 
     lines = {

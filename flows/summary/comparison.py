@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flows.run import RunHome
 from tasks.foundation.contracts.epochs import recorded_epoch
@@ -92,16 +91,16 @@ def compared(runs: Sequence[RunHome]) -> list[ComparedRun]:
     return found
 
 
-def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
+def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[object]]:
     """The identity and the environment where not all runs agree: by key, the value of each run."""
-    first, values = runs[0], dict[str, list[Any]]()
+    first, values = runs[0], dict[str, list[object]]()
     for place, run in enumerate(runs):
         for key, old, new in _differences(first.head, run.head):
             values.setdefault(key, [old] * len(runs))[place] = new
     return values
 
 
-def _differences(one: Head, other: Head) -> list[tuple[str, Any, Any]]:
+def _differences(one: Head, other: Head) -> list[tuple[str, object, object]]:
     found = [(each.key, each.recorded, each.now) for each in differences(one.identity, other.identity)]
     before, after = _environment(one), _environment(other)
     return found + [
@@ -111,7 +110,7 @@ def _differences(one: Head, other: Head) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _environment(head: Head) -> dict[str, Any]:
+def _environment(head: Head) -> dict[str, object]:
     facts = head.environment.model_dump(exclude={"versions"})
     versions = {f"version of {name}": version for name, version in head.environment.versions.items()}
     return {**{f"environment.{key}": value for key, value in facts.items()}, **versions}

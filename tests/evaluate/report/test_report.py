@@ -145,7 +145,7 @@ def test_page_shows_the_run(run: Run) -> None:
         assert words in page, words
     assert re.search(r'<span class="mark tip">tip</span><span class="mark best">best</span>', page)
     assert captions(page) == ["loss", "accuracy", "examples per second, by segment; grey: while training"]
-    loss = drawn(page)["charts"][0]["curves"]
+    loss = [{key: curve[key] for key in curve if key != "group"} for curve in drawn(page)["charts"][0]["curves"]]
     assert loss[0] == {"label": "training", "kind": "training", "steps": [50, 100, 200], "values": [2.0, 1.0, 0.5]}
     assert loss[1] == {"label": "validation", "kind": "validation", "steps": [200], "values": [0.6]}
     assert 'aria-label="loss. training: 2 at step 50, 0.5 at step 200; validation: 0.6 at step 200' in page

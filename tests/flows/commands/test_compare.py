@@ -75,14 +75,14 @@ def test_page_draws_the_curves_over_each_other(compared: Callable[..., str], tmp
     text = page.read_text(encoding="utf-8")
     assert "<title>one / two | Baton</title>" in text
     data = json.loads(text.split('id="curves">')[1].split("</script>", maxsplit=1)[0])
-    loss = data["charts"][0]
-    assert [(curve["label"], curve["group"], curve["steps"]) for curve in loss["curves"] if curve["kind"] == "training"] == [
+    training = [curve for curve in data["charts"][0]["curves"] if curve["kind"] == "training"]
+    assert [(curve["label"], curve["group"], curve["steps"]) for curve in training] == [
         ("one", "run0", [100]), ("two", "run1", [100, 250]),
     ]  # fmt: skip
     assert '<span class="key run1"></span>two' in text
 
 
-def test_hostile_settings_are_text_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_settings_are_text_on_the_page(tmp_path: Path) -> None:
     runs = [FakeRun(tmp_path / str(number), f"r{number}") for number in range(2)]
     changed = Change(environment=runs[1].head.environment.model_copy(update={"versions": {HOSTILE: HOSTILE}}))
     runs[1].log.append(lambda _: changed, attempt=uuid.uuid4().hex)
