@@ -35,6 +35,7 @@ from flows.proving.trial_report import trial_report  # noqa: E402
 from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from flows.result import RelayResult  # noqa: E402
 from flows.run import Run  # noqa: E402
+from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
 from tasks.foundation.stops.hangup import terminal_closed  # noqa: E402
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cut-at", type=int, action="append", default=[], help="commit at this step, too; repeatable")
     parser.add_argument("--max-segments", type=int)
     parser.add_argument("--max-seconds", type=float)
+    parser.add_argument("--accept", type=accepted_keys, default=(), metavar="KEYS")
     parser.add_argument("--try-again", action="store_true")
     parser.add_argument("--take-over", action="store_true")
     parser.add_argument("--report", type=Path, help="where to write a TrialReport of how the process ended")
@@ -119,7 +121,14 @@ def _train(options: argparse.Namespace) -> int:
             )
             with sigterm_raises(), Console(sys.stderr) as console:
                 telemetry = Several((console, reporter))
-                result = train(run, goal, telemetry=telemetry, try_again=options.try_again, take_over=options.take_over)
+                result = train(
+                    run,
+                    goal,
+                    telemetry=telemetry,
+                    accept=options.accept,
+                    try_again=options.try_again,
+                    take_over=options.take_over,
+                )
     except (Terminated, KeyboardInterrupt) as fault:
         unreachable, reason = unreachable_store(fault), stop_reason(fault)
         by = f" by {stop_signal_name()}" if reason == "sigterm" and terminal_closed() else ""

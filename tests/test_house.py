@@ -201,7 +201,9 @@ ARROWS_OF_FLOWS = {
     "proving": {"process"},
     "doctor": {"admission", "process", "run"},
 }
-ATOP_OF_FLOWS = {"commands", "train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect", "plain"}
+ATOP_OF_FLOWS = {
+    *("commands", "train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect", "plain", "api"),
+}
 
 
 def room_of(module: str) -> str:

@@ -71,7 +71,12 @@ def _watch(opened: RunHome, *, verbose: bool) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-def _show(opened: RunHome, newest: Entry, *, verbose: bool, as_json: bool) -> None:
+def status_facts(opened: RunHome) -> StatusJson:
+    """Return what `baton status --json` prints."""
+    return _facts_and_times(opened, opened.log.newest() or opened.require_newest())[0]
+
+
+def _facts_and_times(opened: RunHome, newest: Entry) -> tuple[StatusJson, Account | None, LastAudit | None]:
     totals = opened.log.totals(newest)
     now = datetime.now(UTC)
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
@@ -91,6 +96,11 @@ def _show(opened: RunHome, newest: Entry, *, verbose: bool, as_json: bool) -> No
         "commits": _commit_facts(opened, account),
         "audit": None if audited is None else _audit_facts(audited),
     }
+    return facts, account, audited
+
+
+def _show(opened: RunHome, newest: Entry, *, verbose: bool, as_json: bool) -> None:
+    facts, account, audited = _facts_and_times(opened, newest)
     if as_json:
         say_json(facts)
     else:

@@ -8,27 +8,17 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tasks.evaluate.averages import use_averages
 from tasks.evaluate.export.loading import Loading
 from tasks.evaluate.export.target import atomic_target, require_free_target
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import acquire
-from tasks.foundation.checkpoint.restore import restore_checkpoint
+from tasks.evaluate.restored_model import restored_model
+from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.epochs import with_examples
-from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.manifest import read_manifest, zero_examples
-from tasks.foundation.errors import InvalidInput, ModelError
+from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import listed
-from tasks.foundation.model.build_arguments import lengths_asked_for
-from tasks.foundation.model.identity import model_identity
-from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.transforms.model_inputs import model_inputs
-from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
 
 # Prefix of the file names of an exported checkpoint.
@@ -56,7 +46,15 @@ class Exported:
 
 
 def export(
-    run: RunFile, head: Head, ref: CheckpointRef, *, root: Storage, home: Storage, form: str, target: Path
+    run: RunFile,
+    head: Head,
+    ref: CheckpointRef,
+    *,
+    root: Storage,
+    home: Storage,
+    form: str,
+    target: Path,
+    accelerator: Accelerator | None = None,
 ) -> Exported:
     """Export a committed checkpoint, with the averages of `use_ema`, as evaluation uses them.
 
@@ -70,6 +68,7 @@ def export(
         home: the run's home.
         form: keras, weights, saved_model or checkpoint.
         target: a path that does not exist.
+        accelerator: where the model is built; None: the CPU with one replica, as the accelerator of this process.
 
     Raises:
         InvalidInput: the target is not usable, or the run file builds another model.
@@ -80,25 +79,19 @@ def export(
         StorageError: the disk refused or failed.
     """
     require_free_target(form, target)
-    accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment, deterministic=run.spec.train.deterministic)
-    batch_size = per_replica_batch_size(run.spec.train.global_batch_size, head.environment.replicas)
-    manifest = read_manifest(root, head.identity["data.folder"])
-    batch = zero_examples(model_inputs(run.spec, manifest.features, run.folder).train, batch_size)
-    spec = with_examples(run.spec, manifest.train_examples)
-    state = build_train_state(spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
-    _require_same_model(run, head, state.model, home)
-    restore_checkpoint(state, home, ref)
-    use_averages(state.model)
+    if accelerator is None:
+        accelerator = acquire(AcceleratorSpec(kind="cpu"), head.environment, deterministic=run.spec.train.deterministic)
+    model = restored_model(run, head, ref, root=root, home=home, accelerator=accelerator)
     with atomic_target(form, target) as path:
         try:
-            _write(state.model, form, path)
+            _write(model, form, path)
         except OSError:
             raise
         except Exception as fault:
             what = f"{run.spec.model.build}: Keras cannot write this model as {form}:"
             raise ModelError(user_error(what, fault, end="; try --format weights or checkpoint")) from fault
         loading = Loading.of(path, run.spec.model.build) if form == "keras" else None
-        missed = tuple(_untracked(state.model, str(path / PREFIX))) if form == "checkpoint" else ()
+        missed = tuple(_untracked(model, str(path / PREFIX))) if form == "checkpoint" else ()
     written = target / PREFIX if form == "checkpoint" else target
     if loading is not None:
         lines = loading.lines(written, here=Path.cwd())
@@ -116,24 +109,6 @@ def _write(model: keras.Model, form: str, path: Path) -> None:
             model.export(path, verbose=False)
         case _:
             tf.train.Checkpoint(model=model).write(str(path / PREFIX))
-
-
-def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Storage) -> None:
-    """Refuse a run file that builds another model: its predictions would differ, even if the weights load."""
-    now = model_identity(model, run.spec.model, run.folder)
-    keys = [key for key in now if key.startswith("model.") and key in head.identity]
-    recorded = {key: head.identity[key] for key in keys}
-    if isinstance(options := recorded.get("model.options"), dict):
-        # The length of the run, which a learning-rate schedule may use, does not change the predictions.
-        function = load_function(run.spec.model.build, run.folder, seed=run.spec.train.seed)
-        lengths = lengths_asked_for(run.spec, function)
-        recorded["model.options"] = {name: value for name, value in options.items() if name not in lengths}
-    found = differences(recorded, {key: now[key] for key in keys})
-    if found:
-        raise InvalidInput(
-            f"{run.path} builds another model than {home.uri} was trained with: {difference_words(found)}; use the "
-            "run file and the code that the run was trained with"
-        )
 
 
 def _untracked(model: keras.Model, prefix: str) -> Iterator[str]:

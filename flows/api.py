@@ -1,0 +1,304 @@
+"""Baton from Python, as in a notebook: `from flows.api import run, Run`.
+
+    trained = run("run.yaml", train__steps=2000)
+    trained.evaluations().frame()
+    model = trained.best_model()
+
+Importing it imports neither TensorFlow nor Prefect. It works inside a running event loop, and prints nothing.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import flows
+from flows.admission.checks import require_lasting_storage
+from flows.process.children import start_child
+from flows.proving.trial_report import read_trial_report
+from flows.run import Run as OpenedRun
+from flows.run import RunHome, holds_a_log, open_run
+from flows.saved_run import saved_run
+from tasks.evaluate.export.target import Form, require_free_target
+from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.identity import accepted_keys
+from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.saved_code import SAVED_CODE
+from tasks.foundation.errors import BatonError, InvalidInput
+from tasks.foundation.messages import message
+from tasks.foundation.runlog.history import History, history_of
+
+if TYPE_CHECKING:
+    import keras
+    import pandas as pd
+
+    from flows.commands.status_json import StatusJson
+
+_LINES_SHOWN = 15
+
+Value = float | int | str | None
+_Row = tuple[int, dict[str, Value], dict[str, float]]  # the step, what else is known, the metrics
+
+
+class Rows(list[dict[str, Value]]):
+    """Rows of a table, each a dict from column to value; a list in every other respect."""
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the rows as a pandas DataFrame, whose index is the step.
+
+        Raises:
+            InvalidInput: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as fault:
+            raise InvalidInput(
+                "pandas is not installed, which a frame needs; install pandas, or use the rows"
+            ) from fault
+        return pd.DataFrame(list(self)).set_index("step") if self else pd.DataFrame()
+
+
+class Run:
+    """A run that has begun, by its home. Everything but `export` only reads.
+
+    Models are built with the run file and the code that the home has, which the run was trained with, so what was
+    edited since does not matter. A home that an earlier version began has none; then the code of the run file is used.
+    Loading a model executes that code: do it only with homes whose writers you trust.
+    """
+
+    def __init__(self, home: str | os.PathLike[str]) -> None:
+        """Open a run.
+
+        Args:
+            home: the folder or URI of a run's home, <storage>/<run>, or its run file.
+
+        Raises:
+            NoSuchRun: no run is there.
+            InvalidInput: the address or the run file cannot be used.
+        """
+        self._opened: RunHome = open_run(os.fspath(home))
+        self._code: tuple[str, OpenedRun] | None = None
+
+    @classmethod
+    def _of(cls, opened: RunHome) -> "Run":
+        run = cls.__new__(cls)
+        run._opened, run._code = opened, None
+        return run
+
+    def __repr__(self) -> str:
+        return f"Run({self.home!r})"
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._opened.name
+
+    @property
+    def home(self) -> str:
+        """The folder or URI of its home."""
+        return self._opened.home.uri
+
+    def status(self) -> "StatusJson":
+        """Return the state of the run: the keys of `baton status --json`."""
+        from flows.commands.status import status_facts
+
+        return status_facts(self._opened)
+
+    def history(self) -> Rows:
+        """Return a row for each `train.log_every_steps`: step, epoch, learning_rate, and the training metrics."""
+        history = self._history()
+        return self._rows([(row.step, {"learning_rate": row.learning_rate}, row.metrics) for row in history.rows])
+
+    def evaluations(self) -> Rows:
+        """Return the evaluations, oldest first: step, epoch, on (validation or test), examples, and the metrics."""
+        history = self._history()
+        validation: list[_Row] = [
+            (each.checkpoint.step, {"on": "validation", "examples": each.examples}, each.metrics)
+            for each in history.evaluations
+        ]
+        test: list[_Row] = [
+            (each.checkpoint.step, {"on": "test", "examples": each.examples}, each.metrics) for each in history.tests
+        ]
+        return self._rows(sorted([*validation, *test], key=lambda row: row[0]))
+
+    def best_model(self) -> "keras.Model":
+        """Return the model of the best checkpoint (`checkpoint.keep_best`), see `model`."""
+        return self.model("best")
+
+    def model(self, step: int | Literal["best"] | None = None) -> "keras.Model":
+        """Build the model and restore a checkpoint into it, with the averages of `use_ema`, as evaluation uses them.
+
+        TensorFlow's devices and settings in this process stay as they are.
+
+        Args:
+            step: an absolute step, "best", or None for the newest.
+
+        Returns:
+            A compiled model, with the state of its optimizer.
+
+        Raises:
+            InvalidInput: the run does not retain such a checkpoint, or its code is not known, or builds another model.
+            DamagedCheckpoint: the checkpoint differs from its manifest.
+        """
+        head, run_file = self._with_code(step)
+        from tasks.evaluate.restored_model import one_replica_as_it_is, restored_model  # imports TensorFlow
+
+        def read(ref: CheckpointRef) -> "keras.Model":
+            device = one_replica_as_it_is(head.environment)
+            opened = self._opened
+            return restored_model(run_file, head, ref, root=opened.root, home=opened.home, accelerator=device)
+
+        return read_selected(self._opened.home, step, read, error=InvalidInput)
+
+    def export(
+        self, to: str | os.PathLike[str], *, form: Form = "keras", step: int | Literal["best"] | None = None
+    ) -> Path:
+        """Write a checkpoint for plain Keras or TensorFlow, as `baton export` does.
+
+        Args:
+            to: the file or folder to write; must not exist.
+            form: keras, weights, saved_model or checkpoint.
+            step: as for `model`.
+
+        Returns:
+            What to load: the file, the folder of a SavedModel, or the prefix of a checkpoint's files.
+
+        Raises:
+            InvalidInput: the target cannot be used; or see `model`.
+        """
+        target = Path(to)
+        require_free_target(form, target)
+        head, run_file = self._with_code(step)
+        from tasks.evaluate.export.exporting import export  # imports TensorFlow
+        from tasks.evaluate.restored_model import one_replica_as_it_is
+
+        def write(ref: CheckpointRef) -> Path:
+            root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)
+            done = export(run_file, head, ref, root=root, home=home, form=form, target=target, accelerator=device)
+            return done.path
+
+        return read_selected(self._opened.home, step, write, error=InvalidInput)
+
+    def _history(self) -> History:
+        self._opened.require_head()  # its error names a lost entry
+        return history_of(self._opened.log.entries(blocks="read"))
+
+    def _rows(self, rows: list[_Row]) -> Rows:
+        epoch = self._opened.log.totals(self._opened.require_newest()).epoch
+        return Rows(
+            {"step": step, "epoch": None if epoch is None else epoch.after(step), **more, **metrics}
+            for step, more, metrics in rows
+        )
+
+    def _with_code(self, step: int | Literal["best"] | None) -> tuple[Head, RunFile]:
+        """The newest head, and the run file that builds its model."""
+        select_checkpoint(self._opened.home, step, error=InvalidInput)  # before TensorFlow is imported
+        head = self._opened.require_head()
+        saved = head.identity.get(SAVED_CODE)
+        opened = self._opened
+        if saved is None and isinstance(opened, OpenedRun) and opened.file is not None:
+            return head, RunFile(path=opened.file, spec=opened.spec)
+        if self._code is None or self._code[0] != saved:
+            self._code = (str(saved), saved_run(opened, head))
+        code = self._code[1]
+        return head, RunFile(path=code.file or code.folder / "run.yaml", spec=code.spec)
+
+
+def run(
+    file: str | os.PathLike[str],
+    *,
+    until_step: int | None = None,
+    max_segments: int | None = None,
+    max_seconds: float | None = None,
+    accept: str = "",
+    take_over: bool = False,
+    **overrides: object,
+) -> Run:
+    """Train a run file to its target, or continue it, in a process of its own. Returns when it has ended.
+
+    It does what `baton run` does, without Prefect. An interrupt of the notebook's kernel is a Ctrl-C for the training:
+    it commits, and this function raises `KeyboardInterrupt`; called again, it continues.
+
+    Args:
+        file: the run file.
+        until_step: go to this step, counted from initialization.
+        max_segments: stop after this many segments.
+        max_seconds: stop after this many seconds, with a last commit.
+        accept: accept changes of these identity keys, as "optimizer,data".
+        take_over: start even if another process trains the run.
+        overrides: changes of the run file: train__steps=5000 sets train.steps, as does **{"train.steps": 5000}.
+
+    Returns:
+        The run; its `status()` says how far it went.
+
+    Raises:
+        InvalidInput: the run file, an override, the code or the data cannot be used.
+        BatonError: the training failed; the class says how.
+    """
+    changes = tuple(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items())
+    accepted = accepted_keys(accept)
+    run_file = load_run_file(Path(file), changes)
+    opened = OpenedRun.open(run_file)
+    require_lasting_storage(opened)
+    options = {"--until-step": until_step, "--max-segments": max_segments, "--max-seconds": max_seconds}
+    words = [word for change in changes for word in ("--set", change)]
+    words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    words += ["--accept", ",".join(accepted)] if accepted else []
+    words += ["--take-over"] if take_over else []
+    _train([os.fspath(run_file.path), *words])
+    if not holds_a_log(opened.home):
+        raise BatonError(f"{run_file.path}: stopped before the run had a checkpoint; call run again to start it")
+    return Run._of(opened)
+
+
+def _train(words: list[str]) -> None:
+    """Run `flows.without_prefect` to its end.
+
+    Raises:
+        BatonError: what ended it.
+        KeyboardInterrupt: this process was interrupted; the training has committed and ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        report, output = Path(folder, "report.json"), Path(folder, "output")
+        with output.open("wb") as file:
+            # A flows.py or tasks.py in the working folder must not hide Baton's packages.
+            command = [sys.executable, "-P", "-m", "flows.without_prefect", *words, "--report", os.fspath(report)]
+            path = os.pathsep.join(filter(None, [str(Path(flows.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+            process = start_child(
+                command,
+                env={**os.environ, "PYTHONPATH": path},
+                process_group=0,  # an interrupt of the terminal reaches it once, from here
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+            interrupted = _wait(process)
+        error = read_trial_report(report).error
+        if interrupted:
+            raise KeyboardInterrupt
+        if error is not None:
+            raise error.to_error()
+        if process.returncode not in {0, 3}:
+            tail = output.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES_SHOWN:]
+            raise BatonError(message(f"the training ended with exit code {process.returncode}", details=tail))
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the end of a process; pass each interrupt of this process on to it. Returns whether there was one."""
+    interrupted = False
+    while True:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        else:
+            return interrupted

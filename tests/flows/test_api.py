@@ -1,0 +1,161 @@
+"""Baton from Python: the notebook's cells, rows, models, refusals and an interrupt."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from flows.api import Run, run
+from tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
+from tests.support import forked
+from tests.support.checkout import CHECKOUT
+from tests.support.lab import Lab, lab_of, spec_of
+
+RUNS = CHECKOUT / "deploy" / "runs"
+LIMIT_SECONDS = 300.0
+MODEL = """
+def build(rate=0.1):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, use_ema=True), loss, metrics=["accuracy"])
+    return model
+"""
+
+
+def run_file(lab: Lab, **changes: Any) -> Path:
+    values = spec_of("build", **changes).model_dump(mode="json", exclude_defaults=True)
+    path = lab.code / "run.yaml"
+    path.write_text(yaml.safe_dump(values | {"storage": str(lab.root / "storage")}))
+    return path
+
+
+@pytest.mark.slow
+def test_notebook_runs_within_an_event_loop(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(RUNS, folder, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    arguments = json.dumps({"notebook": "notebook.ipynb"})
+    words = ["-m", "tests.support.call_function", "tests.support.run_notebook", "shown_values", arguments]
+    done = forked.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
+    before, _, result = done.stdout.partition("result: ")
+    assert before.startswith('Model: "')  # only what model.summary() prints
+    _, trained, (step, state, best), row, evaluations, _, accuracy, target = json.loads(result)
+    assert trained == f"Run('{folder}/digits/runs/digits-notebook')"
+    assert (step, state, row["step"], list(row)[:2]) == (100, "complete", 100, ["step", "epoch"])
+    examples = evaluations[0]["examples"]
+    found = [(each["step"], each["on"], each["examples"]) for each in evaluations]
+    assert found == [(50, "validation", examples), (100, "validation", examples)]
+    assert best == max(each["accuracy"] for each in evaluations)
+    assert accuracy > 0.5  # of ten digits; a model without its weights has about 0.1
+    assert target == "digits-notebook.keras"
+    assert (folder / target).is_file()
+
+
+@pytest.mark.slow
+def test_model_has_the_state_of_its_step(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    spec = spec_of("build")
+    head = lab.train_and_commit(spec, 4, 8)
+    opened = Run(f"{lab.storage.uri}/build")
+    (lab.code / "model.py").write_text("def build(): raise ValueError('edited since')")
+    columns = {"step", "epoch", "learning_rate", "loss", "accuracy"}
+    assert [(row["step"], set(row)) for row in opened.history()] == [(4, columns), (8, columns)]
+    x = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
+    predictions = {step: np.array(opened.model(step)(x, training=False)) for step in (0, 4, 8, None)}
+    assert np.array_equal(predictions[8], predictions[None])
+    assert not np.allclose(predictions[0], predictions[4])
+    assert not np.allclose(predictions[4], predictions[8])
+    model = opened.model(8)
+    assert model.optimizer.iterations.numpy() == 8
+    assert set(model.evaluate(x, np.zeros(5), verbose=0, return_dict=True)) == {"loss", "accuracy"}
+    assert head.tip is not None
+    assert opened.status()["state_digest"] == head.tip.state_digest
+    with pytest.raises(InvalidInput, match="retains no checkpoint at step 5; it has: 0, 4, 8"):
+        opened.model(5)
+    with pytest.raises(InvalidInput, match="has no best checkpoint"):
+        opened.best_model()
+    with pytest.raises(InvalidInput, match=r"must end in \.keras"):
+        opened.export(tmp_path / "model.h5")
+
+
+@pytest.mark.slow
+def test_interrupt_commits_and_is_raised(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    file = run_file(lab, train__steps=10_000_000, train__segment_steps=50)
+    home = lab.log(spec_of("build"))
+    finished = threading.Event()
+
+    def interrupt_once_it_trains() -> None:
+        began = time.monotonic()
+        while not finished.is_set() and time.monotonic() - began < LIMIT_SECONDS:
+            head = home.head()
+            if head is not None and head.tip is not None and head.tip.step > 0:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            finished.wait(0.1)
+
+    watcher = threading.Thread(target=interrupt_once_it_trains)
+    watcher.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(file)
+    finally:
+        finished.set()
+        watcher.join()
+    status = Run(file).status()
+    assert (status["step"] > 0, status["at_work"]) == (True, [])
+
+
+def test_refusals_are_the_errors_of_the_command(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MODEL)
+    file = run_file(lab)
+    with pytest.raises(RunFileError, match="does not exist"):
+        run(tmp_path / "none.yaml")
+    with pytest.raises(RunFileError, match=r"train\.stepz"):
+        run(file, train__stepz=3)
+    with pytest.raises(RunFileError, match="--accept nothing: unknown key"):
+        run(file, accept="nothing")
+    with pytest.raises(ModelError, match=r"model\.py defines no function built; it has: build"):
+        run(file, **{"model.build": "model.py:built"})  # found by the other process
+    with pytest.raises(NoSuchRun):
+        Run(tmp_path / "storage" / "build")
+    assert not (tmp_path / "storage").exists()
+
+
+def test_rows_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.api import Rows
+
+    class Frame:
+        def __init__(self, rows: list[dict[str, Any]]) -> None:
+            self.rows = rows
+
+        def set_index(self, column: str) -> tuple[str, list[dict[str, Any]]]:
+            return column, self.rows
+
+    rows = Rows([{"step": 4, "loss": 0.5}])
+    assert (rows, rows[0]["loss"]) == ([{"step": 4, "loss": 0.5}], 0.5)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=Frame))
+    assert rows.frame() == ("step", [{"step": 4, "loss": 0.5}])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InvalidInput, match="install pandas, or use the rows"):
+        rows.frame()
+
+
+def test_import_is_light_and_typed() -> None:
+    heavy = ("tensorflow", "keras", "prefect", "numpy", "typer", "matplotlib")
+    code = f"import sys, flows.api; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert (CHECKOUT / "flows" / "py.typed").is_file()
+    assert (CHECKOUT / "tasks" / "py.typed").is_file()
