@@ -31,7 +31,7 @@ def render(
     history: History,
     account: Account | None,
     curves: Curves,
-    checks: Sequence[Section] = (),
+    more: Sequence[Section] = (),
 ) -> str:
     """The page as HTML. The same arguments give the same page.
 
@@ -42,7 +42,7 @@ def render(
         history: the same log, as curves.
         account: where the time went; None if no attempts are recorded.
         curves: what its charts show.
-        checks: sections about proofs and audits.
+        more: sections from other files of the home.
     """
     head = entries[-1].head
     return html_page(
@@ -52,7 +52,7 @@ def render(
         tiles=list(_tiles(history, head, account)),
         curves=curves,
         keys=list(_keys(curves)),
-        sections=[*_sections(entries, history, account), *checks],
+        sections=[*_sections(entries, history, account), *more],
     )
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from tasks.evaluate.report.check_sections import check_sections
 from tasks.evaluate.report.curves import curves_of
 from tasks.evaluate.report.page import render
+from tasks.evaluate.report.run_file_section import run_file_section
 from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts
@@ -46,7 +47,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         history=history,
         account=account,
         curves=curves_of(history, entries, account),
-        checks=list(check_sections(home)),
+        more=[*check_sections(home), *run_file_section(home, entries[-1].head)],
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"

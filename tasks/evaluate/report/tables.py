@@ -51,11 +51,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with a table, a note below it, or both."""
+    """A heading with a table, a note below it, and texts of files, which are folded.
+
+    Attributes:
+        heading: of the section.
+        table: None: no table.
+        note: below the table.
+        texts: names and contents of files.
+    """
 
     heading: str
     table: Table | None = None
     note: str = ""
+    texts: tuple[tuple[str, str], ...] = ()
 
 
 def number(text: str, sort: float | None = None) -> Cell:

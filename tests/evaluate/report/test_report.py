@@ -25,9 +25,10 @@ from tasks.foundation.contracts.log_entry import (
     Origin,
     Rewind,
 )
-from tasks.foundation.contracts.run_spec import KeepBest
+from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
+from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -367,6 +368,29 @@ def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run is at"):
         write_report(RunLog(LocalStorage(tmp_path / "none")), title="none")
     assert not (tmp_path / "none").exists()
+
+
+def test_run_file_and_code_of_the_home_are_shown(tmp_path: Path) -> None:
+    home = LocalStorage(tmp_path / "home")
+    (tmp_path / "model.py").write_text("def build_model():\n    return '</pre><b>'\n")
+    spec = RunSpec.model_validate(
+        {
+            "run": "a",
+            "storage": "b",
+            "data": {"source": "digits"},
+            "model": {"build": "model.py:build_model"},
+            "train": {"steps": 123, "global_batch_size": 8},
+        }
+    )
+    origin = Origin(identity=save_code(home, spec, tmp_path), environment=ENVIRONMENT)
+    RunLog(home).append(lambda _: origin, attempt="a" * 32)
+    write_report(RunLog(home), title="x")
+    page = home.read("report/index.html").decode()
+    assert (
+        "<summary>model.py</summary><pre>def build_model():\n    return &#39;&lt;/pre&gt;&lt;b&gt;&#39;\n</pre>" in page
+    )
+    assert "steps: 123" in page
+    assert "Run file and code" in page
 
 
 def test_command_opens_the_page_of_a_local_home(

@@ -1,0 +1,51 @@
+"""The run file and the user's code, as the home has them: a section of the report's page."""
+
+from collections.abc import Iterator
+
+import yaml
+
+from tasks.evaluate.report.tables import Section
+from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, is_saved_code
+from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.storage.base import Storage
+
+_MOST_CHARACTERS = 200_000
+
+
+def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
+    """The newest run file with its code; no section if the home has none, or none that can be read.
+
+    Args:
+        home: the run's.
+        head: the newest state, which names them.
+    """
+    path = head.identity.get(SAVED_CODE)
+    if not is_saved_code(path):
+        return
+    try:
+        saved = SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
+    except (AnotherVersion, FileMissing, RunLogError):  # informational: `export` says what is wrong with it
+        return
+    spec = saved.run_file
+    shown = [
+        (
+            "run file, the keys that differ from their defaults",
+            _yaml(spec.model_dump(mode="json", exclude_defaults=True)),
+        ),
+        ("run file, all keys", _yaml(spec.model_dump(mode="json"))),
+        *((file.path, file.text) for file in saved.files if file.text is not None),
+    ]
+    yield Section(
+        heading="Run file and code",
+        note=f"As of the last accepted change, from {path} in the home.",
+        texts=tuple((name, _cut(text)) for name, text in shown),
+    )
+
+
+def _yaml(value: object) -> str:
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}\n…"
