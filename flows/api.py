@@ -23,7 +23,7 @@ from flows.process.children import start_child
 from flows.proving.trial_report import read_trial_report
 from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
-from flows.saved_run import saved_run
+from flows.saved_run import hint_at_other_files, saved_run
 from tasks.evaluate.export.target import Form, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -155,7 +155,8 @@ class Run:
             opened = self._opened
             return restored_model(run_file, head, ref, root=opened.root, home=opened.home, accelerator=device)
 
-        return read_selected(self._opened.home, step, read, error=InvalidInput)
+        with hint_at_other_files(run_file.path):
+            return read_selected(self._opened.home, step, read, error=InvalidInput)
 
     def export(
         self, to: str | os.PathLike[str], *, form: Form = "keras", step: int | Literal["best"] | None = None
@@ -184,7 +185,8 @@ class Run:
             done = export(run_file, head, ref, root=root, home=home, form=form, target=target, accelerator=device)
             return done.path
 
-        return read_selected(self._opened.home, step, write, error=InvalidInput)
+        with hint_at_other_files(run_file.path):
+            return read_selected(self._opened.home, step, write, error=InvalidInput)
 
     def _history(self) -> History:
         self._opened.require_head()  # its error names a lost entry

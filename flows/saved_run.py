@@ -4,16 +4,22 @@ import atexit
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.run import Run, RunHome
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code
-from tasks.foundation.errors import FileMissing, InvalidInput, RunLogError
-from tasks.foundation.messages import message
+from tasks.foundation.errors import FileMissing, InvalidInput, ModelError, RunLogError, SourceError
+from tasks.foundation.messages import HINT, message
 
 _HINTS = ("name the run file that builds the model, with its code beside it: --run-file FILE",)
+_NO_OTHER_FILES = (
+    "run file and code are those in the home, which has no other files that they read; --run-file FILE uses a run file "
+    "with the files beside it"
+)
 
 
 def saved_run(opened: RunHome, head: Head) -> Run:
@@ -36,6 +42,21 @@ def saved_run(opened: RunHome, head: Head) -> Run:
     spec = saved.run_file.model_copy(update={"run": opened.name, "storage": opened.root.uri, "stages": StagesSpec()})
     folder = _scratch_folder(saved, where)
     return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=folder, file=folder / "run.yaml")
+
+
+@contextmanager
+def hint_at_other_files(run_file: Path) -> Iterator[None]:
+    """Add to errors about code and data where they are from, if that is a home: the files that they read are not in it.
+
+    Args:
+        run_file: the run file; that of `saved_run` does not exist.
+    """
+    try:
+        yield
+    except (ModelError, SourceError) as fault:
+        if run_file.exists():
+            raise
+        raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
 
 
 def read_saved_code(opened: RunHome, head: Head) -> SavedCode:

@@ -22,6 +22,7 @@ from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_
 from flows.launching.runner import InProcess, Runner
 from flows.process.fast_imports import fast_imports
 from flows.run import Run, RunHome
+from flows.saved_run import hint_at_other_files
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
@@ -54,7 +55,11 @@ def evaluate(
     run = _with_code(opened, file)
     chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
     quiet_tensorflow()
-    with Console(sys.stderr, doing="evaluating") as console, warnings_as_notes(console):
+    with (
+        hint_at_other_files(file.path),
+        Console(sys.stderr, doing="evaluating") as console,
+        warnings_as_notes(console),
+    ):
 
         def work(chosen: Chosen) -> Evaluation:
             return run_stages(run, chosen, _runner(run, console), console)

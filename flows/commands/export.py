@@ -22,6 +22,7 @@ from flows.commands.options import (
 )
 from flows.commands.output import Output, say, say_json
 from flows.process.fast_imports import fast_imports
+from flows.saved_run import hint_at_other_files
 from tasks.evaluate.export.target import FORMS, require_free_target
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
@@ -61,7 +62,8 @@ def export(
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
         return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
 
-    ref, done = read_selected(opened.home, chosen, write, error=InvalidInput)
+    with hint_at_other_files(run.path):
+        ref, done = read_selected(opened.home, chosen, write, error=InvalidInput)
     if saved is not None:
         done = replace(done, load_with=_with_code_of(saved, done.load_with, run.folder))
     for text in done.warnings:

@@ -107,6 +107,17 @@ def test_homes_without_code_say_what_is_missing(tmp_path: Path, capsys: pytest.C
     assert "is missing, which has the run file and the code" in capsys.readouterr().err
 
 
+def test_files_that_code_reads_are_said_to_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = lab_of(tmp_path, MODEL.replace("Dense(3)", 'Dense(int(open("units.txt").read()))'))
+    (lab.code / "units.txt").write_text("3")
+    lab.begin(spec_of("build"))
+    home, words = f"{lab.storage.uri}/build", ["--format", "weights", "--to", str(tmp_path / "model.weights.h5")]
+    assert main(["export", home, *words]) == 2
+    error = capsys.readouterr().err
+    assert "units.txt" in error
+    assert "hint: run file and code are those in the home, which has no other files" in error
+
+
 def test_code_beside_and_above_the_run_file_is_laid_out(tmp_path: Path) -> None:
     files = {"shared/model.py": "from . import parts\n", "shared/parts.py": "# \xe9\n", "run/data.py": "x = 1\r\n"}
     for name, text in files.items():
