@@ -21,11 +21,7 @@ def preflight(run: Run) -> None:
         InvalidInput: one of them cannot be used.
     """
     spec, folder = run.spec, run.folder
-    if spec.tracking.mlflow is not None and importlib.util.find_spec("mlflow") is None:
-        raise RunFileError(
-            "tracking.mlflow is set, and package mlflow is not installed here; install mlflow-skinny (the extra "
-            "`mlflow` of Baton), or drop the key"
-        )
+    _require_trackers(run)
     accelerator = spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
     per_replica_batch_size(spec.train.global_batch_size, known, spec.train.accumulate)
@@ -45,6 +41,22 @@ def preflight(run: Run) -> None:
         if head is None or head.tip is None:  # a run that has begun has them in its checkpoint
             for source in spec.init.weights:
                 locate_weights(source, folder)
+
+
+def _require_trackers(run: Run) -> None:
+    """Check that the packages of the trackers are installed, and that W&B's offline folder has a place."""
+    asked = {"mlflow": run.spec.tracking.mlflow, "wandb": run.spec.tracking.wandb}
+    for (key, settings), package in zip(asked.items(), ("mlflow-skinny", "wandb"), strict=True):
+        if settings is not None and importlib.util.find_spec(key) is None:
+            raise RunFileError(
+                f"tracking.{key} is set, and package {key} is not installed here; install {package} (the extra "
+                f"`{key}` of Baton), or drop the key"
+            )
+    if asked["wandb"] is not None and "://" in run.home.uri:
+        raise RunFileError(
+            f"tracking.wandb writes an offline run into the home, and storage is {run.spec.storage}; take a folder on "
+            "a local disk, or drop the key"
+        )
 
 
 def require_packages_and_source(run: Run) -> None:

@@ -20,6 +20,7 @@ from tests.foundation.telemetry.test_tracking import Recording
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import run_with_code
 from tests.support.fake_run import FakeRun
+from tests.support.wandb_folder import in_folder
 
 NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="install baton[mlflow]")
 
@@ -35,12 +36,14 @@ def run(tmp_path: Path) -> FakeRun:
     return run_with_code(tmp_path)
 
 
-def go(run: FakeRun, telemetry: EventRecorder, setting: str = "{}", steps: int = 300) -> RelayResult:
+def go(
+    run: FakeRun, telemetry: EventRecorder, setting: str = "{}", steps: int = 300, tracker: str = "mlflow"
+) -> RelayResult:
     def train_segment(request: SegmentRequest) -> SegmentResult:
         run.train(request.until_step)
         return SegmentResult.superseded(request)
 
-    opened = Run.open(load_run_file(run.run_file(steps=steps), [f"tracking.mlflow={setting}"]))
+    opened = Run.open(load_run_file(run.run_file(steps=steps), [f"tracking.{tracker}={setting}"]))
     admitted = admit(opened, Goal.of(opened.spec), telemetry=telemetry)
     if isinstance(admitted, RelayResult):
         return admitted
@@ -58,7 +61,7 @@ def logged(run: FakeRun) -> set[tuple[str, int]]:
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A tracker in memory instead of MLflow, which the suite does not need."""
     recording = Recording()
-    monkeypatch.setattr(tracking, "tracker_of", lambda *_: recording)
+    monkeypatch.setattr(tracking, "_mlflow", lambda *_: recording)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: name if name == "mlflow" else find(name, *rest)
@@ -89,11 +92,16 @@ def test_tracker_that_fails_does_not_end_the_run(run: FakeRun, tracker: Recordin
     assert "the next command on this run sends the rest" in recorder.text
 
 
-def test_missing_package_is_refused(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tracker", "setting", "package"), [("mlflow", "{}", "mlflow-skinny"), ("wandb", "{project: p}", "wandb")]
+)
+def test_missing_package_is_refused(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch, tracker: str, setting: str, package: str
+) -> None:
     before = sorted(run.home.files(""))
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    with pytest.raises(RunFileError, match="package mlflow is not installed here; install mlflow-skinny"):
-        go(run, EventRecorder())
+    with pytest.raises(RunFileError, match=f"package {tracker} is not installed here; install {package} "):
+        go(run, EventRecorder(), setting, tracker=tracker)
     assert sorted(run.home.files("")) == before
 
 
@@ -115,3 +123,27 @@ def test_mlflow_has_one_run_over_several_commands(run: FakeRun, tmp_path: Path) 
     assert len(sent) == len(set(sent))
     assert set(sent) >= logged(run)
     assert found.data.tags["baton.home"] == run.home.uri
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="install baton[wandb]")
+@pytest.mark.slow
+def test_wandb_has_one_offline_run_over_several_commands(run: FakeRun) -> None:
+    home = Path(run.home.uri)
+    for steps in (300, 400):
+        assert go(run, EventRecorder(), "{project: relays}", steps, "wandb").step == steps
+        written = in_folder(home)
+        assert written[0] == run.log.entry(0).attempt
+        sent = [(name, step) for name, step, _ in written[1]]
+        assert len(sent) == len(set(sent))
+        assert set(sent) >= logged(run)
+    before = sorted(home.glob("wandb/offline-run-*/*"))
+    assert go(run, EventRecorder(), "{project: relays}", 400, "wandb").exit_reason == "nothing_to_do"
+    assert sorted(home.glob("wandb/offline-run-*/*")) == before
+
+
+def test_offline_run_needs_a_home_on_a_local_disk(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name)
+    settings = ["tracking.wandb={project: p}", "storage=memory://elsewhere"]
+    opened = Run.open(load_run_file(run.run_file(steps=300), settings))
+    with pytest.raises(RunFileError, match="storage is memory://elsewhere; take a folder on a local disk"):
+        admit(opened, Goal.of(opened.spec), telemetry=EventRecorder())

@@ -167,7 +167,7 @@ class RunSpec(Contract):
     evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec, description="every_steps, every")
     stop: StopSpec = Field(default_factory=StopSpec, description="grace_seconds, answer_seconds")
     stages: StagesSpec = Field(default_factory=StagesSpec, description="which stages run as Prefect deployments")
-    tracking: TrackingSpec = Field(default_factory=TrackingSpec, description="mlflow")
+    tracking: TrackingSpec = Field(default_factory=TrackingSpec, description="mlflow, wandb")
 
     @model_validator(mode="after")
     def _workers_run_all_stages(self) -> Self:

@@ -21,6 +21,12 @@ class MlflowSpec(Contract):
     experiment: str = Field(default="Default", min_length=1, description="name of the experiment; made if missing")
 
 
+class WandbSpec(Contract):
+    """Weights & Biases, in its offline mode."""
+
+    project: str = Field(min_length=1, description="name of the project")
+
+
 class TrackingSpec(Contract):
     """Where the curves are sent. Each is made from the log, so that nothing is sent twice."""
 
@@ -28,4 +34,9 @@ class TrackingSpec(Contract):
         default=None,
         description="{uri: address, experiment: name}: metrics and evaluations become one MLflow run; {}: MLflow's own "
         "settings; needs the extra `mlflow`",
+    )
+    wandb: Annotated[WandbSpec | None, _SHOWING] = Field(
+        default=None,
+        description="{project: name}: the same for Weights & Biases, as an offline run in <home>/wandb, which "
+        "`wandb sync` uploads; storage is on a local disk; needs the extra `wandb`",
     )

@@ -65,6 +65,9 @@ class MlflowTracker:
             self._client.delete_run(found.info.run_id)
         self._run_id = None
 
+    def close(self) -> None:
+        """See `Tracker`: nothing is buffered."""
+
     @property
     def _client(self) -> MlflowClient:
         if self._connected is None:

@@ -56,6 +56,9 @@ class Tracker(Protocol):
     def start_over(self) -> None:
         """Withdraw everything it has of the run."""
 
+    def close(self) -> None:
+        """Write what is buffered; a later call of `keys` begins anew."""
+
 
 class TrackedRun:
     """Keeps a tracker up to date with the log of a run. Not thread-safe.
@@ -93,6 +96,21 @@ class TrackedRun:
             self._warned = text
             return False
         return True
+
+    def close(self) -> bool:
+        """Update once more, and close the tracker. What fails causes a warning.
+
+        Returns:
+            Whether the tracker has all of the log.
+        """
+        is_sent = self.update()
+        try:
+            if self._tracker is not None:
+                self._tracker.close()
+        except Exception as fault:  # noqa: BLE001 - as above
+            _LOGGER.warning("could not close the tracker: %s: %s", type(fault).__name__, fault)
+            return False
+        return is_sent
 
     def _update(self) -> None:
         head = self._log.head()

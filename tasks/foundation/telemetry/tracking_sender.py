@@ -28,17 +28,18 @@ class TrackingSender(threading.Thread):
         self.news.set()
         self._tracked = tracked
         self._ending = False
-        self._is_sent = True
+        self._is_sent = False
 
     def run(self) -> None:
-        """Update until told to end, and once more then."""
+        """Update until told to end; then once more, and close the tracker."""
         while True:
             self.news.wait()
             self.news.clear()
             ending = self._ending  # read first: news after it is seen by the next round
-            self._is_sent = self._tracked.update()
             if ending:
+                self._is_sent = self._tracked.close()
                 return
+            self._tracked.update()
 
     def end(self, seconds: float) -> None:
         """Update once more, and wait for it at most for `seconds`. A warning says if not everything was sent."""

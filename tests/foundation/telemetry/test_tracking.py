@@ -34,6 +34,7 @@ class Recording:
         self.points: list[Point] = []
         self.runs = 1
         self.left: int | None = None
+        self.closed = False
 
     def keys(self) -> Collection[PointKey]:
         return [point.key for point in self.points]
@@ -47,6 +48,9 @@ class Recording:
 
     def start_over(self) -> None:
         self.points, self.runs = [], self.runs + 1
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.fixture

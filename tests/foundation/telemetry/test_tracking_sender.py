@@ -48,4 +48,5 @@ def test_end_sends_what_was_committed_last() -> None:
     sender.start()
     train(log, 10, 10)
     sender.end(120.0)
+    assert tracker.closed
     assert_as_logged(tracker, log)
