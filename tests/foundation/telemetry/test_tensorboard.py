@@ -1,9 +1,13 @@
 """TensorBoard reads one curve without repeats from a run's home, also after rewinds and crashes."""
 
+import json
+import re
 import subprocess
 import sys
+import time
+import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +247,47 @@ def test_learning_rate_and_speed_are_curves(log: RunLog, write_curves: Write) ->
     assert curve(log, "train", "examples_per_second") == [(20, 320.0)]
 
 
+@pytest.fixture
+def address(log: RunLog, tmp_path: Path) -> Iterator[str]:
+    """TensorBoard on the files of a run; its address."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", f"{log.home.uri}/tensorboard"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--load_fast", "false", "--reload_interval", "1"]
+    output = tmp_path / "output"
+    with output.open("wb") as written, subprocess.Popen(command, stdout=written, stderr=written) as server:
+        try:
+            while (found := re.search(r" at (http://127\.0\.0\.1:\d+)", output.read_text())) is None:
+                assert server.poll() is None, output.read_text()[-2000:]
+                time.sleep(0.1)
+            yield found[1]
+        finally:
+            server.kill()
+
+
 @pytest.mark.slow
-def test_tensorboard_starts_with_the_locked_packages() -> None:
-    command = [sys.executable, "-m", "tensorboard.main", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("2.19.")
+@pytest.mark.timeout(300)
+def test_locked_tensorboard_shows_the_curves(log: RunLog, address: str) -> None:
+    head = head_of(log)
+    assert head.tip is not None
+    staged = stage(log.home, 20, head.base, "a")
+    rows = tuple(MetricRow(step=step, metrics={"loss": step / 4}, learning_rate=1 / step) for step in (8, 16))
+    body = committing(staged, parent=head.tip.path, history=rows)
+    commit(log, body.model_copy(update={"examples": 640, "seconds": {"train": 2.0}}))
+    evaluate(log, 0.5)
+    tensorboard.write_curves(log)
+
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(f"{address}/data/plugin/scalars/{path}", timeout=60) as answer:  # noqa: S310
+            return json.load(answer)
+
+    def shown(run: str, tag: str) -> list[tuple[int, float]]:
+        return [(step, value) for _, step, value in get(f"scalars?run={run}&tag={tag}")]
+
+    # It reads the files at intervals, event by event; these are the last ones.
+    while "loss" not in (tags := get("tags")).get("validation", ()) or "examples_per_second" not in tags.get(
+        "train", ()
+    ):
+        time.sleep(0.1)
+    assert shown("train", "loss") == [(8, 2.0), (16, 4.0)]
+    assert shown("train", "learning_rate") == [(8, 0.125), (16, 0.0625)]
+    assert shown("train", "examples_per_second") == [(20, 320.0)]
+    assert shown("validation", "loss") == [(20, 0.5)]
