@@ -22,7 +22,7 @@ from tests.support.fake_prefect_api import run_with_code
 from tests.support.fake_run import FakeRun
 from tests.support.wandb_folder import in_folder
 
-NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="install baton[mlflow]")
+NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="install baton-relay[mlflow]")
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_mlflow_has_one_run_over_several_commands(run: FakeRun, tmp_path: Path) 
     assert found.data.tags["baton.home"] == run.home.uri
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="install baton[wandb]")
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="install baton-relay[wandb]")
 @pytest.mark.slow
 def test_wandb_has_one_offline_run_over_several_commands(run: FakeRun) -> None:
     home = Path(run.home.uri)

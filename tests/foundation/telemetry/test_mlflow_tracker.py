@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.telemetry.tracking import Point, PointKey
 
-mlflow = pytest.importorskip("mlflow", reason="install baton[mlflow]")
+mlflow = pytest.importorskip("mlflow", reason="install baton-relay[mlflow]")
 pytestmark = pytest.mark.slow  # MLflow makes the tables of its store
 
 
