@@ -8,28 +8,13 @@ from flows.process.exit import exits_with  # isort: skip - the function that reg
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from flows.commands import (
-    audit,
-    compare,
-    doctor,
-    evaluate,
-    export,
-    fork,
-    init,
-    list_runs,
-    log,
-    prove,
-    report,
-    run,
-    status,
-    verify,
-)
 from flows.commands.output import Output, say, say_json
+from flows.commands.verbs import VerbGroup
 from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
@@ -41,6 +26,7 @@ _UNEXPECTED = 1
 
 app = typer.Typer(
     name="baton",
+    cls=VerbGroup,
     help="Train TensorFlow/Keras models as a relay of resumable segments.",
     epilog=(
         "Exit codes: 0 success, 2 input refused, 3 stopped with work left that can be resumed, 4 damage found, "
@@ -51,33 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# Verb -> its function, and examples for its help.
-_VERBS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
-    "init": (init.init, ("baton init spirals && cd spirals && baton run",)),
-    "run": (
-        run.run,
-        (
-            "baton run",
-            "baton run run.yaml --set train.steps=5000",
-            "baton run run.yaml --accept optimizer",
-        ),
-    ),
-    "status": (status.status, ("baton status", "baton status gs://bucket/runs/digits --json")),
-    "list": (list_runs.list_runs, ("baton list runs", "baton list gs://bucket/runs --limit 20")),
-    "log": (log.log, ("baton log run.yaml", "baton log runs/digits --json")),
-    "verify": (verify.verify, ("baton verify run.yaml",)),
-    "compare": (compare.compare, ("baton compare a.yaml b.yaml", "baton compare runs/a runs/b --html compared.html")),
-    "fork": (fork.fork, ("baton fork runs/digits --at-step 800 --as digits-wide",)),
-    "evaluate": (evaluate.evaluate, ("baton evaluate run.yaml --step best", "baton evaluate run.yaml --on test")),
-    "export": (export.export, ("baton export run.yaml --format keras --to model.keras",)),
-    "report": (report.report, ("baton report run.yaml --open",)),
-    "prove": (prove.prove, ("baton prove run.yaml", "baton prove run.yaml --steps 100")),
-    "audit": (audit.audit, ("baton audit run.yaml --last",)),
-    "doctor": (doctor.doctor, ("baton doctor run.yaml", "baton doctor run.yaml --for v5litepod-8")),
-}
-for _verb, (_function, _examples) in _VERBS.items():
-    # Typer keeps the lines after \\b as they are.
-    app.command(_verb, epilog="\n".join(["\b", "Examples:", *(f"  {example}" for example in _examples)]))(_function)
 
 
 def _version(requested: bool) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self, TextIO
 
-from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.messages import folded, shown, without_password, wrapped_lines
 from tasks.foundation.telemetry.formatting import ago_words, checkpoint_name
 from tasks.foundation.telemetry.terminal import Style, columns_of, has_colors, painted, painted_label, style_of
@@ -114,6 +113,8 @@ class Output:
         """A time of the log: `3 min ago`, or whole."""
         if self.whole:
             return text
+        from tasks.foundation.contracts.attempt import utc_time  # contracts take long to import: not for help
+
         try:
             return ago_words((self.now - utc_time(text)).total_seconds())
         except ValueError:  # informational, so an invalid one is shown as it is

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from flows.commands.main import app, main
+from flows.commands.verbs import VERBS as DESCRIBED
 from tests.support import forked
 
 VERBS = list(getattr(typer.main.get_command(app), "commands"))  # noqa: B009 - a group has it, a command has not
@@ -110,3 +111,15 @@ def test_initialized_run_trains_to_a_report(tmp_path: Path) -> None:
     assert "Done: spirals is at step 1500" in baton("run", folder=folder)
     assert (folder / "runs/spirals/report/index.html").is_file()
     assert json.loads(baton("status", "--json", folder=folder))["evaluation"]["metrics"]["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_summary_is_the_first_line_of_the_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert f"\n\n  {DESCRIBED[verb].summary}\n" in capsys.readouterr().out
+
+
+def test_help_imports_no_verb() -> None:
+    program = "import sys\nfrom flows.commands.main import main\nmain(['--help'])\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"flows.run", "flows.commands.run", "yaml"} & set(done.stdout.splitlines()[-1].split())
