@@ -37,6 +37,7 @@ class Plan:
         transfer_megabytes, transfer_files: of part e.
         input_examples, input_seconds: of parts c and l.
         log_entries: of part g.
+        command_rounds: of part m.
     """
 
     rounds: int
@@ -57,6 +58,7 @@ class Plan:
     input_examples: int = 100_000
     input_seconds: float = 5.0
     log_entries: int = 10_000
+    command_rounds: int = 10
 
 
 WHOLE = Plan(
@@ -98,6 +100,7 @@ TRIAL = Plan(
     input_examples=2_000,
     input_seconds=0.2,
     log_entries=20,
+    command_rounds=1,
 )
 
 

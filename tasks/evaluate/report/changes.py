@@ -4,19 +4,20 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from tasks.evaluate.report.tables import Cell, Section, Table, number, time_words
-from tasks.foundation.contracts.identity import difference_words, differences
+from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import Change, Entry, Environment, Head, Origin, Rewind
 from tasks.foundation.runlog.history import History, commit_of
 
 _ENTRIES_SHOWN = 200
+_DIFFERENCES_SHOWN = 100
 
 
 def origin_lines(entries: Sequence[Entry], history: History) -> Iterator[str]:
     """Sentences about the run that this one was forked from and about its initial weights."""
     origin = entries[0].body
     if isinstance(origin, Origin) and origin.forked_from is not None:
-        parent = origin.forked_from
-        yield f"forked from step {parent.step:,} of {parent.home} ({parent.path})"
+        for number, parent in enumerate(origin.forked_from.generations):
+            yield f"{'which was ' if number else ''}forked from step {parent.step:,} of {parent.home} ({parent.path})"
     weights = commit_of(history.commits[0]).initialized_from if history.commits else None
     for source in () if weights is None else weights.sources:
         yield f"began with {len(source.loaded):,} variables from {source.place}"
@@ -53,8 +54,11 @@ def _lines(entry: Entry, before: Head) -> list[str]:
         case Change() as change:
             lines = []
             if change.identity is not None:
-                found = difference_words(differences(before.identity, change.identity))
-                lines.append(f"accepted {', '.join(change.accepted)}: {found}")
+                found = differences(before.identity, change.identity)
+                lines.append(f"accepted {', '.join(change.accepted)}:")
+                lines += [str(difference) for difference in found[:_DIFFERENCES_SHOWN]]
+                if len(found) > _DIFFERENCES_SHOWN:
+                    lines.append(f"and {len(found) - _DIFFERENCES_SHOWN:,} more")
             if change.environment != before.environment:
                 lines.append(f"environment: {_environment_words(before.environment, change.environment)}")
             return lines

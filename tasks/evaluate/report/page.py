@@ -1,6 +1,7 @@
 """The report's page: what it says of a run."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def render(
         tiles=list(_tiles(history, head, account)),
         curves=curves,
         keys=list(_keys(curves)),
-        sections=[*_sections(entries, history, account), *more],
+        sections=[*_sections(entries, history, account), *more, _elsewhere(title, address)],
     )
 
 
@@ -110,6 +111,19 @@ def _sections(entries: Sequence[Entry], history: History, account: Account | Non
     yield from changes_section(entries)
     yield Section(heading="Environment", table=_facts(_environment(head)))
     yield Section(heading="Identity", table=_facts(head.identity))
+
+
+def _elsewhere(run: str, address: str) -> Section:
+    """Where else the run is shown."""
+    home = shlex.quote(address)
+    places = {
+        "in TensorBoard": f"tensorboard --logdir {shlex.quote(f'{address}/tensorboard')}",
+        "in Prefect": f"the flow runs with the tag run:{run}",
+        "in a terminal": f"baton status {home}; baton log {home}",
+    }
+    return Section(
+        heading="Elsewhere", table=Table(rows=[[Cell(key), Cell(text, "wrap code")] for key, text in places.items()])
+    )
 
 
 def _environment(head: Head) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime
 
 from tasks.evaluate.report.check_sections import check_sections
+from tasks.evaluate.report.code_changes import code_changes_section
 from tasks.evaluate.report.curves import curves_of
 from tasks.evaluate.report.page import render
 from tasks.evaluate.report.run_file_section import run_file_section
@@ -47,7 +48,11 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         history=history,
         account=account,
         curves=curves_of(history, entries, account),
-        more=[*check_sections(home), *run_file_section(home, entries[-1].head)],
+        more=[
+            *check_sections(home),
+            *code_changes_section(home, entries),
+            *run_file_section(home, entries[-1].head),
+        ],
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"

@@ -20,32 +20,42 @@ def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
         home: the run's.
         head: the newest state, which names them.
     """
-    path = head.identity.get(SAVED_CODE)
-    if not is_saved_code(path):
+    saved = read_saved_code(home, head)
+    if saved is None:
         return
-    try:
-        saved = SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, RunLogError):  # informational: `export` says what is wrong with it
-        return
-    spec = saved.run_file
+    path, spec = head.identity[SAVED_CODE], saved.run_file
     shown = [
         (
             "run file, the keys that differ from their defaults",
-            _yaml(spec.model_dump(mode="json", exclude_defaults=True)),
+            yaml_text(spec.model_dump(mode="json", exclude_defaults=True)),
         ),
-        ("run file, all keys", _yaml(spec.model_dump(mode="json"))),
+        ("run file, all keys", yaml_text(spec.model_dump(mode="json"))),
         *((file.path, file.text) for file in saved.files if file.text is not None),
     ]
     yield Section(
         heading="Run file and code",
-        note=f"As of the last accepted change, from {path} in the home.",
-        texts=tuple((name, _cut(text)) for name, text in shown),
+        note=f"As of the last accepted change, from {path} in the home."
+        + ("" if saved.revision is None else f" Git revision {saved.revision}."),
+        texts=tuple((name, cut_text(text)) for name, text in shown),
     )
 
 
-def _yaml(value: object) -> str:
+def read_saved_code(home: Storage, head: Head) -> SavedCode | None:
+    """The run file and the code that a head names; None if the home has none, or none that can be read."""
+    path = head.identity.get(SAVED_CODE)
+    if not is_saved_code(path):
+        return None
+    try:
+        return SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
+    except (AnotherVersion, FileMissing, RunLogError):  # informational: `export` says what is wrong with it
+        return None
+
+
+def yaml_text(value: object) -> str:
+    """The value as YAML, keys in their order."""
     return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
 
 
-def _cut(text: str) -> str:
+def cut_text(text: str) -> str:
+    """The beginning of a text that is too long for a page."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}\n…"

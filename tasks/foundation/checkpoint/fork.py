@@ -239,8 +239,14 @@ def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lin
         if last_there is None and entry.head.tip == ref:
             last_there = entry.head
         if last_there is not None and isinstance(entry.body, Commit) and entry.body.checkpoint == ref:
+            first = source.entry(0).body
             lineage = Lineage(
-                home=source.home.uri, path=ref.path, step=ref.step, state_digest=ref.state_digest, entry=number
+                home=source.home.uri,
+                path=ref.path,
+                step=ref.step,
+                state_digest=ref.state_digest,
+                entry=number,
+                parent=first.forked_from if isinstance(first, Origin) else None,
             )
             origin = Origin(
                 forked_from=lineage,

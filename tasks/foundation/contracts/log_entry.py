@@ -49,6 +49,14 @@ class Lineage(Contract):
     step: int = Field(ge=0)
     state_digest: str
     entry: int = Field(ge=0, description="number of the entry in the other run's log that committed it")
+    parent: "Lineage | None" = Field(
+        default=None, description="what the other run was forked from; None too in forks by earlier versions"
+    )
+
+    @property
+    def generations(self) -> "tuple[Lineage, ...]":
+        """This one, what the other run was forked from, and so on."""
+        return (self, *(() if self.parent is None else self.parent.generations))
 
 
 class Origin(Contract):

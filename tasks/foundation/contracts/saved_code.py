@@ -5,7 +5,7 @@ import posixpath
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -58,16 +58,28 @@ class SavedFile(Contract):
         return self.text.encode() if self.text is not None else base64.b64decode(self.base64 or "")
 
 
+class GitRevision(Contract):
+    """What was checked out where the user's code was."""
+
+    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40,64}$")] = Field(description="its whole hash")
+    changed: bool = Field(description="whether a file of the code differs from it, or is not in it")
+
+    def __str__(self) -> str:
+        return f"{self.commit[:12]}{', with changes that are not committed' if self.changed else ''}"
+
+
 class SavedCode(Contract):
     """A resolved run file and the files of the functions that it names."""
 
     schema_version: Literal[1] = 1
     run_file: RunSpec = Field(description="every key with its value, after --set")
     files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
+    revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
 
     @classmethod
-    def of(cls, spec: RunSpec, files: dict[str, bytes]) -> "SavedCode":
+    def of(cls, spec: RunSpec, files: dict[str, bytes], revision: GitRevision | None = None) -> "SavedCode":
         """Return the saved form of a run file with its code, by path."""
         train = spec.train.model_copy(update={"epoch_examples": None})  # follows from the data
         run_file = spec.model_copy(update={"train": train})
-        return cls(run_file=run_file, files=tuple(SavedFile.of(path, files[path]) for path in sorted(files)))
+        saved = tuple(SavedFile.of(path, files[path]) for path in sorted(files))
+        return cls(run_file=run_file, files=saved, revision=revision)

@@ -15,6 +15,7 @@ from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode
 from tasks.foundation.errors import FileAlreadyThere, ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.code_digest import files_beside
+from tasks.foundation.model.git_revision import git_revision
 from tasks.foundation.storage.base import Storage
 
 MOST_BYTES: Final = 4 << 20
@@ -76,7 +77,8 @@ def save_code(home: Storage, spec: RunSpec, folder: Path) -> dict[str, str]:
         ModelError: see `collect_code`.
         StorageError: the store refused or failed.
     """
-    data = SavedCode.of(spec, collect_code(spec, folder)).to_json()
+    files = collect_code(spec, folder)
+    data = SavedCode.of(spec, files, git_revision(folder, files)).to_json()
     path = f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
     with suppress(FileAlreadyThere):  # it is named after its content
         home.create(path, data)

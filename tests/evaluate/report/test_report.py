@@ -4,7 +4,9 @@ import html
 import html.parser
 import json
 import math
+import os
 import re
+import subprocess
 import webbrowser
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,6 +24,7 @@ from tasks.foundation.contracts.log_entry import (
     Environment,
     Evaluation,
     EvaluationOnTest,
+    Lineage,
     Origin,
     Rewind,
 )
@@ -246,6 +249,35 @@ def test_events_stand_on_the_curves(run: Run) -> None:
     assert '<span class="key event rewind"></span>rewind</span>' in page
 
 
+def test_accepted_changes_are_listed_whole(run: Run) -> None:
+    head = trained(run).log.require_head()
+    options = {f"model.options.key{number}": number for number in range(8)}
+    changed = Change(environment=ENVIRONMENT, identity={**head.identity, "model.options": options}, accepted=("x",))
+    run.log.append(lambda _: changed, attempt="a" * 32)
+    page = run.report()
+    assert all(f"model.options.key{number}: absent -&gt; {number}" in page for number in range(8))
+
+
+def test_lineage_goes_back_to_the_first_run(tmp_path: Path) -> None:
+    def parent(name: str, step: int, of: Lineage | None = None) -> Lineage:
+        path = f"checkpoints/{step:012d}-000000-{'a' * 8}"
+        return Lineage(home=f"runs/{name}", path=path, step=step, state_digest="d", entry=1, parent=of)
+
+    log = RunLog(LocalStorage(tmp_path))
+    forked = Origin(identity={}, environment=ENVIRONMENT, forked_from=parent("<b>", 2000, parent("first", 1000)))
+    log.append(lambda _: forked, attempt="a" * 32)
+    write_report(log, title="x")
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "<br>forked from step 2,000 of runs/&lt;b&gt; (" in page
+    assert "<br>which was forked from step 1,000 of runs/first (" in page
+
+
+def test_page_says_where_else_the_run_is_shown(run: Run) -> None:
+    page = trained(run).report()
+    assert f"tensorboard --logdir {run.home.uri}/tensorboard" in page
+    assert "the flow runs with the tag run:" in page
+
+
 def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:
     segments = drawn(trained(run).report())["segments"]
     assert [each[:2] for each in segments] == [[0, 0], [0, 100], [100, 200]]
@@ -370,27 +402,74 @@ def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_run_file_and_code_of_the_home_are_shown(tmp_path: Path) -> None:
-    home = LocalStorage(tmp_path / "home")
-    (tmp_path / "model.py").write_text("def build_model():\n    return '</pre><b>'\n")
-    spec = RunSpec.model_validate(
+def git(folder: Path, *words: str) -> str:
+    """Run Git without the settings of this machine."""
+    empty = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    named = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", *named, "-C", str(folder), *words],  # noqa: S607 - git is where it is
+        env=os.environ | empty,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def spec_of_model(**changes: Any) -> RunSpec:
+    return RunSpec.model_validate(
         {
             "run": "a",
             "storage": "b",
             "data": {"source": "digits"},
             "model": {"build": "model.py:build_model"},
             "train": {"steps": 123, "global_batch_size": 8},
+            **changes,
         }
     )
-    origin = Origin(identity=save_code(home, spec, tmp_path), environment=ENVIRONMENT)
-    RunLog(home).append(lambda _: origin, attempt="a" * 32)
-    write_report(RunLog(home), title="x")
+
+
+def test_run_file_and_code_of_the_home_are_shown(tmp_path: Path) -> None:
+    home, log = LocalStorage(tmp_path / "home"), RunLog(LocalStorage(tmp_path / "home"))
+    (tmp_path / "model.py").write_text("def build_model():\n    return '</pre><b>'\n")
+    identity = save_code(home, spec_of_model(), tmp_path)
+    log.append(lambda _: Origin(identity=identity, environment=ENVIRONMENT), attempt="a" * 32)
+    write_report(log, title="x")
     page = home.read("report/index.html").decode()
     assert (
         "<summary>model.py</summary><pre>def build_model():\n    return &#39;&lt;/pre&gt;&lt;b&gt;&#39;\n</pre>" in page
     )
     assert "steps: 123" in page
     assert "Run file and code" in page
+    assert "Git revision" not in page
+    assert "What accepted changes changed" not in page
+
+
+def test_git_revision_and_accepted_changes_of_code_are_shown(tmp_path: Path) -> None:
+    home, log = LocalStorage(tmp_path / "home"), RunLog(LocalStorage(tmp_path / "home"))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "model.py").write_text("def build_model():\n    return 1\n")
+    git(code, "init", "--quiet")
+    git(code, "add", "model.py")
+    git(code, "commit", "--quiet", "--message", "first")
+    commit_hash = git(code, "rev-parse", "HEAD")
+    (code / "notes.txt").write_text("no part of the code")
+    first = save_code(home, spec_of_model(), code)
+    log.append(lambda _: Origin(identity=first, environment=ENVIRONMENT), attempt="a" * 32)
+    write_report(log, title="x")
+    assert f"Git revision {commit_hash[:12]}." in home.read("report/index.html").decode()
+    (code / "model.py").write_text("def build_model():\n    return '<i>'\n")
+    changed = save_code(home, spec_of_model(train={"steps": 123, "global_batch_size": 16}), code)
+    body = Change(environment=ENVIRONMENT, identity=changed, accepted=("model.code",))
+    log.append(lambda _: body, attempt="a" * 32)
+    write_report(log, title="x")
+    page = home.read("report/index.html").decode()
+    assert f"Git revision {commit_hash[:12]}, with changes that are not committed." in page
+    assert "<summary>entry 1, from step 0 on: model.py</summary>" in page
+    assert "-    return 1\n+    return &#39;&lt;i&gt;&#39;" in page
+    assert "<summary>entry 1, from step 0 on: run file, all keys</summary>" in page
+    assert "-  global_batch_size: 8\n+  global_batch_size: 16" in page
 
 
 def test_command_opens_the_page_of_a_local_home(

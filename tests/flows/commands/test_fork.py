@@ -50,6 +50,7 @@ def test_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> No
         "step": 200,
         "state_digest": run.tip.state_digest,
         "entry": 3,
+        "parent": None,
     }
     assert facts["checkpoint"].startswith(f"{home}/checkpoints/00000200-00000000-")
     assert json_of(capsys, "fork", run.address, "--as", "other")["already_there"] is True

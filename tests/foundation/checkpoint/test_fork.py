@@ -62,6 +62,15 @@ def test_a_fork_is_an_independent_run(store: Storage) -> None:
     assert_sound(store.at("new"))
 
 
+def test_a_fork_of_a_fork_knows_the_first_run(store: Storage) -> None:
+    source_run(store)
+    first = make_fork(store).lineage
+    train(RunLog(store.at("new")), 30)
+    second = fork(store, "new", "newer", at_step=30, attempt=uuid.uuid4().hex).lineage
+    assert second.generations == (second, first)
+    assert (second.step, first.step) == (30, 10)
+
+
 def test_the_tip_is_forked_by_default(store: Storage) -> None:
     source_run(store)
     assert make_fork(store, at_step=None).lineage.step == 20
