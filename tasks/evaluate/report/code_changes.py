@@ -1,12 +1,13 @@
 """What accepted changes did to the run file and the user's code: a section of the report's page."""
 
 import difflib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from tasks.evaluate.report.run_file_section import cut_text, read_saved_code, yaml_text
 from tasks.evaluate.report.tables import Section
-from tasks.foundation.contracts.log_entry import Change, Entry, Head
+from tasks.foundation.contracts.log_entry import Change, Entry
 from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.storage.base import Storage
 
@@ -27,9 +28,14 @@ def code_changes_section(home: Storage, entries: Sequence[Entry]) -> Iterator[Se
         if isinstance(entry.body, Change)
         and before.head.identity.get(SAVED_CODE) != entry.head.identity.get(SAVED_CODE)
     ]
+
+    @functools.cache  # what one change leaves is where the next begins
+    def files(path: object) -> Mapping[str, str] | None:
+        return _files(home, path)
+
     texts = []
     for before, entry in changed[-_CHANGES_SHOWN:]:
-        old, new = _files(home, before), _files(home, entry.head)
+        old, new = files(before.identity.get(SAVED_CODE)), files(entry.head.identity.get(SAVED_CODE))
         if old is None or new is None:
             continue
         step = 0 if entry.head.tip is None else entry.head.tip.step
@@ -43,9 +49,9 @@ def code_changes_section(home: Storage, entries: Sequence[Entry]) -> Iterator[Se
         yield Section(heading="What accepted changes changed", texts=tuple(texts))
 
 
-def _files(home: Storage, head: Head) -> Mapping[str, str] | None:
+def _files(home: Storage, path: object) -> Mapping[str, str] | None:
     """The run file and the files of the code that are text, by name."""
-    saved = read_saved_code(home, head)
+    saved = read_saved_code(home, path)
     if saved is None:
         return None
     run_file = yaml_text(saved.run_file.model_dump(mode="json"))

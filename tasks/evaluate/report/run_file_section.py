@@ -20,10 +20,11 @@ def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
         home: the run's.
         head: the newest state, which names them.
     """
-    saved = read_saved_code(home, head)
+    path = head.identity.get(SAVED_CODE)
+    saved = read_saved_code(home, path)
     if saved is None:
         return
-    path, spec = head.identity[SAVED_CODE], saved.run_file
+    spec = saved.run_file
     shown = [
         (
             "run file, the keys that differ from their defaults",
@@ -40,9 +41,8 @@ def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
     )
 
 
-def read_saved_code(home: Storage, head: Head) -> SavedCode | None:
-    """The run file and the code that a head names; None if the home has none, or none that can be read."""
-    path = head.identity.get(SAVED_CODE)
+def read_saved_code(home: Storage, path: object) -> SavedCode | None:
+    """The run file and the code that an identity names; None if the home has none, or none that can be read."""
     if not is_saved_code(path):
         return None
     try:

@@ -4,9 +4,7 @@ import html
 import html.parser
 import json
 import math
-import os
 import re
-import subprocess
 import webbrowser
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,10 +26,9 @@ from tasks.foundation.contracts.log_entry import (
     Origin,
     Rewind,
 )
-from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
+from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
-from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
@@ -400,76 +397,6 @@ def test_home_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run is at"):
         write_report(RunLog(LocalStorage(tmp_path / "none")), title="none")
     assert not (tmp_path / "none").exists()
-
-
-def git(folder: Path, *words: str) -> str:
-    """Run Git without the settings of this machine."""
-    empty = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    named = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    done = subprocess.run(
-        ["git", *named, "-C", str(folder), *words],  # noqa: S607 - git is where it is
-        env=os.environ | empty,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.strip()
-
-
-def spec_of_model(**changes: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "run": "a",
-            "storage": "b",
-            "data": {"source": "digits"},
-            "model": {"build": "model.py:build_model"},
-            "train": {"steps": 123, "global_batch_size": 8},
-            **changes,
-        }
-    )
-
-
-def test_run_file_and_code_of_the_home_are_shown(tmp_path: Path) -> None:
-    home, log = LocalStorage(tmp_path / "home"), RunLog(LocalStorage(tmp_path / "home"))
-    (tmp_path / "model.py").write_text("def build_model():\n    return '</pre><b>'\n")
-    identity = save_code(home, spec_of_model(), tmp_path)
-    log.append(lambda _: Origin(identity=identity, environment=ENVIRONMENT), attempt="a" * 32)
-    write_report(log, title="x")
-    page = home.read("report/index.html").decode()
-    assert (
-        "<summary>model.py</summary><pre>def build_model():\n    return &#39;&lt;/pre&gt;&lt;b&gt;&#39;\n</pre>" in page
-    )
-    assert "steps: 123" in page
-    assert "Run file and code" in page
-    assert "Git revision" not in page
-    assert "What accepted changes changed" not in page
-
-
-def test_git_revision_and_accepted_changes_of_code_are_shown(tmp_path: Path) -> None:
-    home, log = LocalStorage(tmp_path / "home"), RunLog(LocalStorage(tmp_path / "home"))
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "model.py").write_text("def build_model():\n    return 1\n")
-    git(code, "init", "--quiet")
-    git(code, "add", "model.py")
-    git(code, "commit", "--quiet", "--message", "first")
-    commit_hash = git(code, "rev-parse", "HEAD")
-    (code / "notes.txt").write_text("no part of the code")
-    first = save_code(home, spec_of_model(), code)
-    log.append(lambda _: Origin(identity=first, environment=ENVIRONMENT), attempt="a" * 32)
-    write_report(log, title="x")
-    assert f"Git revision {commit_hash[:12]}." in home.read("report/index.html").decode()
-    (code / "model.py").write_text("def build_model():\n    return '<i>'\n")
-    changed = save_code(home, spec_of_model(train={"steps": 123, "global_batch_size": 16}), code)
-    body = Change(environment=ENVIRONMENT, identity=changed, accepted=("model.code",))
-    log.append(lambda _: body, attempt="a" * 32)
-    write_report(log, title="x")
-    page = home.read("report/index.html").decode()
-    assert f"Git revision {commit_hash[:12]}, with changes that are not committed." in page
-    assert "<summary>entry 1, from step 0 on: model.py</summary>" in page
-    assert "-    return 1\n+    return &#39;&lt;i&gt;&#39;" in page
-    assert "<summary>entry 1, from step 0 on: run file, all keys</summary>" in page
-    assert "-  global_batch_size: 8\n+  global_batch_size: 16" in page
 
 
 def test_command_opens_the_page_of_a_local_home(
