@@ -22,8 +22,6 @@ from tests.support.fake_prefect_api import run_with_code
 from tests.support.fake_run import FakeRun
 from tests.support.wandb_folder import in_folder
 
-NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="install baton-relay[mlflow]")
-
 
 @pytest.fixture(autouse=True)
 def _wait_for_slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +57,7 @@ def logged(run: FakeRun) -> set[tuple[str, int]]:
 
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Recording:
-    """A tracker in memory instead of MLflow, which the suite does not need."""
+    """A tracker in memory instead of MLflow, which can be made to fail."""
     recording = Recording()
     monkeypatch.setattr(tracking, "_mlflow", lambda *_: recording)
     find = importlib.util.find_spec
@@ -105,7 +103,6 @@ def test_missing_package_is_refused(
     assert sorted(run.home.files("")) == before
 
 
-@NEEDS_MLFLOW
 @pytest.mark.slow
 def test_mlflow_has_one_run_over_several_commands(run: FakeRun, tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -125,7 +122,6 @@ def test_mlflow_has_one_run_over_several_commands(run: FakeRun, tmp_path: Path) 
     assert found.data.tags["baton.home"] == run.home.uri
 
 
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="install baton-relay[wandb]")
 @pytest.mark.slow
 def test_wandb_has_one_offline_run_over_several_commands(run: FakeRun) -> None:
     home = Path(run.home.uri)

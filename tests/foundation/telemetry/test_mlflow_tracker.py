@@ -7,7 +7,6 @@ import pytest
 
 from tasks.foundation.telemetry.tracking import Point, PointKey
 
-mlflow = pytest.importorskip("mlflow", reason="install baton-relay[mlflow]")
 pytestmark = pytest.mark.slow  # MLflow makes the tables of its store
 
 
@@ -16,6 +15,8 @@ def point(name: str, step: int, value: float, at: int = 1000) -> Point:
 
 
 def test_mlflow_has_one_active_run_with_each_point_once(tmp_path: Path) -> None:
+    import mlflow
+
     from tasks.foundation.telemetry.mlflow_tracker import MlflowTracker
 
     uri, run = f"sqlite:///{tmp_path}/mlflow.db", uuid.uuid4().hex

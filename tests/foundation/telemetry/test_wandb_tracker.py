@@ -16,7 +16,6 @@ from tests.foundation.telemetry.test_tracking import evaluate, go_back, train
 from tests.support.small_logs import begin
 from tests.support.wandb_folder import in_folder
 
-pytest.importorskip("wandb", reason="install baton-relay[wandb]")
 pytestmark = pytest.mark.slow  # W&B starts a process of its own
 
 ROOT = Path(__file__).parents[3]
