@@ -20,12 +20,14 @@ from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.order import oversized_batch_warning
+from tasks.foundation.model.model_summary import summarize
 from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState
+from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.transforms.model_inputs import model_inputs
 from tasks.init_or_restore.changes import record_changes
@@ -96,8 +98,9 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
+    save = partial(_save_code, log.home, spec, warm)
     if head is None and accelerator.is_chief:
-        identity |= save_code(log.home, spec, code_folder)  # first, so that what an entry names is there
+        identity |= save()  # first, so that what an entry names is there
         head = _append_origin(log, identity, accelerator.environment, attempt=attempt)
     head = require_broadcast_head(log, head, accelerator)
     # Check again after the origin entry: another process may have begun or forked this run meanwhile.
@@ -110,7 +113,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             identity=identity,
             environment=accelerator.environment,
             state=warm.state,
-            save_code=partial(save_code, log.home, spec, code_folder),
+            save_code=save,
             accept=accept,
             attempt=attempt,
             telemetry=telemetry,
@@ -143,6 +146,11 @@ def _build_state(
         warm.keep_companion(started)
         identity |= callback_record(started)
     return warm, identity
+
+
+def _save_code(home: Storage, spec: RunSpec, warm: WarmState) -> dict[str, str]:
+    """Save the run file, its code and the summary of its model; returns what the identity records of them."""
+    return save_code(home, spec, warm.code_folder, summarize(warm.state.model))
 
 
 def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:

@@ -80,6 +80,10 @@ def test_code_of_each_commit_is_kept_and_forked(lab: Lab, capsys: pytest.Capture
         run = saved_run(home, head)
         assert text in (run.folder / "model.py").read_text()
         assert (run.folder / "layers.py").read_bytes() == (lab.code / "layers.py").read_bytes()
+        model = read_saved_code(home, head).model
+        assert model is not None
+        assert [(layer.kind, layer.output_shape) for layer in model.layers] == [("Dense", "(None, 3)")]
+        assert (model.trainable, model.frozen) == (21, 0)
         assert (run.spec.run, run.spec.storage, run.spec.model) == ("build", lab.storage.uri, spec.model)
     again = init_or_restore(call, edited.place(spec))
     assert (again, len(list(lab.storage.files("build/code")))) == (changed, 2)

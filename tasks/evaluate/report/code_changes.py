@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from tasks.evaluate.report.run_file_section import cut_text, read_saved_code, yaml_text
+from tasks.evaluate.report.saved_code_sections import cut_text, read_saved_code, yaml_text
 from tasks.evaluate.report.tables import Section
 from tasks.foundation.contracts.log_entry import Change, Entry
 from tasks.foundation.contracts.saved_code import SAVED_CODE

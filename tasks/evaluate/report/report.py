@@ -7,7 +7,7 @@ from tasks.evaluate.report.check_sections import check_sections
 from tasks.evaluate.report.code_changes import code_changes_section
 from tasks.evaluate.report.curves import curves_of
 from tasks.evaluate.report.page import render
-from tasks.evaluate.report.run_file_section import run_file_section
+from tasks.evaluate.report.saved_code_sections import saved_code_sections
 from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts
@@ -51,7 +51,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         more=[
             *check_sections(home),
             *code_changes_section(home, entries),
-            *run_file_section(home, entries[-1].head),
+            *saved_code_sections(home, entries[-1].head),
         ],
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
 
 # The key of a recorded identity that names the saved code; for information, so it is never compared.
@@ -69,17 +70,24 @@ class GitRevision(Contract):
 
 
 class SavedCode(Contract):
-    """A resolved run file and the files of the functions that it names."""
+    """A resolved run file, the files of the functions that it names, and what they build."""
 
     schema_version: Literal[1] = 1
     run_file: RunSpec = Field(description="every key with its value, after --set")
     files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
     revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
+    model: ModelSummary | None = Field(default=None, description="None: an earlier version saved the code")
 
     @classmethod
-    def of(cls, spec: RunSpec, files: dict[str, bytes], revision: GitRevision | None = None) -> "SavedCode":
+    def of(
+        cls,
+        spec: RunSpec,
+        files: dict[str, bytes],
+        revision: GitRevision | None = None,
+        model: ModelSummary | None = None,
+    ) -> "SavedCode":
         """Return the saved form of a run file with its code, by path."""
         train = spec.train.model_copy(update={"epoch_examples": None})  # follows from the data
         run_file = spec.model_copy(update={"train": train})
         saved = tuple(SavedFile.of(path, files[path]) for path in sorted(files))
-        return cls(run_file=run_file, files=saved, revision=revision)
+        return cls(run_file=run_file, files=saved, revision=revision, model=model)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode
 from tasks.foundation.errors import FileAlreadyThere, ModelError
@@ -67,8 +68,14 @@ def collect_code(spec: RunSpec, folder: Path) -> dict[str, bytes]:
     return files
 
 
-def save_code(home: Storage, spec: RunSpec, folder: Path) -> dict[str, str]:
+def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | None = None) -> dict[str, str]:
     """Save the run file and its code, unless the home has them.
+
+    Args:
+        home: the run's.
+        spec: the run file.
+        folder: its folder.
+        model: what the code builds.
 
     Returns:
         What the log's identity records of it.
@@ -78,7 +85,7 @@ def save_code(home: Storage, spec: RunSpec, folder: Path) -> dict[str, str]:
         StorageError: the store refused or failed.
     """
     files = collect_code(spec, folder)
-    data = SavedCode.of(spec, files, git_revision(folder, files)).to_json()
+    data = SavedCode.of(spec, files, git_revision(folder, files), model).to_json()
     path = f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
     with suppress(FileAlreadyThere):  # it is named after its content
         home.create(path, data)

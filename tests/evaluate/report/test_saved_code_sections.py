@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks.evaluate.report.report import write_report
 from tasks.foundation.contracts.log_entry import Change, Origin
+from tasks.foundation.contracts.model_summary import LayerSummary, ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.log import RunLog
@@ -54,6 +55,7 @@ def test_run_file_and_code_of_the_home_are_shown(tmp_path: Path) -> None:
     assert "steps: 123" in page
     assert "Run file and code" in page
     assert "Git revision" not in page
+    assert "<h2>Model</h2>" not in page
     assert "What accepted changes changed" not in page
 
 
@@ -82,3 +84,20 @@ def test_git_revision_and_accepted_changes_of_code_are_shown(tmp_path: Path) -> 
     assert "-    return 1\n+    return &#39;&lt;i&gt;&#39;" in page
     assert "<summary>entry 1, from step 0 on: run file, all keys</summary>" in page
     assert "-  global_batch_size: 8\n+  global_batch_size: 16" in page
+
+
+def test_model_is_shown_and_escaped(tmp_path: Path) -> None:
+    home, log = LocalStorage(tmp_path / "home"), RunLog(LocalStorage(tmp_path / "home"))
+    layer = LayerSummary(name="<img>", kind="Dense", output_shape="(None, 4)", parameters=1234)
+    model = ModelSummary(layers=(layer,) * 502, trainable=1230, frozen=4, optimizer=2470)
+    (tmp_path / "model.py").write_text("")
+    identity = save_code(home, spec_of_model(), tmp_path, model)
+    log.append(lambda _: Origin(identity=identity, environment=ENVIRONMENT), attempt="a" * 32)
+    write_report(log, title="x")
+    page = home.read("report/index.html").decode()
+    assert "<h2>Model</h2>" in page
+    assert page.count("&lt;img&gt;") == 500
+    assert "<img>" not in page
+    assert (
+        "2 more layers. 1,234 parameters, 1,230 of them trainable; the optimizer has 2,470 numbers of its own." in page
+    )

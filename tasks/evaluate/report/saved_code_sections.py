@@ -1,20 +1,22 @@
-"""The run file and the user's code, as the home has them: a section of the report's page."""
+"""The model, the run file and the user's code, as the home has them: sections of the report's page."""
 
 from collections.abc import Iterator
 
 import yaml
 
-from tasks.evaluate.report.tables import Section
+from tasks.evaluate.report.tables import Cell, Section, Table, number
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, is_saved_code
 from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
 from tasks.foundation.storage.base import Storage
 
 _MOST_CHARACTERS = 200_000
+_MOST_LAYERS = 500
 
 
-def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
-    """The newest run file with its code; no section if the home has none, or none that can be read.
+def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
+    """The newest model, run file and code; no section if the home has none, or none that can be read.
 
     Args:
         home: the run's.
@@ -24,6 +26,8 @@ def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
     saved = read_saved_code(home, path)
     if saved is None:
         return
+    if saved.model is not None:
+        yield _model_section(saved.model)
     spec = saved.run_file
     shown = [
         (
@@ -38,6 +42,26 @@ def run_file_section(home: Storage, head: Head) -> Iterator[Section]:
         note=f"As of the last accepted change, from {path} in the home."
         + ("" if saved.revision is None else f" Git revision {saved.revision}."),
         texts=tuple((name, cut_text(text)) for name, text in shown),
+    )
+
+
+def _model_section(model: ModelSummary) -> Section:
+    rows = [
+        [
+            Cell(layer.name),
+            Cell(layer.kind),
+            Cell(layer.output_shape or "", "wrap code"),
+            number(f"{layer.parameters:,}"),
+        ]
+        for layer in model.layers[:_MOST_LAYERS]
+    ]
+    more = len(model.layers) - len(rows)
+    return Section(
+        heading="Model",
+        table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows, numbers=frozenset({3})),
+        note=(f"{more:,} more layers. " if more else "")
+        + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
+        f"{model.optimizer:,} numbers of its own.",
     )
 
 
