@@ -113,5 +113,12 @@ class Evaluations:
         self, dataset: DatasetRef, head: Head, place: Place, checkpoint: CheckpointRef, *, on: SetName = "validation"
     ) -> Evaluation:
         spec = self.commits.spec
-        call = EvaluateCall(spec=spec, dataset=dataset, checkpoint=checkpoint, recorded=head.environment, on=on)
+        call = EvaluateCall(
+            spec=spec,
+            dataset=dataset,
+            checkpoint=checkpoint,
+            recorded=head.environment,
+            on=on,
+            confusion_matrix=checkpoint.step == spec.train.target,
+        )
         return self.commits.runner.run(EVALUATE, call, place)

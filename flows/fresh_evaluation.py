@@ -173,7 +173,14 @@ def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Eva
         found[VALIDATION] = None if dataset.validation is None else dataset.validation.content_digest
     require_same_identity(chosen.head.identity, found, home=chosen.home.uri)
     spec = with_examples(spec, dataset.train_examples)
-    call = EvaluateCall(spec=spec, dataset=dataset, checkpoint=chosen.checkpoint, recorded=recorded, on=chosen.on)
+    call = EvaluateCall(
+        spec=spec,
+        dataset=dataset,
+        checkpoint=chosen.checkpoint,
+        recorded=recorded,
+        on=chosen.on,
+        confusion_matrix=True,
+    )
     return runner.run(EVALUATE, call, place)
 
 

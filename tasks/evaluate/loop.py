@@ -1,11 +1,11 @@
-"""Validation with each example exactly once, on any number of replicas.
+"""Runs a step over validation examples, each exactly once, on any number of replicas.
 
 Full batches run on all replicas. The remainder runs unpadded on replica 0 alone: metrics from `metrics=[…]` ignore
 sample weights, so padding would count.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import keras
 import tensorflow as tf
@@ -15,9 +15,6 @@ from tasks.evaluate.changed_leaves import changed_leaves
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.keras_steps import called_like_fit
-from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.returned_metrics import ReturnedMetrics
 from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.traced_draws import exact_draws
@@ -27,45 +24,54 @@ from tasks.foundation.state.held_values import HeldValues
 from tasks.foundation.state.temporary_space import require_space_to_trace
 from tasks.foundation.user_errors import user_error
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
-class Evaluator:
+
+class Tally(Protocol[T_co]):
+    """What an evaluation adds up over the examples."""
+
+    def step(self, batch: Sequence[Any]) -> Any:
+        """Add one replica's batch; traced into the compiled loops."""
+
+    def reset(self) -> None:
+        """Begin anew."""
+
+    def take(self) -> T_co:
+        """The result of all replicas; all hosts call it."""
+
+
+class Evaluator(Generic[T]):
     """The compiled validation loops of one model."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: Any,
-        *,
-        reference: str,
-        returned: ReturnedMetrics | None = None,
-        draws: StepDraws | None = None,
+        self, model: keras.Model, strategy: Any, tally: Tally[T], *, reference: str, draws: StepDraws | None = None
     ) -> None:
         """Prepare the loops; nothing is traced yet.
 
         Args:
             model: a built and compiled model.
             strategy: the strategy in whose scope it was built.
+            tally: what is added up.
             reference: the user's name of the model, `model.py:build_model`, for messages.
-            returned: accumulates the values that the user's own test_step returns, if it has one.
             draws: seeds of the step's random operations.
         """
         self._model = model
         self._strategy = strategy
         self._reference = reference
-        test_step = called_like_fit(model.test_step) if returned is None else returned.step
-        test_step = test_step if draws is None else draws.counted(test_step)
-        self._returned = returned
+        self._tally = tally
+        step = tally.step if draws is None else draws.counted(tally.step)
         self._changed: tuple[list[Any], tuple[Leaf, ...]] | None = None
         self._fixed: list[Any] = []
 
         def run_batches(iterator: Any, n: Any) -> None:
             with exact_draws(draws):
                 for _ in tf.range(n):
-                    strategy.run(test_step, args=(next(iterator),))
+                    strategy.run(step, args=(next(iterator),))
 
         def run_remainder(batch: Any) -> None:
             with exact_draws(draws):
-                strategy.run(_on_first_replica, args=(test_step, batch))
+                strategy.run(_on_first_replica, args=(step, batch))
 
         self._run_batches = tf.function(run_batches, jit_compile=False)
         self._run_remainder = tf.function(run_remainder, jit_compile=False)
@@ -78,8 +84,8 @@ class Evaluator:
         full_batches: int,
         remainder: tf.data.Dataset | None,
         on: SetName = "validation",
-    ) -> dict[str, float]:
-        """Metrics over all examples, with the averages of `use_ema` if there are any. The train state stays as it is.
+    ) -> T:
+        """The tally of all examples, with the averages of `use_ema` if there are any. The train state stays as it is.
 
         Args:
             leaves: of the train state that the model belongs to.
@@ -100,14 +106,12 @@ class Evaluator:
             calls += [(self._run_remainder, (batch,)) for batch in remainder or ()]
             held = self._hold(leaves, [self._traced(function, *arguments) for function, arguments in calls])
             use_averages(self._model)
-            self._model.reset_metrics()
-            if self._returned is not None:
-                self._returned.reset()
+            self._tally.reset()
             for function, arguments in calls:
                 function(*arguments)
-            metrics = take_metrics(self._model, self._strategy, self._returned)
+            result = self._tally.take()
             held.put_back()
-        return metrics
+        return result
 
     def _hold(self, leaves: Iterable[Leaf], functions: Sequence[Any]) -> HeldValues:
         """The values of the leaves that these traced loops may change."""
@@ -130,8 +134,8 @@ class Evaluator:
         return traced
 
 
-def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:
-    """Run `test_step` on replica 0 only.
+def _on_first_replica(step: Callable[[Any], Any], batch: Any) -> None:
+    """Run a step on replica 0 only.
 
     MirroredStrategy traces each replica with its id. On a TPU all replicas run one program, which needs a condition.
     """
@@ -139,11 +143,11 @@ def _on_first_replica(test_step: Callable[[Any], Any], batch: Any) -> None:
     known = tf.get_static_value(context.replica_id_in_sync_group)
     if known is not None:
         if known == 0:
-            test_step(batch)
+            step(batch)
         return
 
     def run() -> Any:
-        test_step(batch)
+        step(batch)
         return tf.constant(0)
 
     tf.cond(tf.equal(context.replica_id_in_sync_group, 0), run, lambda: tf.constant(0))

@@ -3,15 +3,19 @@
 import uuid
 from collections.abc import Callable
 
-from tasks.evaluate.warm_evaluation import evaluate_state, keep_state, take_state
+from tasks.evaluate.confusion import Counts
+from tasks.evaluate.warm_evaluation import confusion_of, evaluate_state, keep_state, take_state
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.checkpoint.landing import land
 from tasks.foundation.checkpoint.warm_restore import restore_warm_state
 from tasks.foundation.contracts.callback_record import keep_best_of
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.confusion_matrix import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
+from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.stage_calls import EvaluateCall
+from tasks.foundation.errors import FileAlreadyThere, StorageError
 from tasks.foundation.model.metrics import require_metric
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import evaluation_on_test_of
@@ -19,7 +23,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.stops.in_work_thread import run_in_work_thread
-from tasks.foundation.telemetry.events import Evaluated, Phase
+from tasks.foundation.telemetry.events import Evaluated, Note, Phase
 from tasks.foundation.telemetry.measurements import seconds_between
 
 
@@ -60,14 +64,13 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         place.log.whole_reads.add(checkpoint)
     with invalid_input_as_step_failed():
         metrics = evaluate_state(warm, dataset, place.root, on=on)
-    rule = None
-    if on == "validation":
-        rule = spec.checkpoint.keep_best
-        if rule is None and spec.train.callbacks is not None:
-            rule = keep_best_of(spec, place.log.require_head().identity)
+        seconds = seconds_between(began, place.clock())
+        wanted = call.confusion_matrix and on == "validation"
+        counts = confusion_of(warm, dataset, place.root) if wanted else None
+    rule = _keep_best(spec, place.log) if on == "validation" else None
     require_metric(rule, metrics)
     keep_state(warm)
-    examples, seconds = dataset.examples_of(on), seconds_between(began, place.clock())
+    examples = dataset.examples_of(on)
     body = Evaluation(checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=seconds, keep_best=rule, on=on)
     if on == "validation":
         warm.evaluation = body  # callbacks read it
@@ -79,6 +82,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
             entry = place.log.append(decide, attempt=uuid.uuid4().hex)
             if entry is not None and isinstance(entry.body, Evaluation | EvaluationOnTest):
                 place.log.whole_reads.logged(entry.body.read_whole)
+            _save_confusion(counts, committed, place)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
     if accelerator.is_chief and checkpoint.is_in_flight and place.committer is not None:
@@ -86,6 +90,26 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     else:
         log(checkpoint)
     return body
+
+
+def _keep_best(spec: RunSpec, log: RunLog) -> KeepBest | None:
+    """The rule by which the best checkpoint is kept: the run file's, or that of a callback."""
+    if spec.checkpoint.keep_best is not None or spec.train.callbacks is None:
+        return spec.checkpoint.keep_best
+    return keep_best_of(spec, log.require_head().identity)
+
+
+def _save_confusion(counts: Counts | None, checkpoint: CheckpointRef, place: Place) -> None:
+    """Save a confusion matrix, create-only. Nothing but the report depends on it, so a failure is a warning."""
+    if counts is None:
+        return
+    matrix = ConfusionMatrix(checkpoint=checkpoint.path, step=checkpoint.step, counts=counts)
+    try:
+        place.home.create(confusion_path(checkpoint.path), matrix.to_json())
+    except FileAlreadyThere:
+        return
+    except StorageError as fault:
+        place.telemetry.emit(Note(text=f"the confusion matrix was not saved: {fault}", warning=True))
 
 
 def _landed(checkpoint: CheckpointRef, place: Place, accelerator: Accelerator) -> CheckpointRef:

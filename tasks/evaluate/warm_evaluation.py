@@ -1,8 +1,12 @@
 """Evaluates the state that a process keeps, which is the one that it trains."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from tasks.evaluate.confusion import Confusion, Counts, labels_of
 from tasks.evaluate.loop import Evaluator
+from tasks.evaluate.metrics import Metrics
 from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -13,6 +17,8 @@ from tasks.foundation.model.isolated_build import preserved_random_states
 from tasks.foundation.model.returned_metrics import trace_returned_metrics
 from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
 from tasks.foundation.storage.base import Storage
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,37 @@ def evaluate_state(
     Raises:
         ModelError: `test_step` cannot be traced, or fails; the state is then unknown.
     """
+    return _over_examples(warm, dataset, storage, _evaluator_of, on=on)
+
+
+def confusion_of(warm: WarmState, dataset: DatasetRef, storage: Storage) -> Counts | None:
+    """Count, in a pass of its own over the validation examples, which classes a state takes for which others.
+
+    The metrics are computed without it, so it changes none of their bits. For arguments and errors see
+    `evaluate_state`.
+
+    Returns:
+        See `Confusion`; None also if the model is no classifier.
+    """
+    state = warm.state
+    labels = labels_of(state.model)
+    if labels is None:
+        return None
+    strategy = state.accelerator.strategy
+    tally = Confusion(state.model, strategy, labels)
+    evaluator = Evaluator(state.model, strategy, tally, reference=warm.spec.model.build, draws=state.draws)
+    return _over_examples(warm, dataset, storage, lambda *_: evaluator, on="validation")
+
+
+def _over_examples(
+    warm: WarmState,
+    dataset: DatasetRef,
+    storage: Storage,
+    evaluator_of: Callable[[WarmState, int], Evaluator[T]],
+    *,
+    on: SetName,
+) -> T:
+    """Run an evaluator, which is made where the model is as it was built, over every example of a set once."""
     spec, accelerator = warm.spec, warm.state.accelerator
     batch_size = spec.train.global_batch_size
     per_replica = per_replica_batch_size(batch_size, accelerator.replicas)
@@ -84,7 +121,7 @@ def evaluate_state(
         warm.seed_as_built()
         if warm.state.draws is not None:
             warm.state.draws.begin_evaluation(warm.state.step)
-        return _evaluator_of(warm, per_replica).evaluate(
+        return evaluator_of(warm, per_replica).evaluate(
             warm.state.leaves,
             full=full,
             full_batches=dataset.examples_of(on) // batch_size,
@@ -93,7 +130,7 @@ def evaluate_state(
         )
 
 
-def _evaluator_of(warm: WarmState, per_replica: int) -> Evaluator:
+def _evaluator_of(warm: WarmState, per_replica: int) -> Evaluator[dict[str, float]]:
     """The compiled evaluation of a state; compiling it can take minutes, so it is kept with the state."""
     evaluator = warm.companion(Evaluator)
     if evaluator is None:
@@ -108,6 +145,7 @@ def _evaluator_of(warm: WarmState, per_replica: int) -> Evaluator:
             draws=state.draws,
         )
         strategy, draws = state.accelerator.strategy, state.draws
-        evaluator = Evaluator(state.model, strategy, reference=reference, returned=returned, draws=draws)
+        metrics = Metrics(state.model, strategy, returned)
+        evaluator = Evaluator(state.model, strategy, metrics, reference=reference, draws=draws)
         warm.keep_companion(evaluator)
     return evaluator

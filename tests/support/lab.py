@@ -168,12 +168,18 @@ class Lab:
             head = newest
         return head
 
-    def evaluate(self, spec: RunSpec, checkpoint: CheckpointRef) -> dict[str, float]:
+    def evaluate(self, spec: RunSpec, checkpoint: CheckpointRef, *, confusion_matrix: bool = False) -> dict[str, float]:
         from tasks.evaluate.stage import evaluate
 
         head = self.log(spec).head()
         assert head is not None
-        call = EvaluateCall(spec=spec, dataset=self.prepare(spec), checkpoint=checkpoint, recorded=head.environment)
+        call = EvaluateCall(
+            spec=spec,
+            dataset=self.prepare(spec),
+            checkpoint=checkpoint,
+            recorded=head.environment,
+            confusion_matrix=confusion_matrix,
+        )
         return evaluate(call, self.place(spec)).metrics
 
     def tensors(self, spec: RunSpec, ref: CheckpointRef) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.evaluate.loop import Evaluator
+from tasks.evaluate.metrics import Metrics
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.batch_dependence import batch_dependent_parts
@@ -157,9 +158,8 @@ def test_train_step_gets_x_alone_as_from_keras(lab: Lab) -> None:
 def test_results_of_a_test_step_are_means_over_examples(lab: Lab) -> None:
     x, state = examples(11), built(lab, spec_of("auto", form="alone"))
     batches = tf.data.Dataset.from_tensor_slices((x,)).batch(8)
-    evaluator = Evaluator(
-        state.model, state.accelerator.strategy, reference="auto", returned=returned_of(state, "test_step", x[:8])
-    )
+    metrics_of = Metrics(state.model, state.accelerator.strategy, returned_of(state, "test_step", x[:8]))
+    evaluator = Evaluator(state.model, state.accelerator.strategy, metrics_of, reference="auto")
     for _ in range(2):
         metrics = evaluator.evaluate(state.leaves, full=batches.take(1), full_batches=1, remainder=batches.skip(1))
         assert metrics == {"sum": pytest.approx(np.mean(np.sum((x - state.model(x)) ** 2, axis=1)), rel=1e-5)}

@@ -32,6 +32,7 @@ def render(
     history: History,
     account: Account | None,
     curves: Curves,
+    confusion: Sequence[Section] = (),
     more: Sequence[Section] = (),
 ) -> str:
     """The page as HTML. The same arguments give the same page.
@@ -43,6 +44,7 @@ def render(
         history: the same log, as curves.
         account: where the time went; None if no attempts are recorded.
         curves: what its charts show.
+        confusion: the section with the confusion matrix, if there is one.
         more: sections from other files of the home.
     """
     head = entries[-1].head
@@ -53,7 +55,7 @@ def render(
         tiles=list(_tiles(history, head, account)),
         curves=curves,
         keys=list(_keys(curves)),
-        sections=[*_sections(entries, history, account), *more, _elsewhere(title, address)],
+        sections=[*_sections(entries, history, account, confusion), *more, _elsewhere(title, address)],
     )
 
 
@@ -102,12 +104,15 @@ def _tiles(history: History, head: Head, account: Account | None) -> Iterator[Ti
         yield Tile(f"goodput, of {duration_words(account.total_seconds)}", goodput_words(account))
 
 
-def _sections(entries: Sequence[Entry], history: History, account: Account | None) -> Iterator[Section]:
+def _sections(
+    entries: Sequence[Entry], history: History, account: Account | None, confusion: Sequence[Section]
+) -> Iterator[Section]:
     head = entries[-1].head
     yield from time_sections(account)
     yield from workers_section(workers_of(history))
     yield checkpoints_section(entries, head)
     yield from evaluations_section(history)
+    yield from confusion
     yield from changes_section(entries)
     yield Section(heading="Environment", table=_facts(_environment(head)))
     yield Section(heading="Identity", table=_facts(head.identity))

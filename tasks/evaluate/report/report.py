@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from tasks.evaluate.report.check_sections import check_sections
 from tasks.evaluate.report.code_changes import code_changes_section
+from tasks.evaluate.report.confusion_section import confusion_section
 from tasks.evaluate.report.curves import curves_of
 from tasks.evaluate.report.page import render
 from tasks.evaluate.report.saved_code_sections import saved_code_sections
@@ -48,6 +49,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
         history=history,
         account=account,
         curves=curves_of(history, entries, account),
+        confusion=list(confusion_section(home, history)),
         more=[
             *check_sections(home),
             *code_changes_section(home, entries),

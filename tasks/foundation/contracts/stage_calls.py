@@ -95,6 +95,7 @@ class EvaluateCall(StageCall):
     checkpoint: CheckpointRef
     recorded: Environment = Field(description="the run's environment, from its log")
     on: SetName = Field(default="validation", description="the set")
+    confusion_matrix: bool = Field(default=False, description="whether to save that of a classifier; validation only")
 
 
 class RemoteContext(Contract):
