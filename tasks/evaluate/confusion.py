@@ -24,12 +24,19 @@ _LOSSES: Sequence[tuple[_Labels, tuple[type, ...], Any]] = (
 )
 
 
-def labels_of(model: keras.Model) -> _Labels | None:
-    """How a classifier's labels say their class; None if the model is no classifier."""
-    loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
-    if overrides(model, "test_step"):
+def labels_of(model: keras.Model, batch: Sequence[Any]) -> _Labels | None:
+    """How a classifier's labels say their class; None if the model is no classifier.
+
+    Args:
+        model: a compiled model.
+        batch: x, y and more of any example, which is not looked at but for the shape of y.
+    """
+    shape = getattr(batch[1], "shape", None) if len(batch) > 1 else None
+    if shape is None or len(shape) > _RANK or overrides(model, "test_step"):
         return None
-    return next((labels for labels, kinds, function in _LOSSES if isinstance(loss, kinds) or loss is function), None)
+    loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
+    labels = next((labels for labels, kinds, function in _LOSSES if isinstance(loss, kinds) or loss is function), None)
+    return labels if labels == "one-hot" or shape[1:] in {(), (1,)} else None
 
 
 class Confusion:
@@ -59,6 +66,11 @@ class Confusion:
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.SUM,
             )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the traced model is none whose classes can be counted."""
+        return self._classes is None
 
     def step(self, batch: Sequence[Any]) -> None:
         """Predict one replica's batch, and count."""

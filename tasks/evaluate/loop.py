@@ -34,6 +34,10 @@ class Tally(Protocol[T_co]):
     def step(self, batch: Sequence[Any]) -> Any:
         """Add one replica's batch; traced into the compiled loops."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the traced step adds nothing up, so that it need not run."""
+
     def reset(self) -> None:
         """Begin anew."""
 
@@ -104,7 +108,10 @@ class Evaluator(Generic[T]):
                 iterator = iter(self._strategy.distribute_datasets_from_function(lambda _: full))
                 calls.append((self._run_batches, (iterator, tf.constant(full_batches, tf.int64))))
             calls += [(self._run_remainder, (batch,)) for batch in remainder or ()]
-            held = self._hold(leaves, [self._traced(function, *arguments) for function, arguments in calls])
+            traced = [self._traced(function, *arguments) for function, arguments in calls]
+            if self._tally.is_idle:
+                return self._tally.take()
+            held = self._hold(leaves, traced)
             use_averages(self._model)
             self._tally.reset()
             for function, arguments in calls:

@@ -26,6 +26,8 @@ class Metrics:
         self._returned = returned
         self._step = called_like_fit(model.test_step) if returned is None else returned.step
 
+    is_idle = False
+
     def step(self, batch: Sequence[Any]) -> Any:
         """Update the metrics with one replica's batch."""
         return self._step(batch)

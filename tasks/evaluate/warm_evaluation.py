@@ -89,7 +89,7 @@ def confusion_of(warm: WarmState, dataset: DatasetRef, storage: Storage) -> Coun
         See `Confusion`; None also if the model is no classifier.
     """
     state = warm.state
-    labels = labels_of(state.model)
+    labels = labels_of(state.model, zero_examples(warm.inputs.validation, 1))
     if labels is None:
         return None
     strategy = state.accelerator.strategy

@@ -19,6 +19,10 @@ def test_digits_reach_their_accuracy_in_five_segments(tmp_path: Path) -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["segments"] >= 5
     assert result["metrics"]["validation_accuracy"] >= 0.985
+    (file,) = tmp_path.glob("digits-cnn/confusion/*.json")
+    counts = json.loads(file.read_bytes())["counts"]
+    right, total = sum(counts[each][each] for each in range(10)), sum(map(sum, counts))
+    assert right / total == pytest.approx(result["metrics"]["validation_accuracy"])
 
 
 def test_text_run_learns_from_the_standard_library(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def compiled(loss: Any, outputs: int = CLASSES, kind: type[keras.Model] = keras.
 
 def counted(model: keras.Model, x: Any, y: Any) -> Counts | None:
     """Count two full batches and a remainder on one replica."""
-    labels = labels_of(model)
+    labels = labels_of(model, (x, y))
     assert labels is not None
     strategy = tf.distribute.get_strategy()
     evaluator = Evaluator(model, strategy, Confusion(model, strategy, labels), reference="model.py:build")
@@ -74,7 +74,7 @@ def drawn(classes: int) -> tuple[Any, Any]:
 def test_classes_are_counted(loss: Any, column: bool) -> None:
     (x, y), model = drawn(CLASSES), compiled(loss)
     truth = expected(y, model(x).numpy().argmax(axis=1), CLASSES)
-    one_hot = labels_of(model) == "one-hot"
+    one_hot = labels_of(model, (x, x)) == "one-hot"
     given = np.eye(CLASSES, dtype=np.float32)[y] if one_hot else y[:, None] if column else y
     assert counted(model, x, given) == truth
     assert sum(map(sum, truth)) == EXAMPLES
@@ -91,20 +91,29 @@ def test_two_classes_with_one_output(loss: Any, threshold: float) -> None:
 
 @pytest.mark.parametrize("loss", ["mse", {"out": "sparse_categorical_crossentropy"}, losses.Hinge(), None])
 def test_other_losses_are_no_classifiers(loss: Any) -> None:
-    assert labels_of(compiled(loss)) is None
+    assert labels_of(compiled(loss), drawn(CLASSES)) is None
 
 
 def test_own_test_step_is_not_understood() -> None:
-    assert labels_of(compiled("sparse_categorical_crossentropy", kind=OwnStep)) is None
+    assert labels_of(compiled("sparse_categorical_crossentropy", kind=OwnStep), drawn(CLASSES)) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 1), None])
+def test_labels_for_every_token_are_not_counted(shape: tuple[int, ...] | None) -> None:
+    batch = (np.zeros((2, 6)), *([] if shape is None else [np.zeros(shape)]))
+    assert labels_of(compiled("sparse_categorical_crossentropy"), batch) is None
 
 
 @pytest.mark.parametrize(
     ("loss", "outputs"),
     [("sparse_categorical_crossentropy", MOST_CLASSES + 1), ("binary_crossentropy", 3)],
 )
-def test_outputs_that_are_not_understood_have_no_matrix(loss: str, outputs: int) -> None:
+def test_outputs_that_are_not_understood_have_no_matrix_and_no_pass(
+    loss: str, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = drawn(2)
-    assert counted(compiled(loss, outputs), x, np.tile(y[:, None], outputs) if outputs == 3 else y) is None
+    monkeypatch.setattr(Confusion, "reset", lambda _: pytest.fail("a pass begins"))
+    assert counted(compiled(loss, outputs), x, y) is None
 
 
 def matrices(folder: str, replicas: int) -> list[list[Any]]:
