@@ -176,6 +176,8 @@ def document(machine: str, scenarios: Sequence[Scenario], costs: Table, real: Re
             "On a notice Baton commits and ends; the peers do not act on it. All are started again at once.\n",
             table(scenarios),
             "![Where the time went](preemptions.svg)\n",
+            "The green part is the time of steps that are kept. The number in it is the goodput, which also counts",
+            "how fast the steps were.\n",
             f"## What was measured: {costs.title}\n",
             costs_table(costs.measured),
             "A start is the time from the process to its first step, with the checkpoint restored and, of Baton, with",
