@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.benchmarks.preemptions.schedules import exponential, from_file, scaled, weibull
@@ -22,6 +22,7 @@ def costs(draw: st.DrawFn) -> Costs:
 
 
 @given(up_times=UP_TIMES, of=costs(), interval=INTERVALS, notice=st.sampled_from([0.0, 30.0, 400.0]))
+@example(up_times=[3.0], of=Costs(start=0, commit=0, durable=3), interval=1.0, notice=0.0)  # lost before it is durable
 def test_causes_add_up_and_nobody_beats_the_oracle(
     up_times: list[float], of: Costs, interval: float, notice: float
 ) -> None:

@@ -111,8 +111,10 @@ def _life(up_time: float, costs: Costs, interval: float, notice: float) -> Secon
     while at + interval < stop:
         at, trained = at + interval, trained + interval
         begin = max(at, durable_at)  # one commit in flight at a time
-        if durable_at <= begin:
-            kept = in_flight
+        if begin >= stop:
+            waited, at = waited + stop - at, stop
+            break
+        kept = in_flight
         end = min(begin + costs.commit, stop)
         waited += end - at
         at, in_flight, durable_at = end, trained, begin + costs.durable
