@@ -26,6 +26,9 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
 from tasks.foundation.storage.parallel import parallel_map
 
+# Each is nested in the one after it, and readers of JSON bound the depth. A run that is forked each night has hundreds.
+_MOST_GENERATIONS = 32
+
 
 def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: str) -> Fork:
     """Begin the run `new` from a checkpoint that the run `name` retains. Idempotent.
@@ -240,13 +243,14 @@ def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lin
             last_there = entry.head
         if last_there is not None and isinstance(entry.body, Commit) and entry.body.checkpoint == ref:
             first = source.entry(0).body
+            before = first.forked_from if isinstance(first, Origin) else None
             lineage = Lineage(
                 home=source.home.uri,
                 path=ref.path,
                 step=ref.step,
                 state_digest=ref.state_digest,
                 entry=number,
-                parent=first.forked_from if isinstance(first, Origin) else None,
+                parent=None if before is None else before.nearest(_MOST_GENERATIONS - 1),
             )
             origin = Origin(
                 forked_from=lineage,

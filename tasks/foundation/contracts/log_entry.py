@@ -50,13 +50,24 @@ class Lineage(Contract):
     state_digest: str
     entry: int = Field(ge=0, description="number of the entry in the other run's log that committed it")
     parent: "Lineage | None" = Field(
-        default=None, description="what the other run was forked from; None too in forks by earlier versions"
+        default=None,
+        description="what the other run was forked from; None too in forks by earlier versions",
     )
 
     @property
     def generations(self) -> "tuple[Lineage, ...]":
         """This one, what the other run was forked from, and so on."""
-        return (self, *(() if self.parent is None else self.parent.generations))
+        found, each = [self], self.parent
+        while each is not None:
+            found, each = [*found, each], each.parent
+        return tuple(found)
+
+    def nearest(self, most: int) -> "Lineage":
+        """The same without what is more than `most` generations away, itself included."""
+        kept: Lineage | None = None
+        for each in reversed(self.generations[:most]):
+            kept = each.model_copy(update={"parent": kept})
+        return self if kept is None else kept
 
 
 class Origin(Contract):

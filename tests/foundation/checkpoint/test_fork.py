@@ -71,6 +71,19 @@ def test_a_fork_of_a_fork_knows_the_first_run(store: Storage) -> None:
     assert (second.step, first.step) == (30, 10)
 
 
+def test_a_run_that_is_forked_each_night_keeps_the_nearest_generations(memory: MemoryStorage) -> None:
+    source_run(memory)
+    lineages, source = [], "old"
+    for night in range(40):
+        lineages.append(fork(memory, source, f"night-{night}", at_step=None, attempt=uuid.uuid4().hex).lineage)
+        source = f"night-{night}"
+    origin = RunLog(memory.at(source)).entry(0).body
+    assert isinstance(origin, Origin)
+    assert origin.forked_from == lineages[-1]
+    assert [each.home for each in lineages[-1].generations] == [each.home for each in reversed(lineages[-32:])]
+    assert lineages[5].generations == tuple(each.nearest(number + 1) for number, each in enumerate(lineages[:6]))[::-1]
+
+
 def test_the_tip_is_forked_by_default(store: Storage) -> None:
     source_run(store)
     assert make_fork(store, at_step=None).lineage.step == 20
