@@ -77,7 +77,7 @@ class Commits:
         committer = self.place.committer
         if is_in_flight(head) and committer is not None and committer.landed is not None:
             head = committer.landed.head  # of the save before, which has landed meanwhile
-        return fold(head, Commit.of(result.landed(result.in_flight)))
+        return fold(head, Commit.of(result.landed(result.in_flight), target=self.spec.train.known_target))
 
     def landed(self, head: Head) -> Head:
         """Wait for the save in flight. With several hosts, all of them call it.

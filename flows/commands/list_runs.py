@@ -10,7 +10,7 @@ import typer
 from flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from flows.commands.output import Output, Painted, say, say_json, status
 from flows.run import names_run_file, refuse_overrides, storage_of
-from flows.summary.run_list import ListedRun, list_page
+from flows.summary.run_list import ListedRun, list_page, state_in_list
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
 from tasks.foundation.runlog.brief_entry import RunFacts
@@ -33,9 +33,9 @@ After = Annotated[
 ]
 
 
-_WHOLE: Final = ("run", "step", "validation", "best", "entries", "last commit")
-# On a terminal the widest column is the last, which is wrapped.
-_SHORT: Final = ("run", "step", "last commit", "best", "validation")
+_WHOLE: Final = ("run", "state", "step", "validation", "best", "entries", "last commit")
+# With "at work", which is the last column if anybody is, they fit 80 columns.
+_SHORT: Final = ("run", "state", "step", "last commit", "best")
 
 
 class BestJson(TypedDict):
@@ -46,18 +46,32 @@ class BestJson(TypedDict):
     step: int
 
 
+class ProcessJson(TypedDict):
+    """A process that works on a run."""
+
+    attempt: str
+    host: str
+    pid: int
+
+
 class RunJson(TypedDict):
-    """One run in the JSON output; one whose log cannot be read has `error` and `error_class` alone."""
+    """One run in the JSON output; one whose log cannot be read has `error` and `error_class` alone.
+
+    `target` is as of the newest commit, and `at_work` is empty for a run that is over.
+    """
 
     run: str
     home: str
     error: str | None
     error_class: NotRequired[str]
+    state: NotRequired[str]
     step: NotRequired[int]
+    target: NotRequired[int | None]
     validation: NotRequired[Mapping[str, float]]
     best: NotRequired[BestJson | None]
     entries: NotRequired[int]
     last_commit: NotRequired[str | None]
+    at_work: NotRequired[list[ProcessJson]]
 
 
 def list_runs(
@@ -83,7 +97,9 @@ def list_runs(
     else:
         out = Output.to(sys.stdout, verbose=verbose)
         heading, words = (_WHOLE, _whole_words) if out.whole else (_SHORT, _short_words)
-        out.table([[Painted(word, "dim") for word in heading], *(words(run, out) for run in runs)])
+        at_work = "at work" if any(run.get("at_work") for run in runs) else ""
+        headings = [Painted(word, "dim") for word in (*heading, at_work)]
+        out.table([headings, *(words(run, out) for run in runs)])
         if page.more_after is not None:
             say(f"there are more runs; list them with --after {page.more_after}", aside=True)
     faults = {run.get("error_class") for run in runs if run["error"]}
@@ -110,11 +126,14 @@ def _facts(run: ListedRun) -> RunJson:
     best = found.best
     return {
         **facts,
+        "state": state_in_list(found, run.at_work),
         "step": found.step,
+        "target": found.target,
         "validation": found.validation,
         "best": None if best is None else {"metric": best.metric, "value": best.value, "step": best.step},
         "entries": found.entries,
         "last_commit": found.last_commit,
+        "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in run.at_work],
     }
 
 
@@ -122,26 +141,44 @@ def _kind(run: RunJson) -> str:
     return status("newer" if run.get("error_class") == AnotherVersion.__name__ else "damaged")
 
 
-def _best_words(run: RunJson) -> str:
-    best = run["best"]
-    return f"{best['metric']} {number_words(best['value'])} at step {best['step']}" if best else ""
+def _state_words(run: RunJson) -> str:
+    return "" if run["state"] == "unknown" else status(run["state"])
+
+
+def _step_words(run: RunJson) -> str:
+    step, target = run["step"], run["target"]
+    return str(step) if target is None or step > target else f"{step}/{target}"
+
+
+def _at_work_words(run: RunJson) -> str:
+    return ", ".join(f"{each['pid']} on {each['host']}" for each in run["at_work"])
 
 
 def _short_words(run: RunJson, out: Output) -> tuple[str, ...]:
     if run["error"]:
-        return (run["run"], _kind(run), "", "", run["error"].partition("\n")[0])
-    age = out.time(run["last_commit"]) if run["last_commit"] else ""
-    return (run["run"], str(run["step"]), age, _best_words(run), metric_words(run["validation"]))
+        return (run["run"], _kind(run), "", "", "", run["error"].partition("\n")[0])
+    best = run["best"]
+    return (
+        run["run"],
+        _state_words(run),
+        _step_words(run),
+        out.time(run["last_commit"]) if run["last_commit"] else "",
+        metric_words({best["metric"]: best["value"]}) if best else "",
+        _at_work_words(run),
+    )
 
 
 def _whole_words(run: RunJson, out: Output) -> tuple[str, ...]:
     if run["error"]:
-        return (run["run"], _kind(run), run["error"].partition("\n")[0], "", "", "")
+        return (run["run"], _kind(run), run["error"].partition("\n")[0], "", "", "", "", "")
+    best = run["best"]
     return (
         run["run"],
-        str(run["step"]),
+        _state_words(run),
+        _step_words(run),
         metric_words(run["validation"]),
-        _best_words(run),
+        f"{best['metric']} {number_words(best['value'])} at step {best['step']}" if best else "",
         str(run["entries"]),
         out.time(run["last_commit"] or ""),
+        _at_work_words(run),
     )

@@ -1,11 +1,18 @@
-"""The runs of a storage folder, in pages. Most runs cost the read of their newest entry."""
+"""The runs of a storage folder, in pages.
+
+A run that is over costs the read of its newest entry; of the others, the records of their attempts are read too.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from flows.run import RunHome, holds_a_log
+from flows.summary.run_state import State, state_of
+from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation
 from tasks.foundation.errors import AnotherVersion, RunLogError
+from tasks.foundation.runlog.attempts import is_alive, read_attempts
 from tasks.foundation.runlog.brief_entry import BestFacts, RunFacts, brief_facts
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.newest_entry import Hint
@@ -25,11 +32,13 @@ class ListedRun:
         name: of the run.
         uri: of its home.
         facts: from its log, or the error that reading the log gave.
+        at_work: the processes that work on it, by start time; not looked for if the log says that the run is over.
     """
 
     name: str
     uri: str
     facts: RunFacts | RunLogError | AnotherVersion
+    at_work: Sequence[AttemptRecord] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +96,23 @@ def _listed(root: Storage, name: str) -> ListedRun | None:
             facts = _facts(RunHome.at(root, name))
         except (RunLogError, AnotherVersion) as fault:
             facts = fault
-    return ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts)
+    at_work = _at_work(home) if isinstance(facts, RunFacts) and not _is_over(facts) else ()
+    return ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts, at_work=at_work)
+
+
+def state_in_list(facts: RunFacts, at_work: Sequence[AttemptRecord] = ()) -> State:
+    """Return the state of a run, in the words of `baton status`; unknown if its log does not say its target."""
+    return state_of(at_work=bool(at_work), ended_early=facts.ended_early, step=facts.step, target=facts.target)
+
+
+def _is_over(facts: RunFacts) -> bool:
+    return state_in_list(facts) in {"complete", "ended early"}
+
+
+def _at_work(home: Storage) -> Sequence[AttemptRecord]:
+    records = read_attempts(home).records
+    now = datetime.now(UTC)
+    return tuple(record for record in records if is_alive(record, now=now))
 
 
 def _facts(run: RunHome) -> RunFacts:
@@ -107,6 +132,8 @@ def _facts(run: RunHome) -> RunFacts:
         best=None if best is None else BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
         entries=head.number + 1,
         last_commit=commit.time if commit else None,
+        target=None if totals is None else totals.target,
+        ended_early=head.finished is not None,
     )
 
 

@@ -29,7 +29,7 @@ def state_of(*, at_work: bool, ended_early: bool, step: int, target: int | None)
         at_work: whether a process trains it.
         ended_early: whether its callbacks ended it.
         step: of its tip.
-        target: the step to train to; None if no run file says it.
+        target: the step to train to; None if it is not known.
     """
     if at_work:
         return "at work"

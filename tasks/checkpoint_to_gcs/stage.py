@@ -25,7 +25,7 @@ def checkpoint_to_gcs(call: CheckpointToGcsCall, place: Place) -> Entry:
         StaleWriter: another writer moved the tip first.
         DamagedCheckpoint: the stored bytes differ from the manifest; nothing is committed.
     """
-    body = Commit.of(call.result)
+    body = Commit.of(call.result, target=call.request.spec.train.known_target)
     place.telemetry.emit(Phase(cause="commit"))
     if place.committer is not None:
         # This process has just written and verified the files. It either runs in the committer's thread, where no

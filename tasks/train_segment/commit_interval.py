@@ -136,12 +136,12 @@ class CommitInterval:
             result = self._begin_save(trainer, reason)
             if result.in_flight is None:
                 raise AssertionError("a save was begun and is not in flight")
-            self._saver.commit_beside(lambda staged: Commit.of(result.landed(staged)), trainer.accelerator)
+            self._saver.commit_beside(lambda staged: self._commit_of(result.landed(staged)), trainer.accelerator)
             self.start, self._in_flight = result.in_flight, True
         else:
             result = self.result(reason, staged=self.stage(trainer))
             self.work.begin_cause("commit")
-            body = Commit.of(result) if trainer.accelerator.is_chief else None
+            body = self._commit_of(result) if trainer.accelerator.is_chief else None
             head = self._saver.commit(body, trainer.accelerator)
             self.start, self.base = head.tip or self.start, head.number
         trainer.cadence.stalled(seconds_between(began, self._clock()))
@@ -151,6 +151,9 @@ class CommitInterval:
             else:
                 self._learn(trainer.cadence)
         self.work.begin_next()
+
+    def _commit_of(self, result: SegmentResult) -> Commit:
+        return Commit.of(result, target=self._spec.train.known_target)
 
     def end(self, trainer: Trainer, reason: BorderReason) -> SegmentResult:
         """End the segment: begin to stage its checkpoint beside the training, or stage it in line.

@@ -27,9 +27,11 @@ FILES = ("ckpt.index", "ckpt.data-00000-of-00001")
 class FakeRun:
     """A storage root with one dataset and one run."""
 
-    def __init__(self, folder: Path, name: str = "digits") -> None:
+    def __init__(self, folder: Path, name: str = "digits", *, target: int | None = None) -> None:
+        """Begin a run; its commits say `target`, unless it is None as in logs of earlier versions."""
         self.folder = folder
         self.name = name
+        self.target = target
         self.root = LocalStorage(folder / "runs")
         self.home = self.root.at(name)
         self.log = RunLog(self.home)
@@ -101,7 +103,7 @@ class FakeRun:
         body = Commit(
             checkpoint=ref, parent=head.tip.path if head.tip else None, history=tuple(rows),
             exit_reason="segment_end" if step else "initialized", examples=32 * 100 if step else 0,
-            seconds={"train": 2.0, "stage": 0.5} if step else {},
+            seconds={"train": 2.0, "stage": 0.5} if step else {}, target=self.target if step else None,
         )  # fmt: skip
         commit(self.log, body)
         return ref

@@ -109,6 +109,7 @@ def test_commits_are_made_by_time_within_a_segment(lab: Lab) -> None:
     made = [body for body in bodies if isinstance(body, Commit)]
     assert [body.examples for body in made[1:]] == [8 * (after - before) for before, after in itertools.pairwise(steps)]
     assert [body.parent for body in made[1:]] == [body.checkpoint.path for body in made[:-1]]
+    assert {body.target for body in made[1:]} == {often.train.target}
 
 
 @pytest.mark.slow

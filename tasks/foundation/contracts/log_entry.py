@@ -94,6 +94,9 @@ class Commit(Contract):
     traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
     initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
     read_whole: tuple[WholeRead, ...] = Field(default=(), description=_READ_WHOLE)
+    target: int | None = Field(
+        default=None, description="the step to train to; informational; None: not known, as in logs of earlier versions"
+    )
 
     @property
     def ends_a_segment(self) -> bool:
@@ -101,8 +104,12 @@ class Commit(Contract):
         return self.checkpoint.step > 0 and self.exit_reason not in {"forked", "interval"}
 
     @classmethod
-    def of(cls, result: SegmentResult) -> "Commit":
+    def of(cls, result: SegmentResult, *, target: int | None) -> "Commit":
         """Return the commit of the checkpoint that a segment staged.
+
+        Args:
+            result: of the segment.
+            target: the step to train to, by the run file of this command.
 
         Raises:
             ValueError: the segment staged nothing.
@@ -119,6 +126,7 @@ class Commit(Contract):
             workers=result.workers,
             traced=result.traced,
             read_whole=result.read_whole,
+            target=target,
         )
 
 
@@ -306,6 +314,9 @@ class Totals(Contract):
     epoch: EpochLength | None = Field(default=None, description="None in logs of earlier versions")
     last_commit: str | None = Field(
         default=None, description="time of the newest commit; None too in logs of earlier versions"
+    )
+    target: int | None = Field(
+        default=None, description="the step to train to, by the newest commit that says it; None if none does"
     )
     workers: tuple[WorkerStats, ...] = Field(
         default=(), description="sums over the commits since the hosts last changed; losses of the newest commit"

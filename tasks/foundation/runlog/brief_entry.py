@@ -6,7 +6,7 @@ which reads it or says what is wrong with it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -37,6 +37,8 @@ class RunFacts:
         best: the best evaluation.
         entries: in the log.
         last_commit: time of the newest commit, ISO 8601.
+        target: the step to train to, as of the newest commit; None if the log does not say it.
+        ended_early: whether callbacks ended the run before its target.
     """
 
     step: int
@@ -44,6 +46,8 @@ class RunFacts:
     best: BestFacts | None
     entries: int
     last_commit: str | None
+    target: int | None
+    ended_early: bool
 
 
 class _Ref(Contract):
@@ -66,11 +70,13 @@ class _Head(Contract):
     tip: _Ref | Literal["newest"] | None = "newest"
     retained: _Retained = _Retained()
     best: _Best | None = None
+    finished: dict[str, Any] | None = None
 
 
 class _Body(Contract):
     kind: Literal["origin", "checkpoint", "quarantine", "rewind", "retire", "evaluation", "test", "finish", "change"]
     metrics: dict[str, float] = Field(default={}, description="of an evaluation")
+    target: int | None = Field(default=None, description="of a commit")
 
 
 class _Evaluation(Contract):
@@ -80,6 +86,7 @@ class _Evaluation(Contract):
 class _Totals(Contract):
     evaluation: _Evaluation | None = None
     last_commit: str | None = None
+    target: int | None = None
 
 
 class _Entry(Contract):
@@ -109,6 +116,9 @@ def brief_facts(home: Storage, hint: int) -> RunFacts | None:
             best=_best(newest.head),
             entries=newest.number + 1,
             last_commit=_last_commit(home, newest),
+            # Totals leave out what a commit has; see `entry_codec.py`.
+            target=newest.totals.target if newest.body.target is None else newest.body.target,
+            ended_early=newest.head.finished is not None,
         )
     except (FileMissing, ValidationError, _NotHere):
         return None

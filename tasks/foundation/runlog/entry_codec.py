@@ -223,15 +223,20 @@ def _totals_json(totals: Totals, body: Body) -> dict[str, Any]:
 
 
 def _lean_totals(totals: Totals, body: Body) -> Totals:
-    """Leave out what the body has too: the newest row and losses, or the newest evaluation."""
+    """Leave out what the body has too: the newest row and losses, the target, or the newest evaluation."""
     if isinstance(body, Evaluation):
         same = totals.evaluation is not None and _text(totals.evaluation) == _text(LastEvaluation.of(body))
         return totals.model_copy(update={"evaluation": None}) if same else totals
     if not isinstance(body, Commit):
         return totals
-    row = None if body.history else totals.row
     workers = tuple(each.model_copy(update={"losses": ()}) for each in totals.workers)
-    return totals.model_copy(update={"row": row, "workers": workers if body.workers else totals.workers})
+    return totals.model_copy(
+        update={
+            "row": None if body.history else totals.row,
+            "target": totals.target if body.target is None else None,
+            "workers": workers if body.workers else totals.workers,
+        }
+    )
 
 
 def _totals(lean: LeanEntry) -> Totals | None:
@@ -243,10 +248,15 @@ def _totals(lean: LeanEntry) -> Totals | None:
         return totals.model_copy(update={"evaluation": LastEvaluation.of(body)})
     if not isinstance(body, Commit):
         return totals
-    row = body.history[-1] if body.history else totals.row
     losses = zip(totals.workers, body.workers, strict=False)
     workers = tuple(total.model_copy(update={"losses": newest.losses}) for total, newest in losses)
-    return totals.model_copy(update={"row": row, "workers": workers if body.workers else totals.workers})
+    return totals.model_copy(
+        update={
+            "row": body.history[-1] if body.history else totals.row,
+            "target": totals.target if body.target is None else body.target,
+            "workers": workers if body.workers else totals.workers,
+        }
+    )
 
 
 def _text(value: Contract) -> str:

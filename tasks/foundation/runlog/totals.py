@@ -81,6 +81,7 @@ def totals_of(entries: Sequence[Entry]) -> Totals:
         ),
         epoch=recorded_epoch(entries[-1].head.identity),
         last_commit=next((entry.time for entry in reversed(entries) if isinstance(entry.body, Commit)), None),
+        target=next((commit.target for commit in reversed(commits) if commit.target is not None), None),
         workers=summed_stats(history),
     )
 
@@ -94,6 +95,7 @@ def _with_commit(totals: Totals, head: Head, body: Commit, time: str) -> Totals 
             "segments": totals.segments + body.ends_a_segment,
             "row": body.history[-1] if body.history else totals.row,
             "last_commit": time,
+            "target": totals.target if body.target is None else body.target,
             "workers": added_stats(totals.workers, body.workers),
         }
     )

@@ -43,6 +43,7 @@ def test_brief_facts_are_those_of_the_whole_entry(memory: MemoryStorage, seed: i
         assert facts is not None
         assert (facts.step, facts.entries) == (0 if head.tip is None else head.tip.step, newest.number + 1)
         assert facts.validation == ({} if totals.evaluation is None else totals.evaluation.metrics)
+        assert (facts.target, facts.ended_early) == (totals.target, head.finished is not None)
         commits = [entry for entry in log.entries() if isinstance(entry.body, Commit)]
         assert facts.last_commit == commits[-1].time
         best = None if facts.best is None else (facts.best.metric, facts.best.value, facts.best.step)
