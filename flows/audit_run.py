@@ -51,7 +51,7 @@ def audit(
     """
     run = open_run(run_file, overrides)
     if not isinstance(run, Run):
-        raise InvalidInput(f"run_file {run_file} is a run's home, which has no code; name the run file")
+        raise InvalidInput(f"run_file {run_file} is a run's home; name the run file, or use: baton audit {run_file}")
     with tags(*tags_of(run.spec)):
         telemetry = PrefectRunLogger()
         tag_flow_run(run.spec, telemetry)

@@ -2,11 +2,14 @@
 
 import atexit
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import yaml
 
 from flows.run import Run, RunHome
 from tasks.foundation.contracts.log_entry import Head
@@ -44,17 +47,25 @@ def saved_run(opened: RunHome, head: Head) -> Run:
     return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=folder, file=folder / "run.yaml")
 
 
+def write_run_file(run: Run) -> None:
+    """Write the run file of a `saved_run` beside its code, for processes that read it; do nothing if it exists."""
+    if run.file is not None and not run.file.exists():
+        # Not as JSON, which YAML does not quite contain: it reads 1e-05 as a text.
+        run.file.write_text(yaml.safe_dump(json.loads(run.spec.to_json()), sort_keys=False), encoding="utf-8")
+
+
 @contextmanager
 def hint_at_other_files(run_file: Path) -> Iterator[None]:
     """Add to errors about code and data where they are from, if that is a home: the files that they read are not in it.
 
     Args:
-        run_file: the run file; that of `saved_run` does not exist.
+        run_file: the run file; that of `saved_run` does not exist, or only after `write_run_file`.
     """
+    is_from_home = not run_file.exists()
     try:
         yield
     except (ModelError, SourceError) as fault:
-        if run_file.exists():
+        if not is_from_home:
             raise
         raise type(fault)(f"{fault}\n{HINT}{_NO_OTHER_FILES}") from fault
 

@@ -8,10 +8,11 @@ import typer
 
 from flows.auditing.audit import audit_in_scratch
 from flows.auditing.words import receipt_parts
-from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file, without_code
+from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file
 from flows.commands.output import Output, Painted, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.run import Run
+from flows.saved_run import hint_at_other_files, write_run_file
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.runlog.audits import store_receipt
 from tasks.foundation.telemetry.console import Console
@@ -35,9 +36,14 @@ def audit(
     """
     if last and every:
         raise InvalidInput("--last and --all exclude each other; use one of them")
-    opened, file = opened_with_run_file(address, run_file, overrides, from_home=without_code)
+    opened, file = opened_with_run_file(address, run_file, overrides)
     run = Run(spec=file.spec, folder=file.folder, file=file.path, root=opened.root, home=opened.home, log=opened.log)
-    with Console(sys.stderr if as_json else sys.stdout, doing="auditing") as console, termination_as_interrupt():
+    with (
+        hint_at_other_files(file.path),
+        Console(sys.stderr if as_json else sys.stdout, doing="auditing") as console,
+        termination_as_interrupt(),
+    ):
+        write_run_file(run)
         receipt = audit_in_scratch(
             run,
             tuple(overrides or ()),

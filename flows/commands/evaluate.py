@@ -15,7 +15,6 @@ from flows.commands.options import (
     Verbose,
     opened_with_run_file,
     step_of,
-    with_saved_code,
 )
 from flows.commands.output import Output, Painted, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
@@ -51,7 +50,7 @@ def evaluate(
     stopping never see them.
     """
     chosen_step, chosen_set = step_of(step), _set_of(on)
-    opened, file = opened_with_run_file(address, run_file, overrides, from_home=with_saved_code)
+    opened, file = opened_with_run_file(address, run_file, overrides)
     run = _with_code(opened, file)
     chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
     quiet_tensorflow()

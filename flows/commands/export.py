@@ -18,7 +18,6 @@ from flows.commands.options import (
     Verbose,
     opened_with_run_file,
     step_of,
-    with_saved_code,
 )
 from flows.commands.output import Output, say, say_json
 from flows.process.fast_imports import fast_imports
@@ -49,7 +48,7 @@ def export(
     """
     chosen = step_of(step)
     require_free_target(form, to)
-    opened, run = opened_with_run_file(address, run_file, overrides, from_home=with_saved_code)
+    opened, run = opened_with_run_file(address, run_file, overrides)
     require_function(run.spec.model.build, run.folder)
     head = opened.require_head()
     saved = None if run.path.exists() else f"{opened.home.uri}/{head.identity[SAVED_CODE]}"

@@ -1,6 +1,5 @@
 """Arguments and options that several verbs share."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -67,23 +66,16 @@ def step_of(step: str | None) -> int | Literal["best"] | None:
     return int(step)
 
 
-def opened_with_run_file(
-    address: str,
-    run_file: Path | None,
-    overrides: list[str] | None,
-    *,
-    from_home: Callable[[RunHome], RunHome],
-) -> tuple[RunHome, RunFile]:
-    """Open a run and its run file, which names the model's code.
+def opened_with_run_file(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[RunHome, RunFile]:
+    """Open a run and its run file, which names the model's code; a home's own, if none is named.
 
     Args:
         address: a run file, or a run's home.
         run_file: the run file, if `address` is a home.
         overrides: changes of the run file.
-        from_home: finds the run file of a home, if none is named: `with_saved_code`, or `without_code`.
 
     Raises:
-        InvalidInput: there is no run file, or there are two; or see `open_run`.
+        InvalidInput: there is no run file, not in the home either, or there are two; or see `open_run`.
     """
     if names_run_file(address):
         opened = open_run(address, overrides)
@@ -92,13 +84,13 @@ def opened_with_run_file(
     elif run_file is not None:
         return open_run(address), load_run_file(run_file, overrides or ())
     else:
-        opened = from_home(open_run(address, overrides))
+        opened = _with_saved_code(open_run(address, overrides))
     if not isinstance(opened, Run) or opened.file is None:
-        raise InvalidInput(f"{address} is a run's home; name the run file that builds the model with --run-file")
+        raise AssertionError("the run has no run file")
     return opened, RunFile(path=opened.file, spec=opened.spec)
 
 
-def with_saved_code(home: RunHome) -> RunHome:
+def _with_saved_code(home: RunHome) -> RunHome:
     """The run at a home with the run file and the code that the home has, and a line that says so.
 
     Raises:
@@ -108,8 +100,3 @@ def with_saved_code(home: RunHome) -> RunHome:
     run = saved_run(home, head)
     say(f"note: run file and code are those in {home.home.uri}/{head.identity[SAVED_CODE]}", aside=True)
     return run
-
-
-def without_code(home: RunHome) -> RunHome:
-    """The home as it is, for a verb that needs a run file."""
-    return home

@@ -123,3 +123,17 @@ def test_audit_finds_what_changed_since_the_training(tmp_path: Path) -> None:
     code, _, stderr = python(tmp_path, "flows.commands.main", "audit", "run.yaml", "--last")
     assert code == 4
     assert f"{shard.parent}/manifest.json: its content_digest does not match the shards it lists" in stderr
+
+
+def test_home_alone_is_audited(tmp_path: Path) -> None:
+    model = MODEL.replace("(Drifting()(inputs))", "(inputs)")
+    for name, text in (("model.py", model), ("data.py", DATA), ("run.yaml", RUN)):
+        (tmp_path / name).write_text(text)
+    code, _, stderr = python(tmp_path, "flows.without_prefect", "run.yaml")
+    assert code == 0, stderr
+    for name in ("model.py", "data.py", "run.yaml"):
+        (tmp_path / name).unlink()
+    code, facts = audit(tmp_path, "--last", address="runs/tiny")
+    assert (code, facts["verdict"], facts["run_file"]) == (0, "same", "run.yaml")
+    [found] = facts["stretches"]
+    assert (found["start"], found["end"], found["environment"]) == (6, 8, [])

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from flows.commands.main import main
 from flows.run import RunHome, open_run
-from flows.saved_run import read_saved_code, saved_run
+from flows.saved_run import read_saved_code, saved_run, write_run_file
 from tasks.foundation.contracts.log_entry import Head, Origin
+from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedFile
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
@@ -109,6 +110,18 @@ def test_homes_without_code_say_what_is_missing(tmp_path: Path, capsys: pytest.C
     out = tmp_path / "out.keras"
     assert main(["export", home.home.uri, "--format", "keras", "--to", str(out)]) == 2
     assert "is missing, which has the run file and the code" in capsys.readouterr().err
+    assert main(["audit", home.home.uri]) == 2
+    assert "is missing, which has the run file and the code" in capsys.readouterr().err
+
+
+def test_written_run_file_is_the_one_of_the_home(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def build(): ...")
+    home, head, _ = begun(tmp_path, tmp_path / "storage", model__options={"rate": 1e-05, "name": "on", "n": None})
+    run = saved_run(home, head)
+    assert run.file is not None
+    assert not run.file.exists()
+    write_run_file(run)
+    assert load_run_file(run.file).spec == run.spec
 
 
 def test_files_that_code_reads_are_said_to_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
