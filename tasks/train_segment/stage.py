@@ -198,6 +198,7 @@ def _train(
                 step=trainer.state.step,
                 target=train.target,
                 epoch=epoch.after(trainer.state.step),
+                segment=request.number,
                 metrics=interval.work.metrics,
                 examples_per_second=steps_per_second * train.global_batch_size,
                 input_wait_seconds=inner.input_wait_seconds,

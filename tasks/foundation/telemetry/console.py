@@ -33,7 +33,7 @@ from tasks.foundation.telemetry.terminal import GOOD, NOTICE, has_colors
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs
 _BAR_COLUMNS = 30
-_BESIDE_FACTS_COLUMNS = 42  # description, a short bar, elapsed and left, with their gaps
+_BESIDE_FACTS_COLUMNS = 29  # a short bar, elapsed and left, with their gaps
 _WIDE_COLUMNS = 70
 _SHOWN_SECONDS = 0.05
 _TRUNCATING_TERMINALS = {"XTERM_VERSION"}  # variables of terminals that truncate lines instead of wrapping them
@@ -77,7 +77,7 @@ class _Elapsed(TimeElapsedColumn):
     """`0:02:13`; empty on a narrow terminal."""
 
     def __init__(self, console: RichConsole) -> None:
-        super().__init__()
+        super().__init__(table_column=Column(no_wrap=True))
         self._console = console
 
     def render(self, task: Task) -> Text:
@@ -167,7 +167,7 @@ class Console:
                 BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=_BAR_COLUMNS)),
                 TextColumn("{task.fields[facts]}", markup=False),
                 _Elapsed(self._rich),
-                _TimeLeft(compact=True),
+                _TimeLeft(compact=True, table_column=Column(no_wrap=True)),
                 console=self._rich,
                 expand=False,
                 transient=True,
@@ -250,19 +250,21 @@ class Console:
         rate = f"{event.examples_per_second:,.0f} examples/s"
         epoch = "" if event.epoch is None else f"{epoch_words(event.epoch)}  "
         if self._progress is not None:
-            self._bar("training", event.step, event.target, self._facts(event, rate, epoch.rstrip()))
+            label = "training" if event.segment is None else f"segment {event.segment}"
+            facts = self._facts(event, rate, epoch.rstrip(), beside=len(label) + _BESIDE_FACTS_COLUMNS)
+            self._bar("training", event.step, event.target, facts, label=label)
         elif event.metrics != self._last_metrics and event.metrics:  # metrics change at log steps only
             self._last_metrics = event.metrics
             self._line(f"step {event.step}/{event.target}  {epoch}{metric_words(event.metrics)}  {rate}")
 
-    def _facts(self, event: Training, rate: str, epoch: str) -> str:
-        """As much of what is known as the terminal has room for."""
+    def _facts(self, event: Training, rate: str, epoch: str, *, beside: int) -> str:
+        """As much of what is known as the terminal has room for; `beside` columns are for the rest of the bar."""
         loss = self._value("loss")
         first = self._value(next((name for name in self._metrics if name != "loss"), ""))
         age = "" if self._committed_at is None else f"commit {duration_words(self._clock() - self._committed_at)} ago"
         facts = [f"{event.step}/{event.target}", epoch, loss, first, rate, age]
-        room = self._rich.width - _BESIDE_FACTS_COLUMNS
-        for least in (age, epoch, first, loss, rate):
+        room = self._rich.width - beside
+        for least in (epoch, age, first, rate, loss):
             if len("  ".join(filter(None, facts))) <= room:
                 break
             facts = ["" if fact == least else fact for fact in facts]
@@ -271,18 +273,22 @@ class Console:
     def _value(self, name: str) -> str:
         return f"{name} {number_words(self._metrics[name])}" if name in self._metrics else ""
 
-    def _bar(self, description: str, completed: int | None, total: int | None, facts: str) -> None:
+    def _bar(
+        self, doing: str, completed: int | None, total: int | None, facts: str, *, label: str | None = None
+    ) -> None:
+        """Show the bar of what is being done, labelled with that unless there is another label."""
         progress = self._progress
         if progress is None:
             return
-        if self._task is not None and progress.tasks[0].description != description:
+        label = doing if label is None else label
+        if self._task is not None and progress.tasks[0].fields["doing"] != doing:
             progress.remove_task(self._task)
             self._task = None
         if self._task is None:
             # It begins at the run's step, because steps of earlier processes must not count for the speed.
-            self._task = progress.add_task(description, total=total, completed=completed or 0, facts=facts)
+            self._task = progress.add_task(label, total=total, completed=completed or 0, facts=facts, doing=doing)
         else:
-            progress.update(self._task, total=total, completed=completed, facts=facts)
+            progress.update(self._task, description=label, total=total, completed=completed, facts=facts)
 
     def _folded(self, line: str) -> list[str]:
         """A line as lines that fit: with `soft_wrap`, rich would leave it to the terminal, which breaks words."""

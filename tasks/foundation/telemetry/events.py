@@ -59,6 +59,7 @@ class Training:
     examples_per_second: float
     input_wait_seconds: float = 0.0  # waiting for batches since the previous event
     epoch: float | None = None  # epochs that are done
+    segment: int | None = None  # its number in this command, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

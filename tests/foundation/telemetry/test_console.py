@@ -90,22 +90,36 @@ def test_start_is_named_phase_by_phase() -> None:
 @pytest.mark.parametrize(
     ("columns", "facts"),
     [
-        (200, "50/3000  epoch 1.5  loss 0.25  accuracy 0.5  12,346 examples/s  commit 0.0 s ago"),
-        (120, "50/3000  epoch 1.5  loss 0.25  accuracy 0.5  12,346 examples/s"),
-        (80, "50/3000  loss 0.25  12,346 examples/s"),
-        (40, "50/3000"),
+        (200, "1600/12000  epoch 1.5  loss 0.2534  accuracy 0.5  12,346 examples/s  commit 0.0 s ago"),
+        (120, "1600/12000  loss 0.2534  accuracy 0.5  12,346 examples/s  commit 0.0 s ago"),
+        (100, "1600/12000  loss 0.2534  accuracy 0.5  12,346 examples/s"),
+        (80, "1600/12000  loss 0.2534  12,346 examples/s"),
+        (70, "1600/12000  loss 0.2534"),
+        (40, "1600/12000"),
     ],
 )
 def test_bar_shows_what_the_terminal_has_room_for(columns: int, facts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     event = Training(
-        step=50, target=3000, metrics={"loss": 0.25, "accuracy": 0.5, "f1": 0.1}, examples_per_second=12345.6, epoch=1.5
-    )
+        step=1600, target=12000, metrics={"loss": 0.2534, "accuracy": 0.5, "f1": 0.1}, examples_per_second=12345.6,
+        epoch=1.5, segment=3,
+    )  # fmt: skip
     text = emitted(Terminal(), Committed(step=0, path=PATH, size=1, metrics={}), event)
-    bars = [line for line in re.split(r"[\r\n]", CONTROL.sub("", text)) if line.startswith("training")]
-    assert facts in bars[-1]
+    bars = [line for line in re.split(r"[\r\n]", CONTROL.sub("", text)) if "00/12000" in line]
+    elapsed = "0:00:00 " if columns >= 70 else " "
+    assert re.fullmatch(rf"segment 3 [━╺╸]+ {facts} {elapsed}--:-- left *", bars[-1]), bars[-1]
     assert max(map(len, bars)) <= columns
-    assert "…" not in bars[-1]
+
+
+def test_bar_says_each_segment_and_keeps_its_speed() -> None:
+    with Console(Terminal()) as console:
+        known = []
+        for segment in (1, 2):
+            console.emit(Training(step=segment * 100, target=3000, examples_per_second=1.0, segment=segment))
+            assert console._progress is not None
+            [task] = console._progress.tasks
+            known.append((task.description, task.id))
+    assert known == [("segment 1", task.id), ("segment 2", task.id)]
 
 
 def test_bar_of_a_verb_says_what_it_does() -> None:
