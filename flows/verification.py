@@ -14,6 +14,7 @@ from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
+from tasks.foundation.messages import counted
 from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import fold
@@ -65,10 +66,10 @@ def verify_home(
     if head is not None:
         findings.quarantined = len(head.quarantined)
         _verify_blocks(run.log.home, head.number + 1, findings)
-        on_progress(f"verified {findings.entries} log entries")
+        on_progress(f"verified {counted(findings.entries, 'log entry', 'log entries')}")
         for number, ref in enumerate(_retained(run.log, head, findings), start=1):
             _verify_checkpoint(run.log, ref, findings)
-            count = f"({number} of {len(head.retained)} checkpoints)"
+            count = f"({number} of {counted(len(head.retained), 'checkpoint')})"
             on_progress(f"verified {path_words(ref.path)}  {size_words(ref.size)}  {count}")
         identity = dict(head.identity)
         sets = [
@@ -250,7 +251,7 @@ def _verify_dataset(
                 findings.damages.append(Damage(name, fault_text))
             findings.files += 1
             findings.bytes += shard.size
-        on_progress(f"verified {folder}  ({begin + len(batch)} of {len(shards)} shards)")
+        on_progress(f"verified {folder}  ({begin + len(batch)} of {counted(len(shards), 'shard')})")
 
 
 def _content_fault(manifest: DatasetManifest, uri: str, *, logged: object) -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tasks.foundation.contracts.audit_receipt import AuditedStretch, AuditedVariable, AuditReceipt
-from tasks.foundation.messages import shown
+from tasks.foundation.messages import counted, shown
 from tasks.foundation.telemetry.formatting import number_words
 
 _CHARACTERS = 1000
@@ -37,7 +37,9 @@ def receipt_parts(receipt: AuditReceipt) -> Iterator[str | list[tuple[str, str]]
     """
     for line in dict.fromkeys(line for stretch in receipt.stretches for line in stretch.environment):
         yield f"warning: another environment: {line}"
-    how = f"{len(receipt.stretches)} of {receipt.auditable} stretches between retained checkpoints"
+    how = (
+        f"{len(receipt.stretches)} of {counted(receipt.auditable, 'stretch', 'stretches')} between retained checkpoints"
+    )
     drawn = "" if receipt.seed is None else f", drawn with --seed {receipt.seed}"
     verdict = "the same bits" if receipt.verdict == "same" else "NOT the same bits"
     yield f"audited: {receipt.run}: {how}{drawn}: {verdict}"
@@ -47,7 +49,7 @@ def receipt_parts(receipt: AuditReceipt) -> Iterator[str | list[tuple[str, str]]
 
 
 def _facts(stretch: AuditedStretch) -> list[tuple[str, str]]:
-    what = f"{stretch.start} to {stretch.end}, {stretch.compared} of {stretch.commits} commits compared"
+    what = f"{stretch.start} to {stretch.end}, {stretch.compared} of {counted(stretch.commits, 'commit')} compared"
     facts = [("steps", f"{what}: {stretch.verdict}")]
     if stretch.second_agrees_with is None:
         return facts

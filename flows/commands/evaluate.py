@@ -27,6 +27,7 @@ from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import counted
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.formatting import metric_words
@@ -106,6 +107,6 @@ def _words(done: FreshEvaluation, out: Output) -> list[tuple[str, str]]:
     return [
         ("checkpoint", out.path(done.checkpoint)),
         ("step", str(done.step)),
-        (done.on, f"{metric_words(done.metrics)}  ({done.examples} examples)"),
+        (done.on, f"{metric_words(done.metrics)}  ({counted(done.examples, 'example')})"),
         ("log", logged[done.agrees]),
     ]

@@ -24,6 +24,7 @@ from tasks.foundation.contracts.log_entry import (
     Retire,
     Rewind,
 )
+from tasks.foundation.messages import counted
 from tasks.foundation.telemetry.formatting import epoch_words, metric_words, size_words
 
 
@@ -118,7 +119,7 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
             changed = "" if change.identity is None else f"{_accepted_words(change, before)}; "
             return changed + _environment_words(change.environment)
         case Rewind() as rewind:
-            skipped = f"skips {rewind.skip_batches} batches"
+            skipped = f"skips {counted(rewind.skip_batches, 'batch', 'batches')}"
             return f"back to {out.path(rewind.to.path)}, {skipped}; step {rewind.blown_up_at}: {rewind.reason}"
         case Commit() as commit:
             metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
@@ -133,9 +134,9 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
             )
             return "  ".join(word for word in words if word)
         case Evaluation() as evaluation:
-            return f"{metric_words(evaluation.metrics)}  ({evaluation.examples} validation examples)"
+            return f"{metric_words(evaluation.metrics)}  ({counted(evaluation.examples, 'validation example')})"
         case EvaluationOnTest() as test:
-            return f"{metric_words(test.metrics)}  ({test.examples} test examples)"
+            return f"{metric_words(test.metrics)}  ({counted(test.examples, 'test example')})"
         case Finish() as finish:
             return f"ended early: {finish.reason}"
         case Quarantine() as quarantine:
@@ -152,7 +153,7 @@ def _accepted_words(change: Change, before: Head | None) -> str:
 
 def _environment_words(environment: Environment) -> str:
     return (
-        f"{environment.accelerator}, {environment.replicas} replicas"
+        f"{environment.accelerator}, {counted(environment.replicas, 'replica')}"
         f"{f' on {environment.hosts} hosts' if environment.hosts > 1 else ''}, threads "
         f"{environment.intra_op_threads}/{environment.inter_op_threads}"
         f"{', deterministic operations' if environment.deterministic else ''}"

@@ -21,6 +21,7 @@ from flows.proving.trial_processes import FreshProcesses
 from flows.run import Run
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.messages import counted
 from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import number_words
@@ -85,7 +86,9 @@ def _scratch(keep: bool) -> Iterator[Path]:
 
 def _say(receipt: Receipt, kept: str | None, out: Output) -> None:
     cuts = ", ".join(map(str, receipt.cuts))
-    how = f"{receipt.steps} steps straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
+    how = (
+        f"{counted(receipt.steps, 'step')} straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
+    )
     if receipt.verdict == "same":
         out.line(Painted(f"proved: {receipt.run}: {how}: the same bits", GOOD))
     else:
@@ -127,4 +130,4 @@ def _difference(found: VariableDifference) -> str:
 def _metrics(receipt: Receipt) -> str:
     if receipt.first_differing_step is not None:
         return f"first differ at step {receipt.first_differing_step}"
-    return f"{receipt.metric_rows} rows, all the same"
+    return "1 row, the same" if receipt.metric_rows == 1 else f"{receipt.metric_rows} rows, all the same"

@@ -32,8 +32,10 @@ from flows.summary.goodput import account_facts, account_words
 from flows.summary.run_state import pace_of, state_of
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.contracts.log_entry import Best, Entry, Head, LastEvaluation, Totals
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import counted
 from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
 from tasks.foundation.runlog.audits import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
@@ -82,7 +84,7 @@ def _facts_and_times(opened: RunHome, newest: Entry) -> tuple[StatusJson, Accoun
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
     target = target_of(opened, newest.head)
     records = [] if account is None else [each.record for each in account.attempts if each.alive]
-    at_work = [_at_work_facts(record, now, target) for record in records]
+    at_work = [_at_work_facts(record, now, target, totals.epoch) for record in records]
     audited = last_audit(opened.home)
     facts: StatusJson = {
         **_facts(opened, newest.head, totals, account),
@@ -143,13 +145,18 @@ def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None)
     }
 
 
-def _at_work_facts(record: AttemptRecord, now: datetime, target: int | None) -> AtWorkJson:
+def _at_work_facts(record: AttemptRecord, now: datetime, target: int | None, length: EpochLength | None) -> AtWorkJson:
     """The state of a process that is training the run, as of its last heartbeat."""
     # Below 0 if the clock of the process's machine is ahead.
     silent_seconds = max((now - utc_time(record.alive)).total_seconds(), 0.0)
     keys = ("attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within")
-    pace = asdict(pace_of(record, target))
-    return cast(AtWorkJson, {**record.model_dump(include=set(keys)), "silent_seconds": silent_seconds, **pace})
+    facts = {
+        **record.model_dump(include=set(keys)),
+        "epoch": None if length is None else length.after(record.step),
+        "silent_seconds": silent_seconds,
+        **asdict(pace_of(record, target)),
+    }
+    return cast(AtWorkJson, facts)
 
 
 def _commit_facts(opened: RunHome, account: Account | None) -> CommitsJson:
@@ -192,7 +199,8 @@ def _at_work_words(record: AtWorkJson) -> str:
     speed, left = record["steps_per_second"], record["seconds_left"]
     pace = "" if speed is None else f"  {number_words(speed)} steps/s"
     pace += "" if left is None else f", about {duration_words(left)} left"
-    return f"step {record['step']}  {doing}{pace}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
+    step = step_words(record["step"], None, record["epoch"])
+    return f"{step}  {doing}{pace}  (process {record['pid']} on {record['host']}, as of {ago} ago)"
 
 
 def _checkpoint_facts(ref: CheckpointRef) -> CheckpointJson:
@@ -227,7 +235,7 @@ def _worker_words(worker: WorkerJson) -> str:
     speed = worker["examples"] / worker["train_seconds"] if worker["train_seconds"] > 0 else 0.0
     words = [
         f"host {worker['host']}",
-        f"{worker['replicas']} replicas" if worker["replicas"] > 1 else "1 replica",
+        counted(worker["replicas"], "replica"),
         f"{speed:,.0f} examples/s",
         f"{1000 * worker['step_seconds']:.3g} ms a step",
         f"input wait {worker['input_wait_share']:.1%}",
@@ -257,7 +265,7 @@ def _words(facts: StatusJson, out: Output) -> list[tuple[str, str]]:
     ]
     for label, evaluation in (("validation", facts["evaluation"]), ("test", facts["test"])):
         if evaluation is not None:
-            words = f"{evaluation['examples']} examples, step {evaluation['step']}"
+            words = f"{counted(evaluation['examples'], 'example')}, step {evaluation['step']}"
             lines.append((label, f"{metric_words(evaluation['metrics'])}  ({words})"))
     if best is not None:
         words = f"validation {best['metric']} {number_words(best['value'])}  ({best['mode']}, step {best['step']})"
@@ -265,12 +273,12 @@ def _words(facts: StatusJson, out: Output) -> list[tuple[str, str]]:
     if facts["finished"] is not None:
         lines.append(("finished", f"early, at step {facts['finished']['step']}: {facts['finished']['reason']}"))
     lines += [
-        ("weights", f"{source['variables']} variables began as in {source['place']}")
+        ("weights", f"{counted(source['variables'], 'variable')} began as in {source['place']}")
         for source in facts["initialized_from"]
     ]
     lines += [("worker", _worker_words(worker)) for worker in facts["workers"]]
     if facts["skipped_batches"]:
-        lines.append(("skipped", f"{facts['skipped_batches']} global batches, by rewinds"))
+        lines.append(("skipped", f"{counted(facts['skipped_batches'], 'global batch', 'global batches')}, by rewinds"))
     if facts["forked_from"] is not None:
         lines.append(("forked", f"from step {facts['forked_from']['step']} of {facts['forked_from']['home']}"))
     for read in facts["read_whole"][-1:]:

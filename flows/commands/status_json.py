@@ -72,6 +72,7 @@ class AtWorkJson(TypedDict):
     alive: str
     from_step: int
     step: int
+    epoch: float | None
     committed_step: int
     doing: str
     within: str | None

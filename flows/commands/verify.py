@@ -10,6 +10,7 @@ from flows.commands.output import Output, Painted, say_json
 from flows.run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
+from tasks.foundation.messages import counted
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.telemetry.terminal import BAD, GOOD
 
@@ -39,8 +40,9 @@ def _say(opened: RunHome, findings: Findings) -> None:
     dataset = f", and {findings.dataset}" if findings.dataset else ""
     earlier = f"; {findings.quarantined} quarantined earlier, not read" if findings.quarantined else ""
     out.line(
-        f"{opened.home.uri}: read {findings.entries} log entries, {findings.checkpoints} checkpoints{dataset}: "
-        f"{findings.files} files, {size_words(findings.bytes)}{earlier}"
+        f"{opened.home.uri}: read {counted(findings.entries, 'log entry', 'log entries')}, "
+        f"{counted(findings.checkpoints, 'checkpoint')}{dataset}: {counted(findings.files, 'file')}, "
+        f"{size_words(findings.bytes)}{earlier}"
     )
     if not findings.damages:
         out.line(Painted("all bytes agree with their manifests and the log", GOOD))

@@ -14,6 +14,7 @@ from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, read_manifest
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
+from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.prepare_data.dataset_name import dataset_digest
@@ -77,7 +78,7 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
         require_features_of_training(name, first_features(run.spec, name, run.folder), manifest.features)
     features = ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in manifest.features)
     if sample.is_whole:
-        text = f"prepared: {manifest.train_examples + manifest.validation_examples} examples of {features}"
+        text = f"prepared: {counted(manifest.train_examples + manifest.validation_examples, 'example')} of {features}"
     else:
         sources = f"the {len(run.spec.data.sources)} sources" if run.spec.data.sources else "the source"
         text = f"the first {manifest.train_examples} examples of {sources} are valid: {features}"

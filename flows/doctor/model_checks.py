@@ -24,6 +24,7 @@ from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.keras_steps import tracing_hints
@@ -266,7 +267,7 @@ def check_step(run: RunFile, target: Target, sample: DataSample, built: BuiltMod
     with op_errors_as_model_error(f"{run.spec.model.build}: train_step failed on the first batch of the sample"):
         loss = built.traced(*batch)
     seconds = time.monotonic() - began
-    text = f"{per_replica} examples on this CPU in {duration_words(seconds)}"
+    text = f"{counted(per_replica, 'example')} on this CPU in {duration_words(seconds)}"
     if loss is None:
         return Finding(check="step", verdict="pass", text=text)
     value = float(tf.reduce_sum(loss))

@@ -13,6 +13,7 @@ from tasks.foundation.accelerator.tpu_padding import LANES, SUBLANES, padding
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.user_code import require_function
@@ -40,8 +41,8 @@ def check_run_file(path: Path, overrides: Sequence[str]) -> Finding:
     """Load the run file; the finding's value is the `RunFile`."""
     run = load_run_file(path, overrides)
     train = run.spec.train
-    length = f"{train.steps} steps" if train.epochs is None else f"{_counted(train.epochs, 'epoch')} in steps"
-    text = f"{run.spec.run}: {length} of {train.global_batch_size} examples"
+    length = counted(train.steps or 0, "step") if train.epochs is None else f"{counted(train.epochs, 'epoch')} in steps"
+    text = f"{run.spec.run}: {length} of {counted(train.global_batch_size, 'example')}"
     return Finding(check="run file", verdict="pass", text=text, value=run)
 
 
@@ -50,13 +51,13 @@ def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
     spec = run.spec.accelerator
     if tpu is None:
         target = Target(tpu=None, replicas=spec.replicas, hosts=1, is_tpu=spec.kind == "tpu")
-        text = f"accelerator.kind: {spec.kind}, assuming {_counted(spec.replicas, 'replica')}"
+        text = f"accelerator.kind: {spec.kind}, assuming {counted(spec.replicas, 'replica')}"
         remedy = "name the TPU type to check batch and memory for it, such as --for v5litepod-8"
         return Finding(check="accelerator", verdict="pass", text=text, remedy=remedy, value=target)
     target = Target(tpu=tpu, replicas=tpu.replicas, hosts=tpu.hosts, is_tpu=True)
     text = (
-        f"{tpu.name}: {_counted(tpu.chips, 'chip')}, {_counted(tpu.replicas, 'replica')} of "
-        f"{size_words(tpu.hbm_bytes)}, {_counted(tpu.hosts, 'host')}"
+        f"{tpu.name}: {counted(tpu.chips, 'chip')}, {counted(tpu.replicas, 'replica')} of "
+        f"{size_words(tpu.hbm_bytes)}, {counted(tpu.hosts, 'host')}"
     )
     if tpu.hosts > 1:
         return Finding(
@@ -87,7 +88,7 @@ def check_batch(run: RunFile, target: Target) -> Finding:
     accumulate = run.spec.train.accumulate
     each = micro_batch_size(batch, target.replicas, accumulate)
     split = f", in {accumulate} micro-batches of {each}" if accumulate > 1 else ""
-    text = f"{batch} examples over {_counted(target.replicas, 'replica')}: {each * accumulate} each{split}"
+    text = f"{counted(batch, 'example')} over {counted(target.replicas, 'replica')}: {each * accumulate} each{split}"
     if not target.is_tpu:
         return Finding(check="batch", verdict="pass", text=text)
     parts = target.replicas * accumulate
@@ -151,7 +152,3 @@ def check_preflight(run: RunFile, storage: Storage) -> Finding:
     require_advancing(opened, head)
     step = 0 if head.tip is None else head.tip.step
     return Finding(check="preflight", verdict="pass", text=f"baton run would continue from step {step}")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

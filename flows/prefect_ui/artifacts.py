@@ -12,6 +12,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from flows.prefect_ui.commit_table import CommitTable
+from tasks.foundation.messages import counted
 from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.events import Training
 from tasks.foundation.telemetry.formatting import metric_words, step_words
@@ -91,7 +92,7 @@ def progress_of(run: str, *, step: int, target: int | None, now: Training | None
 def commits_of(run: str, table: CommitTable) -> Artifact:
     """Make a table of the newest commits up to the tip, newest first."""
     rows = table.rows()
-    shown = f"the newest {len(rows)} commits" if table.is_full else f"{len(rows)} commits"
+    shown = ("the newest " if table.is_full else "") + counted(len(rows), "commit")
     # JSON text, as in Prefect's own `create_table_artifact`.
     return Artifact(key=key_of(run, "commits"), kind="table", data=json.dumps(rows), description=f"{shown} of {run}")
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from tasks.foundation.messages import shown, shown_lines
+from tasks.foundation.messages import counted, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -46,7 +46,9 @@ class PrefectRunLogger:
             case Committed(step=step, path=path, metrics=metrics):
                 self._log(logging.INFO, f"step {step} committed as {path} {_text(metrics)}")
             case Evaluated(step=step, metrics=metrics, examples=examples, on=on):
-                self._log(logging.INFO, f"step {step} evaluated on {examples} {on} examples: {_text(metrics)}")
+                self._log(
+                    logging.INFO, f"step {step} evaluated on {counted(examples, f'{on} example')}: {_text(metrics)}"
+                )
             case Hung(message=message, stacks=stacks):
                 self._log(logging.ERROR, shown_lines(f"hung: {message}\n{stacks}"))
                 self._send()

@@ -1,6 +1,7 @@
 """Goodput and badput of a run, as JSON values and as text."""
 
 from tasks.foundation.contracts.attempt import UNATTRIBUTED, AttemptRecord
+from tasks.foundation.messages import counted
 from tasks.foundation.runlog.accounting import Account, Attempt
 from tasks.foundation.telemetry.formatting import duration_words
 
@@ -36,7 +37,7 @@ def account_words(account: Account) -> list[tuple[str, str]]:
     states = ((alive, "at work"), (silent, "killed or crashed"), (len(hung), "hung"))
     standing = ", ".join(f"{number} {state}" for number, state in states if number)
     bad = {cause: amount for cause, amount in account.bad_seconds.items() if amount > 0 or cause == UNATTRIBUTED}
-    attempts = f"{count} attempt{'s' if count != 1 else ''}" + (f" ({standing})" if standing else "")
+    attempts = counted(count, "attempt") + (f" ({standing})" if standing else "")
     good = duration_words(account.good_seconds)
     lines = [
         ("time", f"{total} in {attempts}"),
@@ -55,7 +56,8 @@ def account_words(account: Account) -> list[tuple[str, str]]:
         before = duration_words(account.unrecorded_seconds)
         lines.append(("unrecorded", f"{before} in segments committed before attempts were recorded"))
     if account.unreadable:
-        lines.append(("left out", f"{account.unreadable} files below attempts/ are no attempt's record"))
+        are = "is" if account.unreadable == 1 else "are"
+        lines.append(("left out", f"{counted(account.unreadable, 'file')} below attempts/ {are} no attempt's record"))
     return lines
 
 

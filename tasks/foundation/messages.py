@@ -42,6 +42,11 @@ def listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 step`, `2 steps`; `2 entries` with its own plural."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+
+
 def wrapped_lines(text: str, *, columns: int | None) -> Iterator[str]:
     """The lines of a message, shortened and wrapped for the terminal.
 

@@ -19,6 +19,7 @@ from tasks.foundation.errors import (
     SourceError,
     StorageError,
 )
+from tasks.foundation.messages import counted
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
@@ -171,7 +172,7 @@ def _write(
             raise SourceError(f"data.source: {spec.data.source}: it has no examples; check data.options")
         train, validation = (writer.finish() for writer in writers)
         if uploads.kept:
-            text = f"kept {uploads.kept} of {len(train) + len(validation)} shards from an earlier attempt"
+            text = f"kept {uploads.kept} of {counted(len(train) + len(validation), 'shard')} from an earlier attempt"
             telemetry.emit(Note(text=text))
     origin = dict(source.origin)
     if checker.packing is not None:
@@ -206,7 +207,8 @@ def _records(source: Source, checker: Checker, telemetry: Sink) -> Iterator[byte
 
 def _count_error(source: Source, found: str) -> SourceError:
     return SourceError(
-        f"the source has {source.length} examples but gave {found}: it changed while it was being read; run again"
+        f"the source has {counted(source.length or 0, 'example')} but gave {found}: "
+        "it changed while it was being read; run again"
     )
 
 

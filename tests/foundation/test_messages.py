@@ -8,6 +8,7 @@ from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.messages import (
     abridged,
+    counted,
     folded,
     listed,
     message,
@@ -30,6 +31,11 @@ def test_message_has_headline_details_and_hints() -> None:
     assert message("no", details=list("abcdefghij")).splitlines()[-2:] == ["  h", "  and 2 more"]
     assert listed(list("abcdefghij")) == "a, b, c, d, e, f, g, h and 2 more"
     assert listed(["a"]) == "a"
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [counted(number, "log entry", "log entries") for number in (1, 2)] == ["1 log entry", "2 log entries"]
 
 
 def test_place_is_added_to_the_headline() -> None:

@@ -1,7 +1,7 @@
 """A run's home as training leaves it, with invented numbers and without TensorFlow."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ FILES = ("ckpt.index", "ckpt.data-00000-of-00001")
 class FakeRun:
     """A storage root with one dataset and one run."""
 
-    def __init__(self, folder: Path, name: str = "digits", *, target: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str = "digits", *, target: int | None = None, identity: Mapping[str, Any] = {}
+    ) -> None:
         """Begin a run; its commits say `target`, unless it is None as in logs of earlier versions."""
         self.folder = folder
         self.name = name
@@ -36,7 +38,7 @@ class FakeRun:
         self.home = self.root.at(name)
         self.log = RunLog(self.home)
         content = self._write_dataset()
-        identity = {"data.folder": DATASET, "data.content_digest": content, "train.seed": 0}
+        identity = {"data.folder": DATASET, "data.content_digest": content, "train.seed": 0, **identity}
         versions = {"tensorflow": "2.19.1"}
         environment = Environment(
             accelerator="cpu", replicas=2, intra_op_threads=2, inter_op_threads=1, versions=versions
@@ -114,9 +116,9 @@ class FakeRun:
             self.commit(step, [MetricRow(step=step, metrics={"loss": 100 / step, "accuracy": 0.5})])
         return self
 
-    def evaluate(self, accuracy: float) -> None:
+    def evaluate(self, accuracy: float, examples: int = 180) -> None:
         body = Evaluation(
-            checkpoint=self.tip, metrics={"accuracy": accuracy}, examples=180, seconds=0.5,
+            checkpoint=self.tip, metrics={"accuracy": accuracy}, examples=examples, seconds=0.5,
             keep_best=KeepBest(metric="accuracy", mode="max"),
         )  # fmt: skip
         self.log.append(lambda _: body, attempt=uuid.uuid4().hex)

@@ -194,5 +194,5 @@ def test_models_that_cannot_accumulate_are_refused(tmp_path: Path, build: str, m
 
 def test_indivisible_batch_is_refused_with_divisible_sizes(tmp_path: Path) -> None:
     lab = lab_of(tmp_path, MODELS)
-    with pytest.raises(AcceleratorError, match=r"8 is not divisible by 1 replicas of 3 micro-batches; try 6 or 9; or "):
+    with pytest.raises(AcceleratorError, match=r"8 is not divisible by 1 replica of 3 micro-batches; try 6 or 9; or "):
         lab.begin(spec_of("build", train__accumulate=3))

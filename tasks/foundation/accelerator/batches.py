@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.messages import counted
 
 
 def per_replica_batch_size(global_batch_size: int, replicas: int, accumulate: int = 1) -> int:
@@ -20,7 +21,7 @@ def per_replica_batch_size(global_batch_size: int, replicas: int, accumulate: in
     if global_batch_size % parts:
         below = global_batch_size // parts * parts
         good = " or ".join(str(size) for size in (below, below + parts) if size)
-        cut = f"{replicas} replicas" if accumulate == 1 else f"{replicas} replicas of {accumulate} micro-batches"
+        cut = counted(replicas, "replica") + ("" if accumulate == 1 else f" of {accumulate} micro-batches")
         others = "" if accumulate == 1 else _other_cuts(global_batch_size, replicas, accumulate)
         raise AcceleratorError(
             f"train.global_batch_size = {global_batch_size} is not divisible by {cut}; try {good}{others}"

@@ -112,7 +112,8 @@ def rewind(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, attempt: str
         if head is None or head.base != base:
             raise stale_writer(log, head, step=fault.step, base=base)
         if head.rewinds >= spec.train.rewind_tries:
-            tried = f"{head.rewinds} rewinds in a row have not got past it (train.rewind_tries)"
+            rewinds = "1 rewind has" if head.rewinds == 1 else f"{head.rewinds} rewinds in a row have"
+            tried = f"{rewinds} not got past it (train.rewind_tries)"
             raise type(fault)(f"{fault}; {tried}", step=fault.step)
         borders = [ref for ref in head.retained if ref.path in head.borders and ref.step < fault.step]
         if not borders:

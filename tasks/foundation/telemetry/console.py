@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 from rich.text import Text
 
-from tasks.foundation.messages import folded, shown, shown_lines
+from tasks.foundation.messages import counted, folded, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Training
 from tasks.foundation.telemetry.formatting import (
     checkpoint_name,
@@ -231,17 +231,17 @@ class Console:
                 words = (f"step {event.step}", "committed", path, metric_words(event.metrics), size_words(event.size))
                 self._line("  ".join(filter(None, words)), GOOD)
             case Evaluated():
-                examples = f"{event.examples} {event.on} examples"
+                examples = counted(event.examples, f"{event.on} example")
                 self._line(f"step {event.step}  evaluated  {metric_words(event.metrics)}  ({examples})", "cyan")
         if self._phases.starting and not isinstance(event, Preparing):
             self._bar(self._phases.now, None, None, "")
 
     def _preparing(self, event: Preparing) -> None:
         if self._progress is not None:
-            self._bar("preparing", None, None, f"{event.examples:,} examples")
+            self._bar("preparing", None, None, f"{event.examples:,} example{'' if event.examples == 1 else 's'}")
         elif event.examples >= 2 * self._last_examples:
             self._last_examples = event.examples
-            self._line(f"preparing  {event.examples} examples")
+            self._line(f"preparing  {counted(event.examples, 'example')}")
 
     def _training(self, event: Training) -> None:
         if self._phases.starting and (words := self._phases.end()):

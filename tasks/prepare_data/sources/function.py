@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
+from tasks.foundation.messages import counted
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.numpy_entropy import numpy_entropy_from
 from tasks.foundation.seeding import random_source, seed_as_after_import
@@ -115,5 +116,5 @@ def _first(
             note(endless_warning(reference, found))
     if count is not None and found < count:
         raise SourceError(
-            f"data.examples: {count}: {reference} has {found} examples only; set it to {found} or remove it"
+            f"data.examples: {count}: {reference} has {counted(found, 'example')} only; set it to {found} or remove it"
         )

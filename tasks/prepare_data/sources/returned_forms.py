@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.foundation.errors import SourceError
-from tasks.foundation.messages import message
+from tasks.foundation.messages import counted, message
 from tasks.prepare_data.sources.base import LocatedExample
 from tasks.prepare_data.sources.batch_streams import (
     dataset_is_batched,
@@ -142,7 +142,7 @@ class Reader:
             )
         remedy = "return arrays of the same length: one row of each array for each example"
         columns = columns_of(parts, where=f"{self.reference}: returned arrays", remedy=remedy, ragged=self.ragged)
-        self.note(f"{self.reference}: returned arrays of {columns.length} examples: {columns.described()}")
+        self.note(f"{self.reference}: returned arrays of {counted(columns.length, 'example')}: {columns.described()}")
         return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
 
     def _refuse_datasets_in_a_tuple(self, returned: object) -> None:

@@ -98,7 +98,7 @@ def test_status_text_has_the_time_by_cause(run: FakeRun, capsys: pytest.CaptureF
         r"goodput +30\.7%  40 s of training that counts",
         r"badput +compile 40 s \(30\.7%\)  lost work 30 s \(23\.0%\)  start-up 20 s .*  unattributed 0\.2 s \(0\.2%\)",
         r"away +\d+ h \d\d min between attempts, no process at work",
-        r"left out +1 files below attempts/ are no attempt's record",
+        r"left out +1 file below attempts/ is no attempt's record",
     ):
         assert re.search(f"^{line}$", out, re.MULTILINE), line
     assert "not recorded" not in out
@@ -150,6 +150,22 @@ def test_status_of_a_run_at_work_shows_its_current_step(run: FakeRun, capsys: py
     assert as_json(capsys, "status", run.address)["state"] == "unknown"
     assert as_json(capsys, "status", str(run.run_file()))["state"] == "incomplete"
     assert as_json(capsys, "status", str(run.run_file()), "--set", "train.steps=300")["state"] == "complete"
+
+
+def test_status_says_epochs_and_counts_one_of_a_thing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = {"data.train_examples": 1600, "train.global_batch_size": 32}  # 50 steps an epoch
+    run = FakeRun(tmp_path, identity=recorded).train(100)
+    run.evaluate(0.5, examples=1)
+    now = datetime.now(UTC).isoformat()
+    run.attempt("a" * 32, began=now, alive=now, step=340)
+    assert as_json(capsys, "status", run.address)["at_work"][0]["epoch"] == 6.8
+    assert main(["status", run.address]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^step +100, epoch 2.0$", out, re.MULTILINE)
+    assert re.search(r"^at work +step 340, epoch 6.8  train  ", out, re.MULTILINE)
+    assert re.search(r"^validation +accuracy 0.5  \(1 example, step 100\)$", out, re.MULTILINE)
+    assert main(["log", run.address]) == 0
+    assert "(1 validation example)" in capsys.readouterr().out
 
 
 def test_watched_status_is_shown_until_it_is_interrupted(

@@ -55,6 +55,7 @@ def test_pipe_gets_plain_lines() -> None:
         training(50, loss=0.25),
         Committed(step=500, path=PATH, size=1_234_567, metrics={"loss": 0.123, "accuracy": 0.98}),
         Evaluated(step=500, metrics={"accuracy": 0.975}, examples=180),
+        Evaluated(step=600, metrics={"accuracy": 0.5}, examples=1, on="test"),
         Note(text="[red]disk[/red] is nearly full", warning=True),
     )
     assert text.splitlines() == [
@@ -62,6 +63,7 @@ def test_pipe_gets_plain_lines() -> None:
         "step 50/3000  loss 0.25  12,346 examples/s",
         f"step 500  committed  {PATH}  loss 0.123  accuracy 0.98  1.2 MB",
         "step 500  evaluated  accuracy 0.975  (180 validation examples)",
+        "step 600  evaluated  accuracy 0.5  (1 test example)",
         "warning: [red]disk[/red] is nearly full",
     ]
 
