@@ -85,6 +85,7 @@ def list_runs(
 ) -> None:
     """List the runs of a storage folder, by name.
 
+    Shows state, step, best evaluation, newest commit, and the processes at work.
     Exits 2 if the folder does not exist or a newer Baton wrote a run's log, 4 if a log cannot be read.
     """
     root = _root(address, overrides)

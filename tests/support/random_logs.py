@@ -24,7 +24,7 @@ def next_commit(head: Head, chance: random.Random) -> Commit:
         history=(MetricRow(step=step, metrics={"loss": chance.random()}),) * chance.randrange(3),
         seconds={"train": 0.5, "restore": 0.25},
         workers=tuple(stats),
-        target=1000 + head.number if step % 30 else None,  # earlier versions did not say it
+        target=1000 + head.number if step % 30 else None,  # some commits do not say it
     )
 
 

@@ -123,7 +123,7 @@ def test_target_is_as_of_the_newest_commit(tmp_path: Path, capsys: pytest.Captur
     run.train(200)
     run.evaluate(0.5)
     assert listed_runs(capsys, run.root.uri)["a"]["target"] == 400
-    run.target = None  # an earlier version goes on
+    run.target = None  # a commit that does not say it
     run.train(300)
     assert listed_runs(capsys, run.root.uri)["a"]["target"] == 400
 
