@@ -1,5 +1,6 @@
 """Several hosts, as local processes, train one run with one log and the same bits however it is cut."""
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -90,3 +91,8 @@ def test_three_workers_share_every_batch(tmp_path: Path) -> None:
     rows, evaluations = read_history(str(home))
     assert [step for step, _ in rows] == list(range(7, 61, 7))
     assert [step for step, _ in evaluations] == [25, 50, 60]
+    (file,) = home.glob("confusion/*.json")
+    counts = json.loads(file.read_bytes())["counts"]
+    last = dict(evaluations)[60]
+    right, total = sum(counts[each][each] for each in range(10)), sum(map(sum, counts))
+    assert right / total == pytest.approx(last["accuracy"])
