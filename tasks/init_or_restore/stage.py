@@ -165,7 +165,13 @@ def _commit_step_0(saver: Saver, warm: WarmState, head: Head, weights: WeightsRe
     staged = saver.stage(warm.state, base=head.base, attempt=attempt)
     body = None
     if staged is not None:
-        body = Commit(checkpoint=staged, parent=None, exit_reason="initialized", initialized_from=weights)
+        body = Commit(
+            checkpoint=staged,
+            parent=None,
+            exit_reason="initialized",
+            initialized_from=weights,
+            target=warm.spec.train.known_target,
+        )
     head = saver.commit(body, warm.state.accelerator)
     warm.set_content(staged)
     return head

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Entry
+from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, ModelError, NothingToRestore
 from tests.support.lab import Lab, lab_of, spec_of
@@ -57,6 +57,9 @@ def test_new_run_commits_its_origin_and_step_0(new_lab: Lab) -> None:
     spec = spec_of("build")
     head = new_lab.begin(spec)
     assert [entry.body.kind for entry in entries(new_lab, spec)] == ["origin", "checkpoint"]
+    first = entries(new_lab, spec)[-1].body
+    assert isinstance(first, Commit)
+    assert first.target == spec.train.target
     assert head == new_lab.log(spec).head()
     assert head.tip is not None
     assert (head.tip.step, head.base, head.commits) == (0, 1, 1)

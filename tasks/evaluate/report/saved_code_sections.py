@@ -59,7 +59,7 @@ def _model_section(model: ModelSummary) -> Section:
     return Section(
         heading="Model",
         table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows, numbers=frozenset({3})),
-        note=(f"{more:,} more layers. " if more else "")
+        note=(f"{more:,} more layer{'s' if more > 1 else ''}. " if more else "")
         + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
         f"{model.optimizer:,} numbers of its own.",
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tasks.foundation.contracts.weights_report import SourceReport, WeightsReport
-from tasks.foundation.messages import abridged, message
+from tasks.foundation.messages import abridged, counted, message
 
 _SHOWN = 4
 
@@ -13,7 +13,9 @@ def report_notes(report: WeightsReport) -> Iterator[tuple[str, bool]]:
     for source in report.sources:
         words = f"loaded {_count(len(source.loaded))} from {source.place} ({source.kind})"
         if source.ignored:
-            words += f"; ignored {source.ignored} entries that are not weights (optimizer, counters, metrics)"
+            words += (
+                f"; ignored {counted(source.ignored, 'entry', 'entries')} not of weights (optimizer, counters, metrics)"
+            )
         if source.not_asked:
             words += f"; {_count(source.not_asked)} of it were not selected"
         yield words, False
@@ -57,4 +59,4 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def _count(number: int) -> str:
-    return "1 variable" if number == 1 else f"{number} variables"
+    return counted(number, "variable")
