@@ -16,8 +16,7 @@ from tests.support.homes import commit_count
 from tests.support.save_marks import VARIABLE, save_in_flight
 from tests.support.shipped_runs import DRIVER, Finished, run_file, settings
 
-# Without these two capabilities, file permissions apply to root too.
-_WITHOUT_ROOT_RIGHTS = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+_WITHOUT_ROOT_RIGHTS = Path(__file__).with_name("run_without_root_rights.py")
 _LONGEST_SECONDS = 300
 _POLL_SECONDS = 0.02
 
@@ -46,13 +45,13 @@ class Child:
             extra: more settings, as key=value.
             notes: an existing folder for its output.
             env: more environment variables.
-            without_root_rights: file permissions apply to it, even if root runs the tests.
+            without_root_rights: file permissions apply to it, even if root runs the tests. It takes no other driver.
             file_bytes: the size limit of files that it writes.
             driver: the program.
         """
+        if without_root_rights:
+            driver = _WITHOUT_ROOT_RIGHTS
         command = [sys.executable, str(driver), str(run_file(name)), *settings(name, storage, extra=extra), *options]
-        if without_root_rights and os.geteuid() == 0:
-            command = [*_WITHOUT_ROOT_RIGHTS, *command]
         self.home = storage / {"digits": "digits-cnn", "text": "stdlib-transformer"}[name]
         self._output = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
         self._marks = notes / f"{time.monotonic_ns()}.marks"

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,15 +25,33 @@ from tests.support.ledger_records import ledger_of
 LONGEST_SECONDS = 120
 
 
-@contextmanager
-def hanging(home: Path, how: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, hanging_process.__file__, str(home), how]
-    process = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+BLOCKS = "blocks"
+SILENT = "blocks with a store and a log that never answer"
+LANDS = "blocks while a save lands"
+HANGS = "blocks while a save hangs"
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """A process that hangs, and its home."""
+
+    process: subprocess.Popen[str]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Hanging]]:
+    """One process for each way to hang. They start together, because they mostly wait."""
+    started = {}
+    for how in (SILENT, LANDS, HANGS, BLOCKS):  # the last one must be stopped while it trains
+        home = tmp_path_factory.mktemp("home")
+        command = [sys.executable, hanging_process.__file__, str(home), how]
+        process = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started[how] = Hanging(process, home)
+    yield started
+    for each in started.values():
+        each.process.kill()
+        each.process.communicate()
 
 
 def record_in(home: Path) -> AttemptRecord:
@@ -42,17 +60,17 @@ def record_in(home: Path) -> AttemptRecord:
 
 
 @pytest.mark.slow
-def test_stopped_process_goes_on_and_a_blocked_one_leaves(tmp_path: Path) -> None:
-    with hanging(tmp_path, "blocks") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(3 * hanging_process.HANG_SECONDS)
-        process.send_signal(signal.SIGCONT)
-        out, err = process.communicate(timeout=LONGEST_SECONDS)
+def test_stopped_process_goes_on_and_a_blocked_one_leaves(hanging: dict[str, Hanging]) -> None:
+    process, home = hanging[BLOCKS].process, hanging[BLOCKS].home
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3 * hanging_process.HANG_SECONDS)
+    process.send_signal(signal.SIGCONT)
+    out, err = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 3
     assert out.splitlines()[-1] == "40"
-    record = record_in(tmp_path)
+    record = record_in(home)
     assert (record.ended, record.doing, record.step) == ("hung", "train", 40)
     assert record.message is not None
     assert record.message.startswith("no inner loop has ended for ")
@@ -62,30 +80,30 @@ def test_stopped_process_goes_on_and_a_blocked_one_leaves(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_store_and_log_that_hang_too_do_not_hold_the_process(tmp_path: Path) -> None:
-    with hanging(tmp_path, "blocks with a store and a log that never answer") as process:
-        _, err = process.communicate(timeout=LONGEST_SECONDS)
+def test_store_and_log_that_hang_too_do_not_hold_the_process(hanging: dict[str, Hanging]) -> None:
+    process, home = hanging[SILENT].process, hanging[SILENT].home
+    _, err = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 3
     assert "no inner loop has ended for " in err
-    assert record_in(tmp_path).ended is None  # it could not be written
+    assert record_in(home).ended is None  # it could not be written
 
 
 @pytest.mark.slow
-def test_save_in_flight_lands_before_a_hung_process_leaves(tmp_path: Path) -> None:
-    with hanging(tmp_path, "blocks while a save lands") as process:
-        process.communicate(timeout=LONGEST_SECONDS)
+def test_save_in_flight_lands_before_a_hung_process_leaves(hanging: dict[str, Hanging]) -> None:
+    process, home = hanging[LANDS].process, hanging[LANDS].home
+    process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 3
-    record = record_in(tmp_path)
+    record = record_in(home)
     assert (record.ended, record.committed_step) == ("hung", 40)
 
 
 @pytest.mark.slow
-def test_save_that_hangs_is_not_waited_for_again(tmp_path: Path) -> None:
-    with hanging(tmp_path, "blocks while a save hangs") as process:
-        _, err = process.communicate(timeout=LONGEST_SECONDS)
+def test_save_that_hangs_is_not_waited_for_again(hanging: dict[str, Hanging]) -> None:
+    process, home = hanging[HANGS].process, hanging[HANGS].home
+    _, err = process.communicate(timeout=LONGEST_SECONDS)
     assert process.returncode == 3
     assert "commit has not ended for " in err
-    assert record_in(tmp_path).committed_step == 0
+    assert record_in(home).committed_step == 0
 
 
 _NAMES = ("baton-work", "MainThread", "pool-1")

@@ -90,7 +90,9 @@ def test_every_kind_of_error_is_recorded(fault: BaseException, clock: FakeClock,
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats without waiting. The interval grows with the age of the process, and that of the tests is old."""
     monkeypatch.setattr("tasks.foundation.telemetry.ledger._MIN_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("tasks.foundation.telemetry.ledger._SHARE_OF_AGE", 0.0)
 
 
 def until(what: str, met: Iterator[bool]) -> None:
@@ -102,7 +104,6 @@ def until(what: str, met: Iterator[bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_heartbeats_are_written_at_intervals(home: LocalStorage) -> None:
     with Ledger() as ledger:
@@ -123,7 +124,6 @@ def test_commit_causes_a_heartbeat(home: LocalStorage, monkeypatch: pytest.Monke
         until("the commit caused no heartbeat", iter(lambda: written(home, ledger.attempt).committed_step == 7, None))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_full_disk_is_logged_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = Full(tmp_path)
