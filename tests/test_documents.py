@@ -1,7 +1,8 @@
-"""The documents: links lead somewhere, the README is short, and messages are those of the code."""
+"""The documents: links lead somewhere, the README is short, messages are those of the code, and commands are tested."""
 
 import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,45 @@ FOR_USERS = [
     "deploy/google-cloud.md",
     "deploy/settings.md",
 ]
+# How each block of a page begins, with its language. Tests type those with commands, whole: README.md's in
+# end_to_end/test_shipped_runs.py and test_own_model.py; the others in deploy/test_readme.py and test_deploying.py.
+BLOCKS = {
+    "README.md": [
+        ("", "git clone"),
+        ("", "Done:"),
+        ("python", "# model.py"),
+        ("python", "# data.py"),
+        ("yaml", "# run.yaml"),
+        ("", "baton run"),
+    ],
+    "deploy/README.md": [
+        ("sh terminal", "export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"),
+        ("sh", ".venv/bin/prefect config"),
+        ("sh terminal", ".venv/bin/prefect worker"),
+        ("sh", ".venv/bin/prefect deployment schedule create"),
+        ("sh", ".venv/bin/prefect flow-run ls"),
+        ("sh", ".venv/bin/prefect --no-prompt deploy --name train-run/nightly"),
+        ("sh own", ".venv/bin/prefect --no-prompt deploy flows/train_run.py:train_run"),
+        ("", "export PREFECT_SERVER_DATABASE_CONNECTION_URL"),  # several servers: not tested, as the page says
+        ("sh", ".venv/bin/prefect --no-prompt deploy --name train-run/process"),
+    ],
+}
+# Commands within sentences, and the tests that type them. Those of several servers are not tested.
+WITHIN_SENTENCES = {
+    "README.md": {
+        "make run": "test_shipped_runs.py",
+        "baton init FOLDER": "test_init.py",
+        "pip install --constraint requirements.lock '.[cpu]'": "test_shipped_runs.py",
+    },
+    "deploy/README.md": {
+        "make install": "test_shipped_runs.py",
+        "prefect deployment schedule resume train-run/nightly SCHEDULE_ID": "test_readme.py",
+        "prefect deployment schedule ls train-run/nightly": "test_readme.py",
+        "prefect deploy --all": "test_deploying.py",
+        "prefect server start --no-services": "",
+        "prefect server services start": "",
+    },
+}
 
 
 @cache
@@ -82,3 +122,25 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
     assert len(quoted) > 20
     parts = {part.strip(" :") for message in quoted for part in message.split("…")}
     assert not sorted(part for part in parts if part and part not in messages())
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_tests_type_every_command_of_the_page(page: str) -> None:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    block = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    found = block.findall(text)
+    known = BLOCKS[page]
+    assert [language for language, _ in found] == [language for language, _ in known], "a new block needs a test"
+    assert all(typed.startswith(first) for (_, typed), (_, first) in zip(found, known, strict=True))
+    spans = re.findall(r"`((?:\.venv/bin/)?(?:baton|git|make|pip|prefect|python) [^`]*)`", block.sub("", text))
+    assert {" ".join(span.split()) for span in spans} == WITHIN_SENTENCES[page].keys(), "a new command needs a test"
+    names = {file.name for file in (CHECKOUT / "tests").rglob("test_*.py")}
+    assert set(WITHIN_SENTENCES[page].values()) <= names | {""}
+
+
+def test_changelog_has_the_version_and_the_older_homes() -> None:
+    text = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert re.search(rf"^## {re.escape(version)}( |$)", text, flags=re.MULTILINE)
+    revisions = {folder.name.partition("-")[0] for folder in (CHECKOUT / "tests" / "older_homes").iterdir()}
+    assert not sorted(revision for revision in revisions if f"`{revision}`" not in text)

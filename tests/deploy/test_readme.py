@@ -1,11 +1,10 @@
-"""The quick start of deploy/README.md, run in a clone: a schedule that trains a run to its end."""
+"""The local part of deploy/README.md, typed in a clone: a schedule trains a run to its end, ad hoc commands go on."""
 
 import json
 import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,23 +14,33 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import CHECKOUT
+from tests.support.clones import add_programs, type_clone
 from tests.support.prefect_server import environment_with, interrupt, post
 
-SECTION = "## A schedule on this machine"
+SCHEDULE = "## A schedule on this machine"
+AD_HOC = "## Ad hoc"
+# In the text, beside the blocks.
+SHOW = "prefect deployment schedule ls train-run/nightly"
+RESUME = "prefect deployment schedule resume train-run/nightly SCHEDULE_ID"
 ENDED = {"COMPLETED", "FAILED", "CRASHED"}
 
 
-def blocks() -> list[tuple[bool, str]]:
-    """Return the commands of each block, and whether it needs its own terminal."""
+def section_of(heading: str) -> str:
     readme = (CHECKOUT / "deploy" / "README.md").read_text(encoding="utf-8")
-    section = readme[readme.index(SECTION) + len(SECTION) :]
-    section = section[: section.index("\n## ")]
-    found = re.findall(r"^```sh( terminal)?\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+    section = readme[readme.index(heading) + len(heading) :]
+    return section.partition("\n## ")[0]
+
+
+def blocks(heading: str = SCHEDULE) -> list[tuple[bool, str]]:
+    """Return the commands of each block, and whether it needs its own terminal."""
+    found = re.findall(r"^```sh( terminal)?\n(.*?)^```$", section_of(heading), flags=re.MULTILINE | re.DOTALL)
     return [(bool(terminal), typed) for terminal, typed in found]
 
 
 def test_quick_start_has_commands() -> None:
     assert [terminal for terminal, _ in blocks()] == [True, False, True, False, False, False]
+    assert [terminal for terminal, _ in blocks(AD_HOC)] == [False]
+    assert all(f"`{typed}`" in section_of(SCHEDULE) for typed in (SHOW, RESUME))
 
 
 @contextmanager
@@ -55,24 +64,12 @@ def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
         port = str(probe.getsockname()[1])
     clone, home = tmp_path / "baton", tmp_path / "home"
     home.mkdir()
-    copied = subprocess.run(
-        ["git", "clone", "--quiet", str(CHECKOUT), str(clone)],  # noqa: S607 - git is where it is
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if copied.returncode != 0:
-        pytest.skip(f"this checkout is no git repository: {copied.stderr}")
-    # Like `make install`, from the packages installed here; flows and tasks come from the clone.
-    (clone / ".venv" / "bin").mkdir(parents=True)
-    for name, module in (("prefect", "prefect"), ("baton", "flows.commands.main")):
-        script = clone / ".venv" / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', encoding="utf-8")
-        script.chmod(0o755)
+    type_clone("git clone --quiet URL baton", tmp_path)
+    add_programs(clone)
     run = clone / "deploy" / "runs" / "digits" / "run.yaml"
-    shortened = (
-        run.read_text(encoding="utf-8").replace("steps: 2000", "steps: 400").replace("_steps: 400", "_steps: 200")
-    )
+    shortened = run.read_text(encoding="utf-8")
+    for long, short in (("steps: 2000", "steps: 400"), ("_steps: 400", "_steps: 200"), ("size: 64", "size: 8")):
+        shortened = shortened.replace(long, short)
     run.write_text(shortened, encoding="utf-8")
     environment = environment_with(home / ".prefect", HOME=str(home), COLUMNS="200") | {
         # Only the port differs, because 4200 may be in use.
@@ -86,6 +83,18 @@ def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
     del environment["PREFECT_HOME"]
     url = f"http://127.0.0.1:{port}/api"
 
+    def shell(typed: str) -> str:
+        done = subprocess.run(
+            ["/bin/sh", "-ec", typed.replace("4200", port)],
+            cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{typed}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def schedules() -> list[tuple[str, bool]]:
+        found = {each["name"]: each["schedules"] for each in post(url, "deployments/filter", {})}["nightly"]
+        return [(each["schedule"]["cron"], each["active"]) for each in found]
+
     outputs = []
     with ExitStack() as terminals:
         for number, (own_terminal, typed) in enumerate(blocks()):
@@ -96,23 +105,30 @@ def test_quick_start_trains_a_scheduled_run(tmp_path: Path) -> None:
                 continue
             if ".venv/bin/prefect flow-run ls" in typed:
                 wait_until(lambda: states(url) & ENDED, process)
-            done = subprocess.run(
-                ["/bin/sh", "-ec", typed.replace("4200", port)],
-                cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, f"{typed}\n{done.stdout}{done.stderr}"
-            outputs.append(done.stdout)
+            outputs.append(shell(typed))
+            if "--name train-run/nightly" in typed and len(outputs) == 1:
+                (schedule,) = re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", shell(f".venv/bin/{SHOW}"))
+                shell(f".venv/bin/{RESUME}".replace("SCHEDULE_ID", schedule))
+                assert schedules() == [("*/15 0-5 * * *", True)]
         assert "COMPLETED" in states(url)
         assert not states(url) & {"FAILED", "CRASHED"}
-        schedules = post(url, "deployments/filter", {})[0]["schedules"]
-    assert [(each["schedule"]["cron"], each["active"]) for each in schedules] == [("*/15 0-5 * * *", False)]
-    assert "digits-cnn" in outputs[-2]
+        assert schedules() == [("*/15 0-5 * * *", False)]
+        assert "digits-cnn" in outputs[-2]
+        assert status_of(clone, environment)["step"] == 400
+        [(_, ad_hoc)] = blocks(AD_HOC)
+        printed = shell(ad_hoc)
+    assert status_of(clone, environment)["step"] == 2400
+    assert "Completed" in printed  # the flow run that the second command watches
+    assert "Nothing to do" in printed.partition("Completed")[2]
+
+
+def status_of(clone: Path, environment: dict[str, str]) -> dict[str, Any]:
     status = subprocess.run(
-        [str(clone / ".venv" / "bin" / "baton"), "status", str(run), "--json"],
-        env=environment, capture_output=True, text=True, check=True,
+        [str(clone / ".venv" / "bin" / "baton"), "status", "deploy/runs/digits/run.yaml", "--json"],
+        cwd=clone, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     output: dict[str, Any] = json.loads(status.stdout)
-    assert output["step"] == 400
+    return output
 
 
 def responds(url: str) -> bool:

@@ -2,14 +2,18 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from flows.commands.verbs import VERBS
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
+from tests.support.homes import read_history, tip_of
+from tests.support.prefect_server import environment_with
 from tests.support.shipped_runs import DRIVER
 
 pytestmark = pytest.mark.slow
@@ -30,14 +34,39 @@ def printed(page: str) -> dict[str, str]:
     return dict(BLOCK.findall((CHECKOUT / page).read_text(encoding="utf-8")))
 
 
-def test_readme_example_trains(tmp_path: Path) -> None:
+def typed_in_the_readme() -> list[str]:
+    """The lines of the block of commands that run the files of README.md."""
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```\n(baton .*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
+    return str(block).splitlines()
+
+
+def test_readme_example_trains_by_its_commands(server: str, tmp_path: Path) -> None:
     files = printed("README.md")
     assert files.keys() == {"model.py", "data.py", "run.yaml"}
     for file, content in files.items():
         (tmp_path / file).write_text(content)
-    result = relay(tmp_path)
-    assert result["step"] == 400
-    assert result["metrics"]["validation_accuracy"] > 0.8  # type: ignore[index]
+    environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=server) | forked.forking_python()
+    steps, outputs = [], []
+    for line in typed_in_the_readme():
+        program, *words = shlex.split(line, comments=True)
+        assert program == "baton"
+        command = [sys.executable, "-m", "flows.commands.main", *words]
+        done = forked.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        outputs.append(done.stdout)
+        steps.append(tip_of(tmp_path / "runs" / "iris").step)
+    assert steps == [400, 800, 800, 800]
+    for output, shown in zip(outputs, ("400 of 400", "800 of 800", "800", "bit"), strict=True):
+        assert shown in output
+    assert dict(read_history(tmp_path / "runs" / "iris")[1])[400]["accuracy"] > 0.8
+
+
+def test_comment_of_the_readme_names_verbs() -> None:
+    [named] = re.findall(r"# also (.+)$", "\n".join(typed_in_the_readme()), flags=re.MULTILINE)
+    assert set(named.split(", ")) <= set(VERBS)
 
 
 def test_files_of_the_page_train_and_resume(tmp_path: Path) -> None:
