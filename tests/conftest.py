@@ -33,9 +33,10 @@ gc.disable()  # until all tests are collected: imports leave next to no garbage
 
 # They take a minute or more. Those that mostly wait alternate with those that compute.
 _LONGEST = (
-    "test_strategies", "test_supervisor", "test_remote_stages", "test_any_cut", "test_deploying", "test_shipped_runs",
-    "test_prefect_worker", "test_chaos", "test_readme", "test_prove", "test_built_images", "test_older_homes",
-    "test_cloud_runs", "test_early_stops", "test_five_stages", "test_rivals", "test_stops",
+    "test_strategies", "test_supervisor", "test_exactness", "test_remote_stages", "test_any_cut", "test_readme",
+    "test_faulty_homes", "test_stops", "test_benchmarks", "test_prefect_worker", "test_cloud_chaos",
+    "test_built_images", "test_five_stages", "test_chaos", "test_cloud_runs", "test_shipped_runs", "test_multi_worker",
+    "test_prove", "test_deploying", "test_own_model", "test_rivals",
 )  # fmt: skip
 
 
