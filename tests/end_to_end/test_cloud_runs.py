@@ -72,6 +72,7 @@ def _assert_only_known_files(root: Path) -> None:
         r"digits-cnn/log/(\d{8}\.json|HINT|retained/[0-9a-f]{32}\.json)",
         rf"digits-cnn/({'|'.join(sorted(folders))})/(ckpt\.index|ckpt\.data-\d{{5}}-of-\d{{5}}|manifest\.json)",
         r"digits-cnn/code/[0-9a-f]{16}\.json",
+        r"digits-cnn/confusion/\d{8}-\d{8}-[0-9a-f]{32}\.json",
         r"digits-cnn/attempts/[0-9a-f]{32}\.json",
         r"digits-cnn/tensorboard/(train|validation)/events\.out\.tfevents\.\d{10}\.step-\d+",
         r"digits-cnn/report/[\w.]+",
