@@ -13,6 +13,8 @@ from tasks.foundation.model.returned_metrics import ReturnedMetrics
 class Metrics:
     """Runs the model's `test_step`; the result is its metrics by name."""
 
+    is_idle = False
+
     def __init__(self, model: keras.Model, strategy: Any, returned: ReturnedMetrics | None = None) -> None:
         """Prepare it; nothing is traced yet.
 
@@ -25,8 +27,6 @@ class Metrics:
         self._strategy = strategy
         self._returned = returned
         self._step = called_like_fit(model.test_step) if returned is None else returned.step
-
-    is_idle = False
 
     def step(self, batch: Sequence[Any]) -> Any:
         """Update the metrics with one replica's batch."""

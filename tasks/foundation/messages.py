@@ -42,9 +42,9 @@ def listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 step`, `2 steps`; `2 entries` with its own plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+def counted(number: int, noun: str, plural: str | None = None, *, thousands: str = "") -> str:
+    """`1 step`, `2 steps`; `2 entries` with its own plural; `2,000 steps` with a comma between thousands."""
+    return f"{number:{thousands}} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def wrapped_lines(text: str, *, columns: int | None) -> Iterator[str]:

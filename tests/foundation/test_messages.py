@@ -35,6 +35,7 @@ def test_message_has_headline_details_and_hints() -> None:
 
 def test_one_of_a_thing_is_singular() -> None:
     assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [counted(number, "step", thousands=",") for number in (1, 2000)] == ["1 step", "2,000 steps"]
     assert [counted(number, "log entry", "log entries") for number in (1, 2)] == ["1 log entry", "2 log entries"]
 
 

@@ -9,6 +9,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, is_saved_code
 from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 
 _MOST_CHARACTERS = 200_000
@@ -59,7 +60,7 @@ def _model_section(model: ModelSummary) -> Section:
     return Section(
         heading="Model",
         table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows, numbers=frozenset({3})),
-        note=(f"{more:,} more layer{'s' if more > 1 else ''}. " if more else "")
+        note=(f"{counted(more, 'more layer', thousands=',')}. " if more else "")
         + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
         f"{model.optimizer:,} numbers of its own.",
     )

@@ -59,7 +59,8 @@ class Lineage(Contract):
         """This one, what the other run was forked from, and so on."""
         found, each = [self], self.parent
         while each is not None:
-            found, each = [*found, each], each.parent
+            found.append(each)
+            each = each.parent
         return tuple(found)
 
     def nearest(self, most: int) -> "Lineage":

@@ -1,4 +1,4 @@
-"""Reads the layers and parameters of a built model, which run no code of the user."""
+"""Reads the layers and parameters of a built model, without running the user's code."""
 
 import math
 from collections.abc import Iterable

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
 from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 
 _FOLDER = "audits"
@@ -68,7 +69,7 @@ def audit_words(audit: LastAudit) -> str:
     receipt = audit.receipt
     if receipt is None:
         return f"{audit.path} cannot be read"
-    count = f"{audit.steps:,} step{'' if audit.steps == 1 else 's'}"
+    count = counted(audit.steps, "step", thousands=",")
     time = receipt.time[:19].replace("T", " ")
     if receipt.verdict == "same":
         return f"{time} UTC, {count} executed again: the same bits"

@@ -238,7 +238,7 @@ class Console:
 
     def _preparing(self, event: Preparing) -> None:
         if self._progress is not None:
-            self._bar("preparing", None, None, f"{event.examples:,} example{'' if event.examples == 1 else 's'}")
+            self._bar("preparing", None, None, counted(event.examples, "example", thousands=","))
         elif event.examples >= 2 * self._last_examples:
             self._last_examples = event.examples
             self._line(f"preparing  {counted(event.examples, 'example')}")

@@ -11,13 +11,13 @@ _SHOWN = 4
 def report_notes(report: WeightsReport) -> Iterator[tuple[str, bool]]:
     """Yield notes, each with whether it is a warning."""
     for source in report.sources:
-        words = f"loaded {_count(len(source.loaded))} from {source.place} ({source.kind})"
+        words = f"loaded {counted(len(source.loaded), 'variable')} from {source.place} ({source.kind})"
         if source.ignored:
             words += (
                 f"; ignored {counted(source.ignored, 'entry', 'entries')} not of weights (optimizer, counters, metrics)"
             )
         if source.not_asked:
-            words += f"; {_count(source.not_asked)} of it were not selected"
+            words += f"; {counted(source.not_asked, 'variable')} of it were not selected"
         yield words, False
         for remark in source.remarks:
             yield f"{source.source}: {abridged(remark)}", True
@@ -55,8 +55,4 @@ def _gaps(source: SourceReport) -> list[tuple[str, Sequence[str]]]:
 def _first_names(names: Sequence[str]) -> str:
     """Return the number of names, and the first few."""
     shown = ", ".join(names[:_SHOWN])
-    return f"{_count(len(names))}: {shown}{', …' if len(names) > _SHOWN else ''}"
-
-
-def _count(number: int) -> str:
-    return counted(number, "variable")
+    return f"{counted(len(names), 'variable')}: {shown}{', …' if len(names) > _SHOWN else ''}"
