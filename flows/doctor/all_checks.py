@@ -95,10 +95,10 @@ def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInpu
     )
     checks.run("dtype", lambda *values: _model_checks().check_dtype(*values), model, target)
     graph = checks.run("graph", lambda *values: _model_checks().check_graph(*values), model, target)
-    xla = checks.run(
+    checks.run(
         "xla", lambda run, target, model, _: _xla_checks().check_xla(run, target, model), run, target, model, graph
     )
-    memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, xla, target)
+    memory = checks.run("memory", lambda *values: _xla_checks().check_memory(*values), model, target)
     checks.run("step", lambda *values: _model_checks().check_step(*values, memory.value), run, target, sample, model)
     checks.run(
         "input",

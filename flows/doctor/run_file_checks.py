@@ -9,7 +9,6 @@ from flows.admission.checks import preflight, require_lasting_storage
 from flows.doctor.finding import Finding
 from flows.run import Run
 from tasks.foundation.accelerator.batches import micro_batch_size
-from tasks.foundation.accelerator.tpu_padding import LANES, SUBLANES, padding
 from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
@@ -18,6 +17,8 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.user_code import require_function
 from tasks.foundation.user_imports import require_imports
+
+_SUBLANES, _LANES = 8, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ def check_accelerator(run: RunFile, tpu: TpuType | None) -> Finding:
 
 
 def check_batch(run: RunFile, target: Target) -> Finding:
-    """Check that the global batch divides among the replicas, and compute how much of it a TPU pads.
+    """Check that the global batch divides among the replicas, and that a TPU does not pad it.
+
+    A tile of 32-bit values has 8 sublanes and 128 lanes (Google Cloud's TPU performance guide).
 
     Raises:
         AcceleratorError: the batch does not divide; the message names the nearest sizes that do.
@@ -91,24 +94,16 @@ def check_batch(run: RunFile, target: Target) -> Finding:
     text = f"{counted(batch, 'example')} over {counted(target.replicas, 'replica')}: {each * accumulate} each{split}"
     if not target.is_tpu:
         return Finding(check="batch", verdict="pass", text=text)
-    parts = target.replicas * accumulate
-    padded = padding(each, {})
-    if padded.batch:
-        good = -(-each // SUBLANES) * SUBLANES
-        return Finding(
-            check="batch",
-            verdict="warn",
-            text=f"{text}; a TPU pads them to {good} where the batch is a dimension of its tiles: {padded.batch:.0%} "
-            "of that is padding",
-            remedy=f"use a multiple of {SUBLANES} per replica, such as train.global_batch_size: {good * parts}",
-        )
-    wide = padded.batch_on_lanes
-    if not wide:
-        return Finding(check="batch", verdict="pass", text=f"{text}; no padding")
-    text = f"{text}; no padding along the {SUBLANES} sublanes of a TPU's {SUBLANES} x {LANES} tiles"
-    good = -(-each // LANES) * LANES * parts
-    remedy = f"along the {LANES} lanes {wide:.0%} is padding; train.global_batch_size: {good} fills both"
-    return Finding(check="batch", verdict="pass", text=text, remedy=remedy)
+    good = -(-each // _SUBLANES) * _SUBLANES
+    if each == good:
+        return Finding(check="batch", verdict="pass", text=text)
+    return Finding(
+        check="batch",
+        verdict="warn",
+        text=f"{text}; a TPU computes in tiles of {_SUBLANES} x {_LANES} and pads them to {good}",
+        remedy=f"use a multiple of {_SUBLANES} per replica (of {_LANES} is best), such as "
+        f"train.global_batch_size: {good * target.replicas * accumulate}",
+    )
 
 
 def examples_per_replica(run: RunFile, target: Target) -> int:

@@ -18,8 +18,8 @@ _OP = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+)|(?:^|[ :])(\w+) 
 _LONGEST_TEXT = 300
 
 
-def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers: Sequence[str]) -> str:
-    """Return XLA's optimized and scheduled program of a train step for the CPU, as text.
+def compile_step(step: Any, arguments: Sequence[Any], *, reference: str, layers: Sequence[str]) -> None:
+    """Compile a train step with XLA for the CPU.
 
     Args:
         step: Python function of tensors that takes one train step.
@@ -36,7 +36,7 @@ def compiled_step(step: Any, arguments: Sequence[Any], *, reference: str, layers
             function, flat = flat_xla_function(step, arguments, autograph=False)
             ir = function.experimental_get_compiler_ir(*flat)
             # The default platform on a machine with a GPU would be the GPU.
-            return str(ir(stage="optimized_hlo", platform_name="CPU"))
+            ir(stage="optimized_hlo", platform_name="CPU")
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             f"{reference}: XLA refuses to compile the train step, so no TPU can run it: "

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.tpu_padding import padding, padding_words
 from tasks.foundation.accelerator.xla_cache import align_function_numbers
 from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
@@ -29,7 +28,7 @@ from tasks.foundation.model.random_operations import stateful_operations
 from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
 from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.train_step import build_train_step, op_errors_as_model_error, trace_train_step
-from tasks.foundation.model.variable_placement import describe_placement, kernel_shapes
+from tasks.foundation.model.variable_placement import describe_placement
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.held_values import HeldValues
 from tasks.foundation.state.train_state import TrainState
@@ -201,9 +200,6 @@ class Trainer:
             telemetry.emit(note)
         if self.accelerator.kind != "cpu":
             telemetry.emit(Note(text=describe_placement(leaf.variable for leaf in self.state.leaves)))
-        filled_up = padding(self._per_replica // self.recipe.spec.train.accumulate, kernel_shapes(self.state.leaves))
-        if words := padding_words(filled_up, kind=self.accelerator.kind):
-            telemetry.emit(Note(text=words, warning=True))
         head = log.entry(base).head
         self.traced = traced_step(
             function,

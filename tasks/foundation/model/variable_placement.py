@@ -1,10 +1,10 @@
-"""The devices that hold a model's variables, and the shapes that decide their padding."""
+"""The devices that hold a model's variables."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tasks.foundation.model.variables import Leaf, components
+from tasks.foundation.model.variables import components
 
 _SHOWN = 8
 
@@ -24,11 +24,6 @@ def describe_placement(variables: Iterable[Any]) -> str:
         for count, devices in of_count.items()
     ]
     return f"variables: {'; '.join(parts)}"
-
-
-def kernel_shapes(leaves: Iterable[Leaf]) -> Mapping[str, Sequence[int]]:
-    """Return the shapes of trainable variables by path, for `accelerator.padding`."""
-    return {leaf.path: tuple(leaf.components[0].shape.as_list()) for leaf in leaves if leaf.trainable}
 
 
 def _device(variable: Any) -> str:

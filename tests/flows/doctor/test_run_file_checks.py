@@ -16,9 +16,8 @@ from tests.support.faulty_runs import V5E, load_faulty_run, make_run
 @pytest.mark.parametrize(
     ("batch", "verdict", "words"),
     [
-        (1024, "pass", "128 each; no padding"),
-        (64, "pass", "no padding along the 8 sublanes"),
-        (16, "warn", "75% of that is padding"),
+        (64, "pass", "64 examples over 8 replicas: 8 each"),
+        (16, "warn", "2 each; a TPU computes in tiles of 8 x 128 and pads them to 8"),
     ],
 )
 def test_tpu_padding_of_batch_is_reported(batch: int, verdict: str, words: str, tmp_path: Path) -> None:
