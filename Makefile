@@ -11,10 +11,11 @@ export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 install: $(VENV)/installed
 
 # The stamp is written last, so an interrupted installation starts again.
-$(VENV)/installed: requirements.lock pyproject.toml
+$(VENV)/installed: requirements-hashed.lock pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+		--requirement requirements-hashed.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -52,13 +53,15 @@ chaos: install
 images:
 	$(PYTHON) containers/build.py $(IMAGES)
 
-# Needs uv. Pins without index addresses; the images have the versions of requirements.lock.
+# Needs uv. Pins without index addresses; the images have the versions of requirements.lock. Its hashes lie in a file of
+# their own, because pip refuses a local folder beside a constraint that has hashes.
 COMPILE := uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url
 lock:
 	$(COMPILE) --extra cpu --extra digits --extra dev --output-file requirements.lock pyproject.toml
+	$(COMPILE) --no-deps --generate-hashes --output-file requirements-hashed.lock requirements.lock
 	for lock in containers/locks/*.lock; do \
 		$(COMPILE) --python-platform x86_64-manylinux_2_28 --constraint requirements.lock \
-			--output-file $$lock $${lock%.lock}.in || exit; \
+			--generate-hashes --output-file $$lock $${lock%.lock}.in || exit; \
 	done
 
 clean:

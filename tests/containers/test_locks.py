@@ -24,15 +24,19 @@ TENSORFLOW = {
     "evaluate": {"tensorflow-cpu"},
     "orchestrator": set(),
 }
-PIN = re.compile(r"([a-z0-9-]+)==([0-9a-z.+!]+)")
+PIN = re.compile(r"([a-z0-9-]+)==([0-9a-z.+!]+)((?: --hash=sha256:[0-9a-f]{64})*)")
+HASHED = ["requirements-hashed.lock", *(f"containers/locks/{image}.lock" for image in ("build", *TENSORFLOW))]
 BUILD: dict[str, Any] = runpy.run_path(str(CHECKOUT / "containers" / "build.py"))
 
 
 def pins(lock: Path) -> dict[str, str]:
-    found = [PIN.fullmatch(line) for line in lock.read_text().splitlines()]
-    # Every line is a pin: no options, URLs or hashes.
+    text = re.sub(r" \\\n +", " ", lock.read_text())
+    found = [PIN.fullmatch(line) for line in text.splitlines()]
+    # Every line is a pin: no options and no URLs. All pins of a file have hashes, or none has.
     assert all(found), lock
-    return dict(match.groups() for match in found if match)  # type: ignore[misc]
+    hashed = str(lock.relative_to(CHECKOUT)) in HASHED
+    assert {bool(match[3]) for match in found if match} == {hashed}
+    return {match[1]: match[2] for match in found if match}
 
 
 def requirements_of(image: str) -> list[Requirement]:
@@ -54,8 +58,41 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
 
 
+def installations() -> list[str]:
+    """Every command that installs from a lock: of the Makefile, and of the Dockerfile with the name of the lock."""
+    command = ["make", "--dry-run", "--always-make", "install"]
+    made = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    found = [line for line in made.replace("\\\n", " ").splitlines() if "--requirement" in line]
+    copied = ""
+    for word, rest in instructions():
+        copied = rest if word == "COPY" else copied
+        found += [f"{copied} {rest}"] if word == "RUN" and "--requirement" in rest else []
+    return found
+
+
 def test_images_and_locks_match() -> None:
-    assert {file.stem for file in LOCKS.glob("*.lock")} == set(TENSORFLOW) == set(BUILD["TARGETS"])
+    assert {file.stem for file in LOCKS.glob("*.lock")} == {*TENSORFLOW, "build"}
+    assert set(TENSORFLOW) == set(BUILD["TARGETS"])
+
+
+def test_hashes_are_of_the_locked_versions() -> None:
+    assert pins(CHECKOUT / "requirements-hashed.lock") == pins(CHECKOUT / "requirements.lock")
+
+
+@pytest.mark.parametrize("lock", HASHED)
+def test_pip_refuses_a_file_with_another_hash(lock: str, tmp_path: Path) -> None:
+    """Every installation of a lock demands hashes, and takes no source archive, whose build would download more."""
+    install = [rest for rest in installations() if Path(lock).name in rest or "${IMAGE}" in rest]
+    assert install
+    assert all({"--require-hashes", "--only-binary", "--no-deps"} <= set(rest.split()) for rest in install)
+    name, version = next(iter(pins(CHECKOUT / lock).items()))
+    dist = tmp_path / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    dist.write_bytes(b"another file")
+    command = [sys.executable, "-m", "pip", "download", "--isolated", "--no-index", "--find-links", str(tmp_path)]
+    command += ["--require-hashes", "--no-deps", "--requirement", str(CHECKOUT / lock), "--dest", str(tmp_path / "to")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 @pytest.mark.parametrize("image", TENSORFLOW)
@@ -118,16 +155,14 @@ def test_dockerfile_takes_any_base_and_removes_tools() -> None:
     # The final stage only creates the user and installs wheels. It compiles nothing.
     user, install = [rest for word, rest in final if word == "RUN"]
     assert user.startswith("useradd --uid 10001 ")
-    assert {"--no-cache-dir", "--no-deps", "--without-pip", "--only-binary"} <= set(install.split())
+    assert {"--no-cache-dir", "--without-pip"} <= set(install.split())
     assert json.loads(next(rest for word, rest in final if word == "ENTRYPOINT"))[0] == "/usr/bin/tini"
     assert [rest for word, rest in final if word == "COPY"][-1] == "--from=code /opt/baton /opt/baton"
     assert [rest for word, rest in final if word == "USER"] == ["10001", "root"]
 
 
 def test_build_backend_is_the_tested_one() -> None:
-    found = re.search(r"setuptools==(\S+)", (CHECKOUT / "containers/Dockerfile").read_text())
-    assert found is not None
-    assert found[1] == pins(CHECKOUT / "requirements.lock")["setuptools"]
+    assert pins(LOCKS / "build.lock") == {"setuptools": pins(CHECKOUT / "requirements.lock")["setuptools"]}
 
 
 def test_build_command_is_a_list_of_arguments() -> None:
