@@ -23,7 +23,7 @@ from flows.process.children import start_child
 from flows.proving.trial_report import read_trial_report
 from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
-from flows.saved_run import hint_at_other_files, saved_run
+from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
 from tasks.evaluate.export.target import Form, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -69,27 +69,30 @@ class Run:
     """A run that has begun, by its home. Everything but `export` only reads.
 
     Models are built with the run file and the code that the home has, which the run was trained with, so what was
-    edited since does not matter. A home that an earlier version began has none; then the code of the run file is used.
-    Loading a model executes that code: do it only with homes whose writers you trust.
+    edited since does not matter. That code runs unasked only from a home on a local disk that you own. From another
+    one, or from a home that an earlier version began, the code of the run file is used, if the run was opened by it;
+    otherwise loading a model is refused, unless `trust_code` is true.
     """
 
-    def __init__(self, home: str | os.PathLike[str]) -> None:
+    def __init__(self, home: str | os.PathLike[str], *, trust_code: bool = False) -> None:
         """Open a run.
 
         Args:
             home: the folder or URI of a run's home, <storage>/<run>, or its run file.
+            trust_code: run the code that the home has to build models, whoever can have written it.
 
         Raises:
             NoSuchRun: no run is there.
             InvalidInput: the address or the run file cannot be used.
         """
         self._opened: RunHome = open_run(os.fspath(home))
+        self._trust_code = trust_code
         self._code: tuple[str, OpenedRun] | None = None
 
     @classmethod
     def _of(cls, opened: RunHome) -> "Run":
         run = cls.__new__(cls)
-        run._opened, run._code = opened, None
+        run._opened, run._trust_code, run._code = opened, False, None
         return run
 
     def __repr__(self) -> str:
@@ -144,7 +147,8 @@ class Run:
             A compiled model, with the state of its optimizer.
 
         Raises:
-            InvalidInput: the run does not retain such a checkpoint, or its code is not known, or builds another model.
+            InvalidInput: the run does not retain such a checkpoint; or its code is not known, or not trusted, or builds
+                another model.
             DamagedCheckpoint: the checkpoint differs from its manifest.
         """
         head, run_file = self._with_code(step)
@@ -205,10 +209,11 @@ class Run:
         head = self._opened.require_head()
         saved = head.identity.get(SAVED_CODE)
         opened = self._opened
-        if saved is None and isinstance(opened, OpenedRun) and opened.file is not None:
+        uses_home = saved is not None and (self._trust_code or has_own_code(opened, head))
+        if isinstance(opened, OpenedRun) and opened.file is not None and not uses_home:
             return head, RunFile(path=opened.file, spec=opened.spec)
         if self._code is None or self._code[0] != saved:
-            self._code = (str(saved), saved_run(opened, head))
+            self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code, remedies=OF_API))
         code = self._code[1]
         return head, RunFile(path=code.file or code.folder / "run.yaml", spec=code.spec)
 

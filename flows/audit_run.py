@@ -21,10 +21,9 @@ from flows.auditing.stretches import Choice
 from flows.auditing.words import receipt_lines
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
-from flows.run import Run, open_run
+from flows.saved_run import run_of_deployment, write_run_file
 from flows.train_run import run_name
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
-from tasks.foundation.errors import InvalidInput
 from tasks.foundation.runlog.audits import store_receipt
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
@@ -36,6 +35,8 @@ def audit(
     choice: Choice = "sample",
     count: int = 1,
     seed: int | None = None,
+    *,
+    trust_code: bool = False,
 ) -> State[AuditReceipt]:
     """Execute committed steps again in processes of this machine, and compare every bit with the log.
 
@@ -43,19 +44,19 @@ def audit(
     which Prefect counts as failed; its message is what `baton audit` prints.
 
     Args:
-        run_file: path of the run file.
+        run_file: path of the run file; or the address of the run's home, whose run file and code are used.
         overrides: settings that replace those of the file, each as a.b=c.
         choice: "sample", "last" or "all", as `baton audit` has them.
         count: size of the sample.
         seed: draws the sample; null: a new one each time.
+        trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
-    run = open_run(run_file, overrides)
-    if not isinstance(run, Run):
-        raise InvalidInput(f"run_file {run_file} is a run's home; name the run file, or use: baton audit {run_file}")
+    telemetry = PrefectRunLogger()
+    run = run_of_deployment(run_file, overrides, trust_code=trust_code, telemetry=telemetry)
     with tags(*tags_of(run.spec)):
-        telemetry = PrefectRunLogger()
         tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
+            write_run_file(run)  # for the processes that execute it
             receipt = audit_in_scratch(
                 run,
                 tuple(overrides or ()),

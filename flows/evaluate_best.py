@@ -3,8 +3,6 @@
 As a scheduled check, it compares the metrics in the log with those that the checkpoint's bytes give today.
 """
 
-from pathlib import Path
-
 from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed
@@ -22,17 +20,22 @@ from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.run import Run
+from flows.saved_run import run_of_deployment
 from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
 @flow(name="evaluate-best", flow_run_name=run_name, validate_parameters=True)
 def evaluate_best(
-    run_file: str, overrides: list[str] | None = None, step: Step = "best", on: SetName = "validation"
+    run_file: str,
+    overrides: list[str] | None = None,
+    step: Step = "best",
+    on: SetName = "validation",
+    *,
+    trust_code: bool = False,
 ) -> State[FreshEvaluation]:
     """Evaluate a committed checkpoint again, on all examples of a set, and compare the metrics with the log.
 
@@ -40,15 +43,16 @@ def evaluate_best(
     `Differs`, which Prefect counts as completed. If the stage is a deployment and is cancelled, so is this flow run.
 
     Args:
-        run_file: path of the run file.
+        run_file: path of the run file; or the address of the run's home, whose run file and code are used.
         overrides: settings that replace those of the file, each as a.b=c.
         step: "best" (by checkpoint.keep_best; the newest if none was evaluated yet), the step of a retained
             checkpoint, or null for the newest.
         on: the set, validation or test.
+        trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
-    run = Run.open(load_run_file(Path(run_file), overrides or []))
+    telemetry = PrefectRunLogger(logger_of_stage)
+    run = run_of_deployment(run_file, overrides, trust_code=trust_code, telemetry=telemetry)
     with tags(*tags_of(run.spec)):
-        telemetry = PrefectRunLogger(logger_of_stage)
         tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
             try:

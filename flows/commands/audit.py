@@ -8,7 +8,7 @@ import typer
 
 from flows.auditing.audit import audit_in_scratch
 from flows.auditing.words import receipt_parts
-from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, opened_with_run_file
+from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, opened_with_run_file
 from flows.commands.output import Output, Painted, say, say_json
 from flows.proving.interrupts import termination_as_interrupt
 from flows.run import Run
@@ -24,6 +24,7 @@ def audit(
     overrides: Overrides = None,
     *,
     run_file: CodeOf = None,
+    trust_code: TrustCode = False,
     last: Annotated[bool, typer.Option("--last", help="execute the newest steps")] = False,
     every: Annotated[bool, typer.Option("--all", help="execute all steps between retained checkpoints")] = False,
     sample: Annotated[int, typer.Option(metavar="N", help="how many stretches to draw")] = 1,
@@ -36,7 +37,7 @@ def audit(
     """
     if last and every:
         raise InvalidInput("--last and --all exclude each other; use one of them")
-    opened, file = opened_with_run_file(address, run_file, overrides)
+    opened, file = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
     run = Run(spec=file.spec, folder=file.folder, file=file.path, root=opened.root, home=opened.home, log=opened.log)
     with (
         hint_at_other_files(file.path),

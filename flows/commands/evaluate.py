@@ -12,6 +12,7 @@ from flows.commands.options import (
     ChosenStep,
     CodeOf,
     Overrides,
+    TrustCode,
     Verbose,
     opened_with_run_file,
     step_of,
@@ -42,6 +43,7 @@ def evaluate(
     step: ChosenStep = None,
     on: Annotated[str, typer.Option("--on", metavar="SET", help="validation or test")] = "validation",
     run_file: CodeOf = None,
+    trust_code: TrustCode = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +53,7 @@ def evaluate(
     stopping never see them.
     """
     chosen_step, chosen_set = step_of(step), _set_of(on)
-    opened, file = opened_with_run_file(address, run_file, overrides)
+    opened, file = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
     run = _with_code(opened, file)
     chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
     quiet_tensorflow()

@@ -15,6 +15,7 @@ from flows.commands.options import (
     ChosenStep,
     CodeOf,
     Overrides,
+    TrustCode,
     Verbose,
     opened_with_run_file,
     step_of,
@@ -39,6 +40,7 @@ def export(
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"one of {', '.join(FORMS)}")],
     step: ChosenStep = None,
     run_file: CodeOf = None,
+    trust_code: TrustCode = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -48,7 +50,7 @@ def export(
     """
     chosen = step_of(step)
     require_free_target(form, to)
-    opened, run = opened_with_run_file(address, run_file, overrides)
+    opened, run = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
     require_function(run.spec.model.build, run.folder)
     head = opened.require_head()
     saved = None if run.path.exists() else f"{opened.home.uri}/{head.identity[SAVED_CODE]}"

@@ -6,10 +6,9 @@ from typing import Annotated, Final, Literal
 import typer
 
 from flows.commands.output import say
-from flows.run import Run, RunHome, names_run_file, open_run
-from flows.saved_run import saved_run
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.saved_code import SAVED_CODE
+from flows.run import RunHome
+from flows.saved_run import open_with_code
+from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 
@@ -49,6 +48,10 @@ ChosenStep = Annotated[
 CodeOf = Annotated[
     Path | None, typer.Option("--run-file", help="use this run file and its code, not those in the home")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="run the code in a home that is in a bucket, or that another user can write to"),
+]
 
 
 def step_of(step: str | None) -> int | Literal["best"] | None:
@@ -66,37 +69,14 @@ def step_of(step: str | None) -> int | Literal["best"] | None:
     return int(step)
 
 
-def opened_with_run_file(address: str, run_file: Path | None, overrides: list[str] | None) -> tuple[RunHome, RunFile]:
-    """Open a run and its run file, which names the model's code; a home's own, if none is named.
-
-    Args:
-        address: a run file, or a run's home.
-        run_file: the run file, if `address` is a home.
-        overrides: changes of the run file.
-
-    Raises:
-        InvalidInput: there is no run file, not in the home either, or there are two; or see `open_run`.
-    """
-    if names_run_file(address):
-        opened = open_run(address, overrides)
-        if run_file is not None:
-            raise InvalidInput(f"--run-file {run_file}: {address} is a run file already; leave --run-file out")
-    elif run_file is not None:
-        return open_run(address), load_run_file(run_file, overrides or ())
-    else:
-        opened = _with_saved_code(open_run(address, overrides))
-    if not isinstance(opened, Run) or opened.file is None:
-        raise AssertionError("the run has no run file")
-    return opened, RunFile(path=opened.file, spec=opened.spec)
-
-
-def _with_saved_code(home: RunHome) -> RunHome:
-    """The run at a home with the run file and the code that the home has, and a line that says so.
-
-    Raises:
-        InvalidInput: it has none.
-    """
-    head = home.require_head()
-    run = saved_run(home, head)
-    say(f"note: run file and code are those in {home.home.uri}/{head.identity[SAVED_CODE]}", aside=True)
-    return run
+def opened_with_run_file(
+    address: str, run_file: Path | None, overrides: list[str] | None, *, trust_code: bool
+) -> tuple[RunHome, RunFile]:
+    """Open a run and its run file, which names the model's code; see `open_with_code`."""
+    return open_with_code(
+        address,
+        overrides,
+        run_file=run_file,
+        trust_code=trust_code,
+        note=lambda text: say(f"note: {text}", aside=True),
+    )

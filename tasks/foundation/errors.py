@@ -16,6 +16,7 @@
     │   ├── StoreRefused        exit 2  credentials, permissions, or the bucket's settings
     │   ├── StoreUnreachable    exit 3  the store did not answer before this process had to stop
     │   ├── PathRefused         exit 2  a path or a link that leads out of its folder
+    │   ├── ForeignFile         exit 2  a file that somebody else can have written, where only the user's own will do
     │   ├── FileMissing         exit 1  a file is not there
     │   ├── FileTooShort        exit 1  a file ends too early
     │   └── FileAlreadyThere    exit 1  a create-only write found a file
@@ -127,6 +128,12 @@ class StoreUnreachable(StorageError):
 
 class PathRefused(StorageError):
     """A path leads out of its home, by its text or through a link."""
+
+    exit_code = 2
+
+
+class ForeignFile(StorageError):
+    """Somebody else can have written a file, and what was asked for needs one of this user's own."""
 
     exit_code = 2
 

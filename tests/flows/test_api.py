@@ -17,9 +17,12 @@ import pytest
 import yaml
 
 from flows.api import Run, run
+from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
+from tasks.foundation.model.saved_code import save_code
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
+from tests.support.fake_run import FakeRun
 from tests.support.lab import Lab, lab_of, spec_of
 
 RUNS = CHECKOUT / "deploy" / "runs"
@@ -60,6 +63,28 @@ def test_notebook_runs_within_an_event_loop(tmp_path: Path) -> None:
     assert accuracy > 0.5  # of ten digits; a model without its weights has about 0.1
     assert target == "digits-notebook.keras"
     assert (folder / target).is_file()
+
+
+def test_code_of_somebody_else_is_refused_or_the_run_files_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRun(tmp_path / "storage").train(100)
+    lab = lab_of(tmp_path, MODEL)
+    identity = {**fake.head.identity, **save_code(fake.home, spec_of("build"), lab.code)}
+    change = Change(environment=fake.head.environment, identity=identity, accepted=("data",))
+    fake.log.append(lambda _: change, attempt="c")
+    file = run_file(lab, run="digits")
+    file.write_text(file.read_text().replace(str(lab.root / "storage"), fake.root.uri))
+    own = Run(fake.address)._with_code(None)[1]
+    assert (own.path.parent / "model.py").read_bytes() == (lab.code / "model.py").read_bytes()
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)  # what is there belongs to somebody else
+    for take in (Run(fake.address).model, lambda: Run(fake.address).export(tmp_path / "out.keras")):
+        with pytest.raises(InvalidInput, match=r"others can have written it(.|\n)*Run\(home, trust_code=True\)"):
+            take()
+    assert Run(fake.address, trust_code=True)._with_code(None)[1].path.parent != lab.code
+    assert Run(file)._with_code(None)[1].path == file
+    assert Run(file, trust_code=True)._with_code(None)[1].path != file
 
 
 @pytest.mark.slow

@@ -1,6 +1,10 @@
 """A home has its run file and code, so that what is asked of it needs its address only."""
 
+import hashlib
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +14,18 @@ from pydantic import ValidationError
 
 from flows.commands.main import main
 from flows.run import RunHome, open_run
-from flows.saved_run import read_saved_code, saved_run, write_run_file
-from tasks.foundation.contracts.log_entry import Head, Origin
+from flows.saved_run import read_saved_code, run_of_deployment, saved_run, write_run_file
+from tasks.foundation.contracts.log_entry import Change, Head, Origin
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedFile
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import InvalidInput, RunLogError
 from tasks.foundation.model.saved_code import MOST_BYTES, save_code
+from tasks.foundation.storage.local import LocalStorage
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.event_recorder import EventRecorder
+from tests.support.fake_run import FakeRun
 from tests.support.lab import Lab, lab_of, spec_of
 from tests.support.small_logs import ENVIRONMENT
 
@@ -29,6 +37,18 @@ def build(rate=0.1):
     return model
 """
 ACCEPTED = ("model.options", "compile.optimizer")
+# How a home on a local disk can be somebody else's, and what the refusal says of it.
+FOREIGN: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "home of another user": (lambda home, _: give_away(home), r"/build belongs to user \d+"),
+    "code folder of another user": (lambda _, code: give_away(code.parent), r"/code belongs to user \d+"),
+    "code of another user": (lambda _, code: give_away(code), r"\.json belongs to user \d+"),
+    "home that everybody may write to": (lambda home, _: home.chmod(0o777), r"may write to .*/build \(mode 777\)"),
+    "a sticky one too": (lambda home, _: home.chmod(0o1777), r"may write to .*/build \(mode 1777\)"),
+    "code folder that everybody may write to": (lambda _, code: code.parent.chmod(0o777), r"may write to .*/code "),
+    "code that its group may write to": (lambda _, code: code.chmod(0o664), r"may write to .*\.json \(mode 664\)"),
+    "code behind a link": (lambda _, code: linked(code), r"\.json is neither a file nor a folder, but a link"),
+    "code folder behind a link": (lambda _, code: linked(code.parent), r"/code is neither a file nor a folder"),
+}
 
 
 @pytest.fixture
@@ -38,8 +58,6 @@ def lab(tmp_path: Path) -> Lab:
 
 def begun(folder: Path, storage: Path, **changes: Any) -> tuple[RunHome, Head, RunSpec]:
     """A home with an origin entry, and the code of `folder`, as a start leaves it, without training anything."""
-    from tasks.foundation.storage.local import LocalStorage
-
     spec = spec_of("build", **changes)
     home = RunHome.at(LocalStorage(storage), spec.run)
     identity = {"data.source": "x", **save_code(home.home, spec, folder)}
@@ -47,6 +65,24 @@ def begun(folder: Path, storage: Path, **changes: Any) -> tuple[RunHome, Head, R
         lambda head: Origin(identity=identity, environment=ENVIRONMENT) if head is None else None, attempt="a"
     )
     return home, home.require_head(), spec
+
+
+def give_away(place: Path) -> None:
+    os.chown(place, 4711, 4711)
+
+
+def linked(place: Path) -> None:
+    """Put a link within the home into the place of a file or folder."""
+    real = place.with_name(f"real-{place.name}")
+    place.rename(real)
+    place.symlink_to(real.name)
+
+
+def planted(folder: Path) -> tuple[RunHome, Path]:
+    """A home whose model.py writes a file when it is imported, and its saved code."""
+    (folder / "model.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\ndef build(): ...")
+    home, head, _ = begun(folder, folder / "storage")
+    return home, folder / "storage" / "build" / str(head.identity[SAVED_CODE])
 
 
 @pytest.mark.slow
@@ -112,6 +148,94 @@ def test_homes_without_code_say_what_is_missing(tmp_path: Path, capsys: pytest.C
     assert "is missing, which has the run file and the code" in capsys.readouterr().err
     assert main(["audit", home.home.uri]) == 2
     assert "is missing, which has the run file and the code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", FOREIGN)
+def test_code_of_others_is_named_and_runs_only_if_trusted(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "another user" in how and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    home, code = planted(tmp_path)
+    spoil, why = FOREIGN[how]
+    spoil(tmp_path / "storage" / "build", code)
+    to = ["--format", "keras", "--to", str(tmp_path / "out.keras")]
+    for verb in (["export", home.home.uri, *to], ["evaluate", home.home.uri], ["audit", home.home.uri]):
+        assert main(verb) == 2
+        error = capsys.readouterr().err
+        assert "has code that would run with your rights, and others can have written it" in error
+        assert re.search(why, error), error
+        assert "its files: model.py\n  it calls: model.py:build, data.py:load\n" in error
+        assert f"{home.home.uri}/code/{code.name} (sha256 {hashlib.sha256(code.read_bytes()).hexdigest()})" in error
+        assert "--trust-code" in error
+        assert "--run-file FILE" in error
+        assert main([*verb, "--trust-code"]) == 2  # the run has no checkpoint
+        error = capsys.readouterr().err
+        assert f"note: run file and code are those in {home.home.uri}/code/{code.name}" in error
+        assert "others can have written it" not in error
+    with pytest.raises(InvalidInput, match=r"rights.*others can have(.|\n)*hint: if you trust.*trust_code: true"):
+        run_of_deployment(home.home.uri, None, trust_code=False, telemetry=EventRecorder())
+    run = run_of_deployment(home.home.uri, None, trust_code=True, telemetry=EventRecorder())
+    assert (run.folder / "model.py").read_bytes() == (tmp_path / "model.py").read_bytes()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_in_a_bucket_runs_only_if_trusted(
+    tmp_path: Path, cloud: FakeGcs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, code = planted(tmp_path)
+    for path in home.root.files(""):
+        cloud.store.put("bucket", f"team/{path}", home.root.read(path))
+    words = ["export", "gs://bucket/team/build", "--format", "keras", "--to", str(tmp_path / "out.keras")]
+    assert main(words) == 2
+    assert f"gs://bucket/team/build/code/{code.name} is in a bucket, where others may write" in capsys.readouterr().err
+    assert main([*words, "--trust-code"]) == 2
+    assert "note: run file and code are those in gs://bucket/team/build/code" in capsys.readouterr().err
+    assert main([*words, "--run-file", str(tmp_path / "run.yaml")]) == 2
+    assert "run.yaml" in capsys.readouterr().err
+
+
+def test_own_code_runs_unasked_through_links_and_shared_folders(tmp_path: Path) -> None:
+    """A group's umask, a link to the home, and a storage folder that everybody may write to, as /tmp."""
+    home, code = planted(tmp_path)
+    for folder in (code.parent, tmp_path / "storage" / "build"):
+        folder.chmod(0o775)
+    (tmp_path / "storage").chmod(0o1777)
+    (tmp_path / "link").symlink_to(tmp_path / "storage" / "build")
+    (tmp_path / "storage" / "linked").symlink_to("build")
+    for address in (home.home.uri, tmp_path / "link", tmp_path / "storage" / "linked"):
+        opened = open_run(str(address))
+        assert saved_run(opened, opened.require_head()).spec.run == opened.name
+
+
+def test_code_that_is_exchanged_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, _ = planted(tmp_path)
+    monkeypatch.setattr(LocalStorage, "read_own", lambda _self, _path: b"the user's own")
+    with pytest.raises(InvalidInput, match=r"code/.*\.json changed while it was read"):
+        saved_run(home, home.require_head())
+
+
+def test_a_fork_does_not_make_others_code_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun(tmp_path / "storage").train(100)
+    identity = {**run.head.identity, **save_code(run.home, spec_of("build"), lab_of(tmp_path, MODEL).code)}
+    change = Change(environment=run.head.environment, identity=identity, accepted=("data",))
+    run.log.append(lambda _: change, attempt="c")
+    run.train(200)
+    assert main(["fork", run.address, "--as", "mine"]) == 0
+    assert run.root.exists(f"mine/{identity[SAVED_CODE]}")
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)  # what is there belongs to somebody else
+    assert main(["fork", run.address, "--as", "theirs"]) == 0
+    assert not run.root.exists(f"theirs/{identity[SAVED_CODE]}")
+
+
+def test_trust_and_a_run_file_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home, _ = planted(tmp_path)
+    (tmp_path / "run.yaml").write_text("run: x\n")
+    assert main(["evaluate", home.home.uri, "--trust-code", "--run-file", str(tmp_path / "run.yaml")]) == 2
+    assert "--trust-code is for the code in a home" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "run.yaml"), "--trust-code"]) == 2
+    assert "--trust-code is for the code in a home" in capsys.readouterr().err
 
 
 def test_written_run_file_is_the_one_of_the_home(tmp_path: Path) -> None:

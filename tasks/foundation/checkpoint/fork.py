@@ -17,7 +17,15 @@ from tasks.foundation.contracts.checkpoint import (
 )
 from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
 from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code
-from tasks.foundation.errors import DamagedCheckpoint, FileMissing, InvalidInput, RunLogError, StaleWriter
+from tasks.foundation.errors import (
+    DamagedCheckpoint,
+    FileAlreadyThere,
+    FileMissing,
+    ForeignFile,
+    InvalidInput,
+    RunLogError,
+    StaleWriter,
+)
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.completeness import UNFINISHED_FORK
@@ -207,11 +215,19 @@ def _copy(runs: _Runs, ref: CheckpointRef, manifest: CheckpointManifest, *, fold
 
 
 def _copy_code(runs: _Runs, origin: Origin) -> None:
-    """Copy the run file and the code that the origin names, if the source run has them."""
+    """Copy the run file and the code that the origin names, if the source run has them.
+
+    Code of another user stays where it is: the copy would be this user's, and so run unasked.
+    """
     path = origin.identity.get(SAVED_CODE)
-    if is_saved_code(path):
-        with suppress(FileMissing):
-            runs.root.copy(f"{runs.source_name}/{path}", f"{runs.target_name}/{path}")
+    if not is_saved_code(path):
+        return
+    with suppress(FileMissing, FileAlreadyThere):
+        try:
+            runs.target.home.create(str(path), runs.source.home.read_own(str(path)))
+        except ForeignFile:
+            if runs.source.home.local_path(str(path)) is None:
+                runs.root.copy(f"{runs.source_name}/{path}", f"{runs.target_name}/{path}")
 
 
 def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRef:

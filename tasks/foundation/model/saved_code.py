@@ -23,12 +23,16 @@ MOST_BYTES: Final = 4 << 20
 _FILE_REFERENCE = re.compile(r".+\.py:\w+")
 
 
-def file_references(spec: RunSpec) -> tuple[str, ...]:
-    """Return the functions of a run file that are in files of its folder, as `model.py:build_model`."""
-    weights = (each.source for each in spec.init.weights)
+def functions_of(spec: RunSpec) -> tuple[str, ...]:
+    """Return the functions that a run file names, as `model.py:build_model` or `package.module:function`."""
+    weights = (each.source for each in spec.init.weights if _FILE_REFERENCE.fullmatch(each.source))
     named = [spec.model.build, *spec.data.all_sources, spec.train.callbacks, *spec.data.transforms, *weights]
-    found = (reference for reference in named if reference is not None and _FILE_REFERENCE.fullmatch(reference))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(reference for reference in named if reference is not None and ":" in reference))
+
+
+def file_references(spec: RunSpec) -> tuple[str, ...]:
+    """Return those of `functions_of` that are in files of the run file's folder."""
+    return tuple(filter(_FILE_REFERENCE.fullmatch, functions_of(spec)))
 
 
 def collect_code(spec: RunSpec, folder: Path) -> dict[str, bytes]:

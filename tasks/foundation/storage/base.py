@@ -43,6 +43,15 @@ class Storage(Protocol):
             FileMissing: it does not exist.
         """
 
+    def read_own(self, path: str) -> bytes:
+        """Read a whole file that only this user can have written, such as code that is going to run.
+
+        Raises:
+            ForeignFile: on a local disk, another user id owns the root, the file or a folder between them, or may write
+                to it; in a bucket, always.
+            FileMissing: it does not exist.
+        """
+
     def exists(self, path: str) -> bool:
         """Whether `path` is a file; False for a folder."""
 

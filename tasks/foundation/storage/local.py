@@ -14,7 +14,7 @@ from tasks.foundation.storage.direct_files import compare_with_buffers, write_bu
 from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
 from tasks.foundation.storage.durable_files import copy_durably, make_durably, sync_folder, write_durably
 from tasks.foundation.storage.local_probe import NO_HARD_LINKS, NO_SPACE, no_hard_links, require_writable
-from tasks.foundation.storage.path_guard import is_inside, require_inside, require_links_inside
+from tasks.foundation.storage.path_guard import is_inside, read_own, require_inside, require_links_inside
 from tasks.foundation.storage.temporary_files import temporary_file
 
 # Prefix of unfinished files, which readers ignore.
@@ -68,6 +68,12 @@ class LocalStorage:
             data = file.read_bytes()
             self._seen.add(file.parent)
             return data
+
+    def read_own(self, path: str) -> bytes:
+        """See `Storage.read_own`."""
+        with self._errors_of(path):
+            self._checked(path)
+            return read_own(self.root, path)
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""

@@ -1,15 +1,18 @@
-"""Keeps every path inside its store. Names in a run's home may come from an untrusted author.
+"""Keeps every path inside its store, and tells the user's own files from others'.
+
+Names in a run's home may come from an untrusted author.
 
 Every store checks paths here before it touches a file. The user's own sources (data, weights) may have any names and be
 links to anywhere, so their stores are opened with `guarded=False`.
 """
 
 import os
+import pwd
 import re
 import stat
 from pathlib import Path
 
-from tasks.foundation.errors import PathRefused
+from tasks.foundation.errors import ForeignFile, PathRefused
 from tasks.foundation.messages import abridged, visible
 
 # Limits of file systems for one name, and of Cloud Storage for a whole path.
@@ -81,3 +84,47 @@ def require_links_inside(root: Path, path: str, *, follow_last: bool = True) -> 
                 )
         elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise PathRefused(f"{current} is neither a file nor a folder; remove it")
+
+
+def read_own(root: Path, path: str) -> bytes:
+    """Read a file that only this user id (or root) can have written.
+
+    The root, each folder on the way and the file belong to the effective user id. The group may write to the folders,
+    as many a umask has it, but nobody else; to the file, only its owner. The bytes come from the open file that was
+    looked at, so no other file can be put into its place meanwhile.
+
+    Args:
+        root: a local folder; it may be a link.
+        path: relative to it; no part of it may be a link.
+
+    Raises:
+        ForeignFile: another user owns one of them, or may write to it.
+        OSError: one of them does not exist or cannot be read.
+    """
+    folder = root
+    _require_own(folder, folder.stat(), writable_by=stat.S_IWOTH)
+    *folders, _ = path.split("/")
+    for name in folders:
+        folder /= name
+        _require_own(folder, folder.lstat(), writable_by=stat.S_IWOTH)
+    file = root / path
+    _require_own(file, file.lstat(), writable_by=stat.S_IWGRP | stat.S_IWOTH)  # a pipe is not even opened
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        _require_own(file, os.fstat(opened.fileno()), writable_by=stat.S_IWGRP | stat.S_IWOTH)
+        return opened.read()
+
+
+def _require_own(place: Path, found: os.stat_result, *, writable_by: int) -> None:
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ForeignFile(f"{place} is neither a file nor a folder, but a link or a device")
+    if found.st_uid != os.geteuid():
+        raise ForeignFile(f"{place} belongs to {_user(found.st_uid)}, and this process runs as {_user(os.geteuid())}")
+    if found.st_mode & writable_by:
+        raise ForeignFile(f"other users may write to {place} (mode {stat.S_IMODE(found.st_mode):03o})")
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {uid} ({pwd.getpwuid(uid).pw_name})"
+    except KeyError:  # a container often has no name for it
+        return f"user {uid}"

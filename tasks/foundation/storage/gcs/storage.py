@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.download import Parts, local_target
 from tasks.foundation.storage.gcs import inserts, media
@@ -72,6 +72,10 @@ class CloudStorage:
             return media.read(self._bucket, self._key(path))
         except FileNotFoundError as error:
             raise self._missing(path) from error
+
+    def read_own(self, path: str) -> bytes:
+        """See `Storage.read_own`. Who else may write to a bucket is not known."""
+        raise ForeignFile(f"{self.uri}/{path} is in a bucket, where others may write too")
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
