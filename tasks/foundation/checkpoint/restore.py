@@ -72,6 +72,7 @@ def _restore(state: TrainState, home: Storage, ref: CheckpointRef) -> None:
     for leaf in state.returned_leaves:
         _assign_replicas(state, leaf, stored_means(leaf, returned, manifest.replicas))
     _set_changed_learning_rates(state, manifest)
+    state.finalize()
     state.earlier_files.remember(ref.path, manifest.files)
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 import keras
 
+from tasks.foundation.errors import ModelError
+from tasks.foundation.user_errors import user_error
+
 
 def named_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     """Yield each layer with its path, parents first; the model itself has an empty path.
@@ -27,6 +30,31 @@ def own_variables(layer: keras.Layer) -> dict[str, keras.Variable]:
     except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
         store = {}
     return {str(key): value for key, value in store.items() if isinstance(value, keras.Variable)}
+
+
+def has_finalized_state(item: Any) -> bool:
+    """Whether a layer makes constants of its variables, as `Normalization` does, and computes with these."""
+    return isinstance(item, keras.Layer) and callable(getattr(item, "finalize_state", None))
+
+
+def finalize_layers(model: keras.Model) -> None:
+    """Let layers make the constants that follow from their variables, as Keras does after it has loaded weights.
+
+    Functions that Keras has compiled for a caller's `predict` hold the earlier constants, so they are dropped.
+
+    Raises:
+        ModelError: a layer's `finalize_state` raised.
+    """
+    layers = list(named_layers(model))
+    finalized = [(path, layer) for path, layer in layers if has_finalized_state(layer)]
+    for path, layer in finalized:
+        try:
+            layer.finalize_state()
+        except Exception as fault:
+            raise ModelError(user_error(f"layer {path}: finalize_state raised", fault)) from fault
+    for _, layer in layers if finalized else ():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None
 
 
 def _below(name: str, layer: keras.Layer, seen: set[int]) -> Iterator[tuple[str, keras.Layer]]:

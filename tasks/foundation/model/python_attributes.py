@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tasks.foundation.model.layers import has_finalized_state
 from tasks.foundation.model.variables import layers_of
 
 # Containers are compared by their items down to this depth.
@@ -94,7 +95,8 @@ class _Identity:
 
 
 def _items(model: keras.Model) -> list[Any]:
-    return [*layers_of(model), model.optimizer]
+    # What a layer makes of its variables is no state of its own: it follows each restore.
+    return [*(layer for layer in layers_of(model) if not has_finalized_state(layer)), model.optimizer]
 
 
 def _plain(value: Any) -> bool:

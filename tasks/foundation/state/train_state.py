@@ -13,6 +13,7 @@ import tensorflow as tf
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.model.built_model import build_with_variables
+from tasks.foundation.model.layers import finalize_layers
 from tasks.foundation.model.returned_metrics import ReturnedMetrics, trace_returned_metrics
 from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.traced_draws import exact_draws
@@ -124,6 +125,15 @@ class TrainState:
     @step.setter
     def step(self, step: int) -> None:
         self._step.assign(step)
+
+    def finalize(self) -> None:
+        """Make the constants of layers that follow from variables; call it after variables were assigned.
+
+        Raises:
+            ModelError: a layer's `finalize_state` raised.
+        """
+        with self.accelerator.strategy.scope():
+            finalize_layers(self.model)
 
     def digest(self, *, stored: Mapping[str, Any] | None = None) -> str:
         """Digest of the state in memory.

@@ -65,6 +65,7 @@ def load_weights(
         reports.append(report)
     for path, value in values.items():
         _assign(targets[path], value)
+    state.finalize()
     result = WeightsReport(
         sources=tuple(reports),
         left=tuple(path for path in targets if path not in values),
