@@ -1,4 +1,7 @@
-"""Reads every committed byte of a run again: log, retained checkpoints, datasets. Reports damage; writes nothing."""
+"""Reads every committed byte of a run again: log, code, retained checkpoints, datasets. Reports damage; writes nothing.
+
+The size of a file is compared before its bytes are read, so a file that is too large costs nothing.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -9,15 +12,16 @@ from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
 from tasks.foundation.contracts.identity_keys import VALIDATION
-from tasks.foundation.contracts.log_entry import Entry, EvaluationOnTest, Head
+from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Head, Origin
 from tasks.foundation.contracts.long_list import LongList
+from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code, saved_code_path
 from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
 from tasks.foundation.messages import counted
+from tasks.foundation.runlog.completeness import folder_as_entry, folders_in_log, require_follows
 from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
-from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.parallel import parallel_map
@@ -25,6 +29,7 @@ from tasks.foundation.storage.transit_damage import require_damage_in_store
 from tasks.foundation.telemetry.formatting import size_words
 
 _READ_TOGETHER = 64
+_CODE_REMEDY = "restore it from a backup; until then, name the run file: --run-file FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,14 @@ def verify_home(
         StorageError: the store refused a request or failed; the bytes may be good.
     """
     findings = Findings()
-    head, test = _verify_log(run.log, findings)
+    head, test, code = _verify_log(run.log, findings)
+    _verify_code(run.home, code, findings)
     if head is not None:
         findings.quarantined = len(head.quarantined)
         _verify_blocks(run.log.home, head.number + 1, findings)
         on_progress(f"verified {counted(findings.entries, 'log entry', 'log entries')}")
         for number, ref in enumerate(_retained(run.log, head, findings), start=1):
-            _verify_checkpoint(run.log, ref, findings)
+            _verify_checkpoint(run.log, ref, findings, of_entry=head.number)
             count = f"({number} of {counted(len(head.retained), 'checkpoint')})"
             on_progress(f"verified {path_words(ref.path)}  {size_words(ref.size)}  {count}")
         identity = dict(head.identity)
@@ -95,15 +101,18 @@ def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[Checkpoin
         return head.retained.recent if isinstance(head.retained, LongList) else ()
 
 
-def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None]:
+def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, EvaluationOnTest | None, dict[str, int]]:
     """Read and fold all entries again.
 
     Returns:
-        The state of the newest readable entry, and the newest evaluation on a test set; None if there is none. Earlier
-        test sets may be gone: a run may change its test set.
+        The state of the newest readable entry; the newest evaluation on a test set, because earlier test sets may be
+        gone; None if there is none. And the paths of the saved code, each with the number of the entry that names it.
     """
     head: Head | None = None
     test: EvaluationOnTest | None = None
+    code: dict[str, int] = {}
+    for path in folders_in_log(log.home):
+        findings.damages.append(Damage(path, str(folder_as_entry(log.home, path))))
     state_is_known = True  # whether the state before the next entry is known
     for number, found in enumerate(_entries(log, _count(log))):
         if isinstance(found, RunLogError):
@@ -114,13 +123,32 @@ def _verify_log(log: RunLog, findings: Findings) -> tuple[Head | None, Evaluatio
         findings.entries += 1
         findings.bytes += size
         if state_is_known:
-            fault_text = _refold(head, entry)
-            if fault_text is not None:
-                findings.damages.append(Damage(entry_path(number), f"{log.home.uri}/{fault_text}"))
+            try:
+                require_follows(log.home, head, entry)
+            except RunLogError as fault:
+                findings.damages.append(Damage(entry_path(number), str(fault)))
         head, state_is_known = entry.head, True
         if isinstance(entry.body, EvaluationOnTest):
             test = entry.body
-    return head, test
+        identity = entry.body.identity if isinstance(entry.body, Origin | Change) else None
+        if identity is not None and is_saved_code(identity.get(SAVED_CODE)):
+            code[identity[SAVED_CODE]] = number
+    return head, test, code
+
+
+def _verify_code(home: Storage, named: dict[str, int], findings: Findings) -> None:
+    """Compare the saved run files and code with their names, which have the digest of their bytes."""
+    there = set(home.files("code"))
+    for path in sorted({*named, *filter(is_saved_code, there)}):
+        try:
+            data = home.read(path)
+        except FileMissing:
+            text = f"is missing, and {entry_path(named[path])} names it" if path in named else None
+        else:
+            findings.files, findings.bytes = findings.files + 1, findings.bytes + len(data)
+            text = None if path == saved_code_path(data) else "does not have the digest in its name"
+        if text is not None:
+            findings.damages.append(Damage(path, f"{home.uri}/{path} {text}; {_CODE_REMEDY}"))
 
 
 def _verify_blocks(home: Storage, entries: int, findings: Findings) -> None:
@@ -154,27 +182,7 @@ def _count(log: RunLog) -> int:
     return max([*listed, probed]) + 1
 
 
-def _refold(before: Head | None, entry: Entry) -> str | None:
-    path = entry_path(entry.number)
-    try:
-        expected = fold(before, entry.body)
-    except RunLogError as fault:
-        return f"{path} does not follow from the entries before it: {fault}"
-    try:
-        keys = [key for key in Head.model_fields if not _same(getattr(expected, key), getattr(entry.head, key))]
-    except RunLogError as fault:
-        return f"{path} names a page that cannot be read: {fault}"
-    return (
-        f"{path} records a state that does not follow from the entries before it ({', '.join(keys)})" if keys else None
-    )
-
-
-def _same(expected: object, recorded: object) -> bool:
-    # Compared as text if they differ, because NaN is not equal to itself.
-    return expected is recorded or expected == recorded or repr(expected) == repr(recorded)
-
-
-def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> None:
+def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, of_entry: int) -> None:
     """Compare a checkpoint's manifest with the log and its files with the manifest."""
     damages: list[Damage] = []
     files = size = 0
@@ -198,7 +206,7 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> N
             if fault_text is not None:
                 damages.append(Damage(f"{ref.path}/{file.name}", fault_text))
             files, size = files + 1, size + file.size
-    if damages and _retired_meanwhile(log, ref):
+    if damages and _retired_meanwhile(log, ref, of_entry):
         return
     findings.checkpoints += 1
     findings.files += files
@@ -206,13 +214,13 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings) -> N
     findings.damages += damages
 
 
-def _retired_meanwhile(log: RunLog, ref: CheckpointRef) -> bool:
-    """Whether a writer retired the checkpoint, and perhaps deleted it, during the read."""
+def _retired_meanwhile(log: RunLog, ref: CheckpointRef, number: int) -> bool:
+    """Whether a writer retired the checkpoint, and perhaps deleted it, after entry `number`, which retains it."""
     try:
         head = log.head()
     except RunLogError:
         return False
-    return head is not None and ref not in head.retained
+    return head is not None and head.number > number and ref not in head.retained
 
 
 def _verify_dataset(

@@ -18,6 +18,7 @@ from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.runlog.stage_results import write_answer
 from tests.support.fake_run import DATASET, FakeRun
+from tests.support.small_logs import signed
 
 Key = str | int
 Place = tuple[Key, ...]
@@ -104,7 +105,8 @@ class HostileHome:
         for path, data in files.items():
             if path.startswith("log/0"):
                 for old, new in digests.items():
-                    files[path] = data = data.replace(old.encode(), new.encode())  # noqa: PLW2901 - one after the other
+                    data = data.replace(old.encode(), new.encode())  # noqa: PLW2901 - one after the other
+                files[path] = data if data == self._sound[path] else signed(json.loads(data))
         shutil.rmtree(self.storage / "forked", ignore_errors=True)
         for path in set(self.run.home.files("")) - files.keys():
             self.run.path(path).unlink()
@@ -179,7 +181,7 @@ def _begun_from_weights(run: FakeRun) -> None:
         file = run.path(f"log/{number:08d}.json")
         entry = json.loads(file.read_bytes())
         entry["body"][key] = value
-        file.write_text(json.dumps(entry))
+        file.write_bytes(signed(entry))
 
 
 def _with_digest(data: Any) -> tuple[bytes, str]:

@@ -1,6 +1,8 @@
 """Small runs for tests of the log."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import (
@@ -25,7 +27,7 @@ from tasks.foundation.contracts.log_entry import (
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit
-from tasks.foundation.runlog.entry_codec import Decoded, decode
+from tasks.foundation.runlog.entry_codec import Decoded, decode, with_digest
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.kept_pages import PageStore
@@ -143,6 +145,18 @@ def head_of(log: RunLog) -> Head:
 
 def log_numbers(home: Storage) -> list[int]:
     return sorted(number for path in home.files("log") if (number := entry_number(path)) is not None)
+
+
+def signed(entry: dict[str, Any]) -> bytes:
+    """The file of an entry of which a test has changed the JSON, with the digest of its bytes."""
+    return with_digest(json.dumps({key: value for key, value in entry.items() if key != "sha256"}).encode())
+
+
+def edit_entry(home: Storage, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON of an entry as a version of Baton would write it: with the digest of its bytes."""
+    entry = json.loads(home.read(entry_path(number)))
+    change(entry)
+    home.write(entry_path(number), signed(entry))
 
 
 def folders(home: Storage) -> set[str]:

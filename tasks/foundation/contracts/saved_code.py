@@ -1,6 +1,7 @@
 """The run file and the user's code as they are saved in a run's home."""
 
 import base64
+import hashlib
 import posixpath
 import re
 from typing import Annotated, Final, Literal
@@ -31,6 +32,11 @@ def folders_up(path: str) -> int:
     """Return how many folders a normalized path begins with going up."""
     parts = path.split("/")
     return next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+
+
+def saved_code_path(data: bytes) -> str:
+    """Return where a home has these bytes of saved code."""
+    return f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
 
 
 def is_saved_code(path: object) -> bool:

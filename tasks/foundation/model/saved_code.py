@@ -3,7 +3,6 @@
 The log's identity names the newest; an accepted change adds another file. So the code of each commit can be found.
 """
 
-import hashlib
 import posixpath
 import re
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Final
 
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode
+from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.errors import FileAlreadyThere, ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.code_digest import files_beside
@@ -90,7 +89,7 @@ def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | 
     """
     files = collect_code(spec, folder)
     data = SavedCode.of(spec, files, git_revision(folder, files), model).to_json()
-    path = f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
+    path = saved_code_path(data)
     with suppress(FileAlreadyThere):  # it is named after its content
         home.create(path, data)
     return {SAVED_CODE: path}

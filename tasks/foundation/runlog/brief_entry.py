@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.lean_entry import step_in_path
 from tasks.foundation.errors import FileMissing
+from tasks.foundation.runlog.entry_codec import has_its_digest
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.newest_entry import last_from
 from tasks.foundation.storage.base import Storage
@@ -66,7 +67,6 @@ class _Retained(Contract):
 
 
 class _Head(Contract):
-    base: int = Field(ge=0)
     tip: _Ref | Literal["newest"] | None = "newest"
     retained: _Retained = _Retained()
     best: _Best | None = None
@@ -99,14 +99,14 @@ class _Entry(Contract):
 
 
 def brief_facts(home: Storage, hint: int) -> RunFacts | None:
-    """Return the facts of a run from its newest entry, and of logs of earlier versions from one more.
+    """Return the facts of a run from its newest entry.
 
     Args:
         home: of the run.
         hint: the number in `log/HINT`; at least 1.
 
     Returns:
-        None if these entries do not say it, are missing, are damaged, or are of another schema_version.
+        None if the entry does not say it, is missing, is damaged, or is of an earlier version.
     """
     try:
         newest = _read(home, last_from(home, hint))
@@ -115,7 +115,7 @@ def brief_facts(home: Storage, hint: int) -> RunFacts | None:
             validation=_validation(newest),
             best=_best(newest.head),
             entries=newest.number + 1,
-            last_commit=_last_commit(home, newest),
+            last_commit=newest.time if newest.body.kind == "checkpoint" else newest.totals.last_commit,
             # Totals leave out what a commit has; see `entry_codec.py`.
             target=newest.totals.target if newest.body.target is None else newest.body.target,
             ended_early=newest.head.finished is not None,
@@ -129,7 +129,10 @@ class _NotHere(ValueError):
 
 
 def _read(home: Storage, number: int) -> _Entry:
-    entry = _Entry.model_validate_json(home.read(entry_path(number)), extra="ignore")
+    data = home.read(entry_path(number))
+    if not has_its_digest(data):  # damaged, or of an earlier version, and to be compared with the entry before it
+        raise _NotHere
+    entry = _Entry.model_validate_json(data, extra="ignore")
     if entry.number != number:
         raise _NotHere
     return entry
@@ -169,14 +172,3 @@ def _best(head: _Head) -> BestFacts | None:
             raise _NotHere
         ref = named[0]
     return BestFacts(metric=best.metric, value=best.value, step=_step(ref))
-
-
-def _last_commit(home: Storage, newest: _Entry) -> str:
-    if newest.body.kind == "checkpoint":
-        return newest.time
-    if newest.totals.last_commit is not None:
-        return newest.totals.last_commit
-    moved_tip = _read(home, newest.head.base)  # an earlier version wrote the log; usually this is the commit
-    if moved_tip.body.kind != "checkpoint":
-        raise _NotHere
-    return moved_tip.time

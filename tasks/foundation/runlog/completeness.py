@@ -4,8 +4,12 @@ from collections.abc import Sequence
 
 from tasks.foundation.contracts.base import is_json
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
+from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.errors import RunLogError
+from tasks.foundation.messages import message
+from tasks.foundation.runlog.entry_codec import has_its_digest
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
+from tasks.foundation.runlog.folding import unexpected_keys
 from tasks.foundation.storage.base import Storage
 
 # Describes the fork that a home without a log is about to become; see checkpoint/fork.py.
@@ -13,11 +17,13 @@ UNFINISHED_FORK = "fork.json"
 
 
 def require_whole(home: Storage) -> None:
-    """Check that no entry of the log in `home` is missing.
+    """Check that no entry of the log in `home` is missing, and that nothing else stands where an entry belongs.
 
     Raises:
         RunLogError: an entry is missing, or the whole log of a run that has checkpoints.
     """
+    for path in folders_in_log(home):
+        raise folder_as_entry(home, path)
     listed = _listed(home)
     if not listed:
         _require_no_checkpoints(home)
@@ -25,6 +31,23 @@ def require_whole(home: Storage) -> None:
         # A listing may lag behind, so check a missing name directly.
         if number not in listed and not home.exists(entry_path(number)):
             raise missing_entry(f"{home.uri}/{entry_path(number)}")
+
+
+def folders_in_log(home: Storage) -> list[str]:
+    """Paths of the folders that stand where an entry belongs. Object stores can have both."""
+    if home.transfers > 1:
+        return []
+    return sorted(path for path in home.folders("log") if entry_number(path) is not None)
+
+
+def folder_as_entry(home: Storage, path: str) -> RunLogError:
+    """The error for a folder that stands where an entry belongs, so that the log seems to end before it."""
+    return RunLogError(
+        message(
+            f"{home.uri}/{path} is a folder, where an entry of the log belongs",
+            hints=["move it away, and restore the file from a backup if the entry has been written"],
+        )
+    )
 
 
 def require_entry(home: Storage, number: int) -> None:
@@ -76,7 +99,7 @@ def disappeared_log(home: Storage) -> RunLogError:
 
 
 def unreadable_entry(home: Storage, number: int, data: bytes, error: RunLogError) -> RunLogError:
-    """The error for an entry that cannot be read, with the remedy.
+    """The error for an entry that cannot be read or believed, with the remedy.
 
     Args:
         home: the run's home.
@@ -84,9 +107,49 @@ def unreadable_entry(home: Storage, number: int, data: bytes, error: RunLogError
         data: the content of its file.
         error: why it cannot be read.
     """
-    remedy = "restore the file from a backup"
-    if is_json(data):  # complete, so another version may be able to read it
-        remedy += ", or use the version of Baton that wrote it"
-    elif not home.exists(entry_path(number + 1)):
-        remedy += "; without a backup, stop all processes of this run and delete the file: only this entry is lost"
-    return RunLogError(f"{error}; {remedy}")
+    hints = ["restore the file from a backup"]
+    if is_json(data) and has_its_digest(data) is None:  # complete, so another version may be able to read it
+        hints.append("or use the version of Baton that wrote it")
+    if home.exists(entry_path(number + 1)):
+        hints.append(f"without a backup, start a run of another name with init.weights: {home.uri}")
+    elif number == 0:
+        hints.append(f"without a backup, move {home.uri} away and start the run again: nothing was committed")
+    else:
+        hints.append(without_newest(home, number))
+    return RunLogError(message(str(error), hints=hints))
+
+
+def require_follows(home: Storage, before: Head | None, entry: Entry) -> None:
+    """Check that the state in an entry follows from the state before it.
+
+    Raises:
+        RunLogError: it does not follow, or a page that it names cannot be read.
+    """
+    where, number = f"{home.uri}/{entry_path(entry.number)}", entry.number
+    try:
+        keys = [key for key in unexpected_keys(before, entry) if not _unknown_to_earlier_versions(entry.head, key)]
+    except RunLogError as fault:
+        raise RunLogError(f"{where} does not follow from the entries before it: {fault}") from fault
+    if keys:
+        hints = [f"one of the two files was changed: restore {entry_path(number)} or the one before it from a backup"]
+        if number and not home.exists(entry_path(number + 1)):
+            hints.append(without_newest(home, number))
+        problem = f"{where} records a state that does not follow from the entries before it ({', '.join(keys)})"
+        raise RunLogError(message(problem, hints=hints))
+
+
+def _unknown_to_earlier_versions(head: Head, key: str) -> bool:
+    """Whether an earlier version, which went on with a log of a later one, may have left a key out."""
+    return key in {"borders", "tested", "read_whole"} and not getattr(head, key)
+
+
+def without_newest(home: Storage, number: int) -> str:
+    """How a run goes on if its newest entry is lost.
+
+    The entry before it has a whole state. What the lost one retired still has its files, because they are deleted two
+    commits later, and work that is lost with it is done again.
+    """
+    return (
+        f"without a backup, stop all processes of this run and move {entry_path(number)} out of {home.uri}/log: only "
+        f"this entry is lost, and the run continues from entry {number - 1}"
+    )

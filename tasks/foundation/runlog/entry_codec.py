@@ -3,9 +3,16 @@
 The bytes of an entry (schema_version 2) repeat nothing large: the identity stands in the entry that sets it and is
 named by number and digest elsewhere, and retained checkpoints move into pages (`kept_pages.py`). In memory an entry is
 whole. Entries of schema_version 1, which repeat everything, are read as before.
+
+The last key of the JSON object is the sha256 of all bytes of the file before that key. It is compared before anything
+else is believed, so a bit that flips in an entry is found whatever it means. It covers the bytes as they are written
+and not the parsed entry, from which a reader drops the keys that it does not know. Entries of earlier versions have no
+such key; `RunLog` compares the newest of them with the entry before it.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +53,8 @@ from tasks.foundation.runlog.columns import with_columns, with_rows
 from tasks.foundation.runlog.kept_pages import PageStore, lists_of
 from tasks.foundation.runlog.page_layout import lay_out
 
+_DIGEST_AT_END = re.compile(rb',"sha256":"([0-9a-f]{64})"}\Z')
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -55,11 +64,13 @@ class Decoded:
         entry: the whole entry.
         lean: the head in its file; None for schema_version 1, where each entry has the identity.
         size: bytes of its file.
+        has_digest: whether the file has the digest of its own bytes, which was compared.
     """
 
     entry: Entry
     lean: LeanHead | None
     size: int
+    has_digest: bool
 
     @cached_property
     def identity(self) -> SetIn:
@@ -114,7 +125,26 @@ def encode(entry: Entry, before: Decoded | None, store: PageStore) -> Encoded:
         "head": _compact(lean),
         "totals": None if entry.totals is None else _totals_json(entry.totals, body),
     }
-    return Encoded(json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode(), pages)
+    return Encoded(with_digest(json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()), pages)
+
+
+def with_digest(data: bytes) -> bytes:
+    """Return the JSON object of an entry with the digest of its own bytes as its last key.
+
+    Args:
+        data: a JSON object with at least one key, without white space after it.
+    """
+    before = data[:-1]
+    return before + b',"sha256":"%s"}' % hashlib.sha256(before).hexdigest().encode()
+
+
+def has_its_digest(data: bytes) -> bool | None:
+    """Compare the bytes of an entry with the digest in them; None: they have none."""
+    found = _DIGEST_AT_END.search(data)
+    if found is not None:
+        return hashlib.sha256(data[: found.start()]).hexdigest().encode() == found[1]
+    # The key is there, but not as `with_digest` writes it: somebody has written the file again.
+    return False if "sha256" in _parsed(data) else None
 
 
 def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Decoded], store: PageStore) -> Decoded:
@@ -128,15 +158,18 @@ def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Dec
         store: the pages of the log.
 
     Raises:
-        RunLogError: the bytes are not an entry, or it does not fit the entries that it names.
+        RunLogError: the bytes are not an entry, are not as they were written, or do not fit the entries that it names.
         AnotherVersion: a newer version of Baton wrote it.
     """
+    own_digest = has_its_digest(data)
+    if own_digest is False:
+        raise RunLogError(f"{where} is damaged: its bytes do not have the sha256 that it ends with")
     whole = _parsed(data)
     if whole.get("schema_version", 1) == 1:
         entry = Entry.from_json(data, where=where, error=RunLogError)
         if entry.number != number:
             raise _other_number(where, entry.number)
-        return Decoded(entry, None, len(data))
+        return Decoded(entry, None, len(data), own_digest is True)
     lean = LeanEntry.from_json(with_rows(data, whole), where=where, error=RunLogError)
     if lean.number != number:
         raise _other_number(where, lean.number)
@@ -151,11 +184,13 @@ def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Dec
     entry = Entry(
         number=lean.number, time=lean.time, attempt=lean.attempt, body=lean.body, head=head, totals=_totals(lean)
     )
-    return Decoded(entry, lean.head, len(data))
+    return Decoded(entry, lean.head, len(data), own_digest is True)
 
 
 def _head(lean: LeanEntry, lists: dict[Any, Any], identity: Mapping[str, Any]) -> Head:
     retained, head = lists["retained"], lean.head
+    if head.tip == "newest" and not retained:
+        raise ValueError("tip: it is the newest retained checkpoint, and none is retained")
     return Head.model_construct(
         number=lean.number,
         base=head.base,

@@ -32,9 +32,6 @@ class EntryMemory:
             self._entries.move_to_end(number)
             if len(self._entries) > _REMEMBERED:
                 self._entries.popitem(last=False)
-            # Without a newest one, HINT is a better start than an entry that somebody asked for.
-            if self.newest is not None and number > self.newest.entry.number:
-                self.newest = one
             return one
 
     def see(self, newest: Decoded) -> Decoded:

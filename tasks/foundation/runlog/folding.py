@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from tasks.foundation.contracts.checkpoint import WholeRead, base_in_folder_name
 from tasks.foundation.contracts.identity_keys import CALLBACKS, VALIDATION
@@ -12,6 +12,7 @@ from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
     Commit,
+    Entry,
     Evaluation,
     EvaluationOnTest,
     Finish,
@@ -34,7 +35,7 @@ def fold(head: Head | None, body: Body) -> Head:  # noqa: C901, PLR0911 - one re
     """Return the state after `body`, which becomes entry `head.number + 1`, or entry 0.
 
     Raises:
-        RunLogError: the first entry is not an origin, or a later one is.
+        RunLogError: the first entry is not an origin, or a later one is, or it rewinds to what is not retained.
     """
     if isinstance(body, Origin):
         if head is not None:
@@ -115,6 +116,8 @@ def _commit(head: Head, body: Commit) -> Head:
 
 def _rewind(head: Head, body: Rewind) -> Head:
     """Drop every checkpoint after the one rewound to; their files are deleted like those of retired checkpoints."""
+    if body.to not in head.retained:
+        raise RunLogError(f"a rewind goes back to {body.to.path}, which is not retained")
     kept = head.retained.index(body.to) + 1
     dropped = tuple(ref.path for ref in head.retained[kept:])
     best = None if head.best is not None and head.best.checkpoint.path in dropped else head.best
@@ -220,3 +223,21 @@ def _better(head: Head, body: Evaluation) -> Best | None:
         if not better:
             return before
     return Best(checkpoint=body.checkpoint, metric=rule.metric, mode=rule.mode, value=value)
+
+
+def unexpected_keys(before: Head | None, entry: Entry) -> tuple[str, ...]:
+    """Return the keys of an entry's state that do not follow from the state before it.
+
+    Raises:
+        RunLogError: an entry of its kind cannot follow, or a page that the state names cannot be read.
+    """
+    expected, recorded = fold(before, entry.body), entry.head
+    return tuple(key for key in Head.model_fields if not _same(key, getattr(expected, key), getattr(recorded, key)))
+
+
+def _same(key: str, expected: Any, recorded: Any) -> bool:
+    if expected is recorded or expected == recorded:
+        return True
+    if key == "evaluated":  # a file does not keep their order, which means nothing
+        return sorted(expected) == sorted(recorded)
+    return repr(expected) == repr(recorded)  # NaN is not equal to itself

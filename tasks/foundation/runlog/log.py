@@ -9,7 +9,13 @@ from typing import Literal, TypeVar
 
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, Totals
 from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, RunLogError
-from tasks.foundation.runlog.completeness import disappeared_log, missing_entry, require_whole, unreadable_entry
+from tasks.foundation.runlog.completeness import (
+    disappeared_log,
+    missing_entry,
+    require_follows,
+    require_whole,
+    unreadable_entry,
+)
 from tasks.foundation.runlog.entry_blocks import BLOCK_ENTRIES, entries_of_block
 from tasks.foundation.runlog.entry_codec import Decoded, decode, encode
 from tasks.foundation.runlog.entry_memory import EntryMemory
@@ -208,11 +214,12 @@ class RunLog:
             try:
                 entry = self._create(entry)
             except FileAlreadyThere:
-                existing = self.entry(number)
+                found = self._require(number)
+                existing = found.entry
                 # The existing entry may be our own: the create succeeded, but its response was lost. Compare the
                 # JSON, because a NaN metric is not equal to itself.
                 if existing.attempt == attempt and existing.body.to_json() == body.to_json():
-                    return existing
+                    return self._memory.see(found).entry
                 head, is_newest = self.head(), True
                 continue
             # Retention follows a commit and writes HINT. Cloud Storage limits writes of one object to one per second.
@@ -295,7 +302,7 @@ class RunLog:
         if self._entry(number + 1) is None:
             self.home.local_path(entry_path(number))  # costs no request in a remote store
             return seen
-        return self._require(last_from(self.home, number + 1))
+        return self._believed(self._require(last_from(self.home, number + 1)))
 
     def _find_newest(self) -> Decoded | None:
         """Read the newest entry: three requests if HINT is correct, and a few more if it is a few entries behind."""
@@ -304,7 +311,23 @@ class RunLog:
         found = self._entry(number) if number > 0 else None
         if found is None and self.home.exists(entry_path(0)):  # HINT is missing, or points past the end
             found = self._require(last_from(self.home, 0))
-        return None if found is None else self._memory.see(found)
+        return None if found is None else self._believed(found)
+
+    def _believed(self, newest: Decoded) -> Decoded:
+        """Remember the newest entry. One without a digest has to follow from the entry before it.
+
+        Raises:
+            RunLogError: it does not follow.
+        """
+        if not newest.has_digest:
+            number = newest.entry.number
+            before = self._require(number - 1).entry.head if number else None
+            try:
+                require_follows(self.home, before, newest.entry)
+            except RunLogError:
+                self._memory.forget()  # somebody may restore one of the two
+                raise
+        return self._memory.see(newest)
 
     def write_hint(self, number: int | None = None) -> None:
         """Write the number of the newest entry to HINT, unless this log has done so before. Best effort.

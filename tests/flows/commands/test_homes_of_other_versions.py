@@ -16,6 +16,7 @@ from tasks.foundation.errors import AnotherVersion
 from tasks.foundation.runlog.stage_results import find_segment, take_answer, write_answer
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
+from tests.support.small_logs import signed
 
 OLDER = CHECKOUT / "tests" / "older_homes"
 
@@ -57,7 +58,8 @@ def run(tmp_path: Path) -> FakeRun:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    data = json.loads(path.read_text()) | changes
+    path.write_bytes(signed(data) if path.parent.name == "log" else json.dumps(data).encode())
 
 
 def test_every_verb_refuses_an_entry_of_a_newer_version(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

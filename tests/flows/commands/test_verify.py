@@ -16,6 +16,7 @@ from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.fake_run import DATASET, FakeRun, flip_a_byte
+from tests.support.small_logs import signed
 
 
 @pytest.fixture
@@ -96,9 +97,10 @@ def test_shard_changed_together_with_its_checksum_is_damage(run: FakeRun, capsys
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a JSON file; an entry of the log gets the digest of its new bytes."""
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    path.write_bytes(signed(data) if path.parent.name == "log" else json.dumps(data).encode())
 
 
 def tip_file(run: FakeRun, name: str) -> Path:

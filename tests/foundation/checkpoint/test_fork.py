@@ -242,6 +242,8 @@ class _Below:
 
     def __getattr__(self, verb: str) -> object:
         inner = getattr(self._root, verb)
+        if not callable(inner):
+            return inner
         if verb in {"files", "folders"}:
             return lambda folder: [
                 path.removeprefix(f"{self._folder}/") for path in inner(f"{self._folder}/{folder}".rstrip("/"))

@@ -13,7 +13,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.random_logs import anything, append, next_commit
-from tests.support.small_logs import head_of, origin
+from tests.support.small_logs import edit_entry, head_of, origin
 
 
 def random_log(home: Storage, seed: int, entries: int) -> RunLog:
@@ -23,10 +23,6 @@ def random_log(home: Storage, seed: int, entries: int) -> RunLog:
         append(log, anything(head_of(log), chance))
     append(log, next_commit(head_of(log), chance))
     return log
-
-
-def edit(home: Storage, number: int, /, **changes: object) -> None:
-    home.write(entry_path(number), json.dumps(json.loads(home.read(entry_path(number))) | changes).encode())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -57,26 +53,6 @@ def test_a_correct_hint_costs_one_read(memory: MemoryStorage) -> None:
     assert (counted.calls["read"], counted.calls["exists"]) == (1, 1)
 
 
-def test_log_without_last_commit_costs_one_more_read(memory: MemoryStorage) -> None:
-    chance, log = random.Random(0), random_log(memory, 0, 3)
-    committed = append(log, next_commit(head_of(log), chance))
-    newest = append(log, anything(head_of(log), random.Random(3)))
-    while newest.head.base != committed.number or isinstance(newest.body, Commit):
-        committed = append(log, next_commit(head_of(log), chance))
-        newest = append(log, anything(head_of(log), chance))
-    whole = brief_facts(memory, 1)
-    totals = json.loads(memory.read(entry_path(newest.number)))["totals"]
-    assert totals.pop("last_commit") == committed.time
-    edit(memory, newest.number, totals=totals)
-    edit(memory, committed.number, time="2026-01-01T00:00:00+00:00")
-    counted = Counting(memory)
-    facts = brief_facts(counted, newest.number)
-    assert facts is not None
-    assert whole is not None
-    assert (facts.last_commit, facts.step) == ("2026-01-01T00:00:00+00:00", whole.step)
-    assert counted.calls["read"] == 2
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"schema_version": 1}, {"schema_version": 3}, {"number": 2}, {"body": {"kind": "new"}}, {"totals": None}],
@@ -84,7 +60,7 @@ def test_log_without_last_commit_costs_one_more_read(memory: MemoryStorage) -> N
 def test_what_is_not_understood_is_left_to_the_log(memory: MemoryStorage, changes: dict[str, object]) -> None:
     last = head_of(random_log(memory, 0, 5)).number
     assert brief_facts(memory, last) is not None
-    edit(memory, last, **changes)
+    edit_entry(memory, last, lambda entry: entry.update(changes))
     assert brief_facts(memory, last) is None
 
 

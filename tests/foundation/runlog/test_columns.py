@@ -11,7 +11,7 @@ from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.columns import with_columns, with_rows
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
-from tests.support.small_logs import begin, committing, head_of, stage
+from tests.support.small_logs import begin, committing, edit_entry, head_of, stage
 
 ODD = {"loss": math.nan, "gain": -math.inf, "zero": -0.0, "third": 1 / 3}
 ROWS = (
@@ -54,8 +54,6 @@ def test_commit_of_many_rows_is_read_back(memory: MemoryStorage) -> None:
 @pytest.mark.parametrize("history", [{"step": [1, 2], "metrics": {"loss": [1.0]}}, {"step": 3}, {"step": {"a": 1}}])
 def test_columns_of_different_lengths_are_refused(memory: MemoryStorage, history: object) -> None:
     begin(memory)
-    entry = json.loads(memory.read("log/00000001.json"))
-    entry["body"]["history"] = history
-    memory.write("log/00000001.json", json.dumps(entry).encode())
+    edit_entry(memory, 1, lambda entry: entry["body"].update(history=history))
     with pytest.raises(RunLogError, match=r"log/00000001\.json: not a readable Entry: body\.checkpoint\.history"):
         RunLog(memory).entry(1)

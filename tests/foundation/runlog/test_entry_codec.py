@@ -3,7 +3,6 @@
 import json
 import random
 import uuid
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.random_logs import reads
-from tests.support.small_logs import ENVIRONMENT, evaluation, head_of, on_test, origin
+from tests.support.small_logs import ENVIRONMENT, edit_entry, evaluation, head_of, on_test, origin
 
 ENTRY_TIME = "2026-01-01T00:00:00+00:00"
 LARGE = {"data.folder": "datasets/x", "model.config": ["layer " * 16] * 10_000}  # 1 MB
@@ -177,26 +176,22 @@ def test_head_of_a_long_log_reads_no_pages(memory: MemoryStorage) -> None:
     assert counted.calls["read"] < 3 + 12
 
 
-def edit(home: Storage, path: str, change: Any) -> None:
-    whole = json.loads(home.read(path))
-    change(whole)
-    home.write(path, json.dumps(whole).encode())
-
-
 def test_entry_with_another_identity_is_refused(memory: MemoryStorage) -> None:
     log = long_run(memory, 2)
-    newest = f"log/{head_of(log).number:08d}.json"
-    edit(memory, newest, lambda entry: entry["head"]["identity"].update(digest="0" * 32))
-    with pytest.raises(RunLogError, match=rf"{newest}: entry 0 does not have its identity, which has the digest 000"):
+    newest = head_of(log).number
+    edit_entry(memory, newest, lambda entry: entry["head"]["identity"].update(digest="0" * 32))
+    with pytest.raises(
+        RunLogError, match=rf"{newest:08d}\.json: entry 0 does not have its identity, which has the digest 000"
+    ):
         dict(head_of(RunLog(memory)).identity)
-    edit(memory, newest, lambda entry: entry["head"]["identity"].update(entry=9999))
+    edit_entry(memory, newest, lambda entry: entry["head"]["identity"].update(entry=9999))
     with pytest.raises(RunLogError, match="entry 9999 does not have its identity"):
         RunLog(memory).head()
 
 
 def test_changed_origin_is_refused(memory: MemoryStorage) -> None:
     long_run(memory, 2)
-    edit(memory, "log/00000000.json", lambda entry: entry["body"]["identity"].update(seed=7))
+    edit_entry(memory, 0, lambda entry: entry["body"]["identity"].update(seed=7))
     with pytest.raises(RunLogError, match=r"log/00000000\.json: entry 0 does not have its identity"):
         dict(head_of(RunLog(memory)).identity)
 

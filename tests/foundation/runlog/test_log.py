@@ -10,6 +10,7 @@ from tasks.foundation.contracts.log_entry import Commit, Head
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import FileAlreadyThere, RunLogError, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.entry_codec import with_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -38,9 +39,9 @@ def long_log(home: Storage, entries: int) -> Counting:
     """A log in which only the newest entry is valid, because finding it reads no other."""
     newest = begin(home).entry(1)
     for number in range(2, entries):
-        data = newest.model_copy(
+        data = with_digest(newest.model_copy(
             update={"number": number, "head": newest.head.model_copy(update={"number": number})}
-        ).to_json() if number == entries - 1 else b"{}"  # fmt: skip
+        ).to_json()) if number == entries - 1 else b"{}"  # fmt: skip
         home.write(f"log/{number:08d}.json", data)
     return Counting(home)
 

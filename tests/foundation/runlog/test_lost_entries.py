@@ -80,20 +80,25 @@ def test_overtaken_start_is_not_a_lost_log(store: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "remedy"), [(9, "stop all processes of this run and delete the file"), (3, "backup$")]
+    ("number", "remedy"),
+    [
+        (9, r"stop all processes of this run and move log/00000009\.json out of .*/log: only this entry is lost"),
+        (3, r"\nhint: without a backup, start a run of another name with init\.weights: "),
+        (0, r"\nhint: without a backup, start a run of another name with init\.weights: "),
+    ],
 )
 def test_unreadable_entry_has_a_remedy(store: Storage, number: int, remedy: str) -> None:
     ten(store)
     log = RunLog(store)
     path = f"log/{number:08d}.json"
     store.write(path, store.read(path)[:100])
-    with pytest.raises(RunLogError, match=rf"{path}: not a readable Entry: .*restore the file from a backup"):
+    with pytest.raises(RunLogError, match=rf"{path}: not a readable Entry: .*\nhint: restore the file from a backup"):
         log.entry(number)
     with pytest.raises(RunLogError, match=remedy):
         log.entry(number)
 
 
-def test_deleting_unreadable_entry_loses_only_it(store: Storage) -> None:
+def test_moving_the_newest_entry_away_loses_only_it(store: Storage) -> None:
     log = ten(store)
     before = log.entry(8).head
     store.delete("log/00000009.json")
