@@ -115,7 +115,10 @@ class StorageError(BatonError):
 
 
 class StoreRefused(StorageError):
-    """The store refuses until a person changes credentials, a role, or a bucket's settings."""
+    """The store refuses until a person changes credentials, a role, or a bucket's settings.
+
+    Only while nothing is written: afterwards a refusal is an outage, and a `StorageError`.
+    """
 
     exit_code = 2
 

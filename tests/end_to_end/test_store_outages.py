@@ -1,4 +1,4 @@
-"""SIGTERM during a store outage: the process exits in time with a message, and every commit stays."""
+"""Store outages, and SIGTERM during one: the process ends in time with a message, and every commit stays."""
 
 import signal
 import subprocess
@@ -86,3 +86,20 @@ def test_sigterm_during_a_store_outage(
     tip = log.require_head().tip
     assert tip is not None
     assert find_damage(log.home, tip, read_bytes=True) is None
+
+
+@pytest.mark.parametrize(("times", "code"), [(6, 0), (None, 1)], ids=["comes back", "stays away"])
+def test_refusal_in_mid_training_is_waited_for(cloud: FakeGcs, tmp_path: Path, times: int | None, code: int) -> None:
+    environment = environment_with(tmp_path / "prefect") | {"BATON_STORAGE_PATIENCE_SECONDS": "15"}
+    home = f"runs/{HOMES['digits']}/"
+    with child("flows.without_prefect", ["--max-seconds", "20"], tmp_path, environment) as process:
+        wait_until(lambda: entries_in(cloud, home) >= 4, process)
+        refused = {"match": {"kind": "object.insert"}, "times": times, "fault": "status", "code": 403}
+        cloud.faults = FaultPlan.scripted([refused])
+        assert process.wait(LONGEST_SECONDS) in {code, 3 if code == 0 else code}
+    output = (tmp_path / "output").read_text()
+    assert "Injected by the fake. (403); retrying" in output, output[-3000:]
+    if code:
+        assert "gave up after" in output, output[-3000:]
+        assert "what is committed stays; run the same command to continue" in output
+    assert "Traceback" not in output, output[-3000:]

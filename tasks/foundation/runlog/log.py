@@ -26,6 +26,7 @@ from tasks.foundation.runlog.newest_entry import Hint, last_from
 from tasks.foundation.runlog.totals import totals_after, totals_of
 from tasks.foundation.runlog.whole_reads import WholeReads
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.parallel import parallel_map
 
 _READ_TOGETHER = 64
@@ -249,6 +250,7 @@ class RunLog:
             # entry stays: deleting one could never be safe, and without those before it, nobody continues it.
             steps: list[Callable[[], None]] = [lambda: self.home.create(path, encoded.data), self.require_still_there]
             parallel_map(lambda step: step(), steps, workers=len(steps))
+        PROCESS_DEADLINE.mark_written()  # its data may lie in a bucket, and the home on a disk
         return self._memory.see(self._memory.keep(written)).entry
 
     def _totals_up_to(self, entry: Entry, before: Entry | None) -> Totals | None:

@@ -1,4 +1,8 @@
-"""How long this process may still wait for a store: without limit until it is asked to stop."""
+"""How long this process may still wait for a store: without limit until it is asked to stop.
+
+A store that refuses is waited for only once a command that trains has written: until then, its credentials are wrong
+and it ends at once; afterwards they were right, and what has changed may change back.
+"""
 
 import math
 import threading
@@ -24,6 +28,12 @@ class Deadline:
         self._at = math.inf
         self._is_set = threading.Event()
         self._store_unreachable = False
+        self._in_command = self._has_written = False
+
+    @property
+    def has_written(self) -> bool:
+        """Whether a command that trains has written. From then on, a refusal is an outage and not refused input."""
+        return self._has_written
 
     @property
     def is_set(self) -> bool:
@@ -46,8 +56,12 @@ class Deadline:
 
     def clear(self) -> None:
         """Remove the deadline: this process begins another command."""
-        self._at, self._store_unreachable = math.inf, False
+        self._at, self._store_unreachable, self._has_written = math.inf, False, False
         self._is_set.clear()
+
+    def mark_written(self) -> None:
+        """Record that something was written, if this is within `for_command`."""
+        self._has_written = self._in_command
 
     def mark_store_unreachable(self) -> None:
         """Record that the store did not respond after the deadline."""
@@ -64,10 +78,15 @@ class Deadline:
 
     @contextmanager
     def for_command(self, grace_seconds: float) -> Iterator[None]:
-        """Use around a whole command: clears an earlier deadline, then does what `start_on_interrupt` does."""
+        """Use around a command that trains: clears an earlier deadline, then does what `start_on_interrupt` does."""
         self.clear()
-        with self.start_on_interrupt(grace_seconds):
-            yield
+        self._in_command = True
+        try:
+            with self.start_on_interrupt(grace_seconds):
+                yield
+        finally:
+            # The next command of a notebook begins with its own checks.
+            self._in_command = self._has_written = False
 
     @contextmanager
     def start_on_interrupt(self, grace_seconds: float) -> Iterator[None]:

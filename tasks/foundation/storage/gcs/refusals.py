@@ -1,10 +1,15 @@
-"""Turns what Cloud Storage and Google's credentials refuse into one message each, with the remedy."""
+"""Turns what Cloud Storage and Google's credentials refuse into one message each, with the remedy.
+
+Until a command that trains has written, a refusal is input that is refused (`StoreRefused`, exit code 2). Afterwards it
+is a failure of the store, as an outage is (`StorageError`, exit code 1): credentials and bucket were right.
+"""
 
 import os
 import re
 from datetime import UTC, datetime
 
 from tasks.foundation.errors import StorageError, StoreRefused
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, message_of
 
 _FORBIDDEN = 403
@@ -56,6 +61,8 @@ _REMEDIES = {
 _CLOCK = re.compile(r"\biat\b|\bexp\b|reasonable timeframe|short-lived token|clock|not yet valid|Token used too early")
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _SHOWN_CHARS = 300
+# About an object, and not about who asks: waiting would not help.
+_OF_OBJECT = re.compile("|".join(key for key in _REMEDIES if "hold" in key or "retention" in key), re.IGNORECASE)
 
 
 def refusal(error: Exception, *, where: str) -> StorageError:
@@ -72,7 +79,7 @@ def refusal(error: Exception, *, where: str) -> StorageError:
         if isinstance(each, google.auth.exceptions.GoogleAuthError):
             return credentials_refused(each, where)
     if isinstance(error, aiohttp.ClientSSLError):
-        return StoreRefused(
+        return _refusing(
             f"{where}: no secure connection ({message_of(error)}); check this machine's clock ({_now()}; set it with "
             "timedatectl set-ntp true) and its certificates (ca-certificates)"
         )
@@ -83,25 +90,25 @@ def refusal(error: Exception, *, where: str) -> StorageError:
     )
 
 
-def bucket_missing(where: str) -> StoreRefused:
+def bucket_missing(where: str) -> StorageError:
     """The error for a 404 when an object is created or listed."""
     bucket = _bucket_of(where)
-    return StoreRefused(
+    return _refusing(
         f"{where}: bucket {bucket} not found; correct the name, or create it: gcloud storage buckets create {bucket} "
         "--location=REGION --uniform-bucket-level-access (in the region of the accelerators)"
     )
 
 
-def compressed_object(where: str, encoding: str) -> StoreRefused:
+def compressed_object(where: str, encoding: str) -> StorageError:
     """The error for an object stored compressed: the store decompresses it, but its checksum is of the stored bytes."""
-    return StoreRefused(
+    return _refusing(
         f"{where}: stored with Content-Encoding: {encoding}, so its checksum is not that of its content; upload it "
         f"uncompressed (gcloud storage cp without --gzip-local), or have its bytes read as they are: gcloud storage "
         f"objects update {where} --clear-content-encoding"
     )
 
 
-def credentials_refused(error: Exception, where: str) -> StoreRefused:
+def credentials_refused(error: Exception, where: str) -> StorageError:
     """The error for credentials that are missing, unreadable or rejected."""
     import google.auth.exceptions
 
@@ -109,20 +116,20 @@ def credentials_refused(error: Exception, where: str) -> StoreRefused:
     file = os.environ.get(_CREDENTIALS)
     if isinstance(error, google.auth.exceptions.DefaultCredentialsError | OSError):
         if file:
-            return StoreRefused(
+            return _refusing(
                 f"{where}: {_CREDENTIALS}={file} cannot be used ({message}); set it to a service account's key file, "
                 "or unset it"
             )
-        return StoreRefused(
+        return _refusing(
             f"{where}: no credentials for Cloud Storage found. Run gcloud auth application-default login, or set "
             f"{_CREDENTIALS} to a service account's key file, or give the machine a service account"
         )
     if _CLOCK.search(message):
-        return StoreRefused(
+        return _refusing(
             f"{where}: Google rejects these credentials, most likely because this machine's clock is wrong: it shows "
             f"{_now()}. Set it (timedatectl set-ntp true) and run again (Google's message: {message})"
         )
-    return StoreRefused(
+    return _refusing(
         f"{where}: credentials rejected ({message}); renew them: gcloud auth application-default login, or use a "
         "service account's key that is not revoked"
     )
@@ -134,17 +141,32 @@ def _refused(error: ErrorResponse, where: str) -> StorageError:
     message, bucket = f"(the store's message: {_short(error.message)})", _bucket_of(where)
     for pattern, remedy in _REMEDIES.items():
         if re.search(pattern, f"{error.message} {error.reason}", re.IGNORECASE):
-            return StoreRefused(f"{where}: {remedy.format(bucket=bucket)} {message}")
+            return _refusing(f"{where}: {remedy.format(bucket=bucket)} {message}")
     if error.code != _FORBIDDEN:
         return StorageError(f"{where}: the store refused the request with {error.code} {message}")
     grant = _GRANT.replace("gs://BUCKET", bucket)
     found = _PERMISSION.search(error.message)
     if found is None:
-        return StoreRefused(f"{where}: permission denied; grant {_ROLES}: {grant} {message}")
-    return StoreRefused(
+        return _refusing(f"{where}: permission denied; grant {_ROLES}: {grant} {message}")
+    return _refusing(
         f"{where}: no permission to {_VERBS.get(found[2], found[2])} ({found[0]} is missing); grant {_ROLES}: {grant} "
         f"{message}"
     )
+
+
+def may_end(error: Exception) -> bool:
+    """Whether a refusal may end by itself: of credentials, of a role, or of a project, and not of one object."""
+    import aiohttp
+    import google.auth.exceptions
+
+    if isinstance(error, ErrorResponse):
+        about_object = _OF_OBJECT.search(f"{error.message} {error.reason}")
+        return error.code in {UNAUTHORIZED, _FORBIDDEN} and about_object is None
+    return isinstance(error, google.auth.exceptions.GoogleAuthError | aiohttp.ClientSSLError)
+
+
+def _refusing(message: str) -> StorageError:
+    return StorageError(message) if PROCESS_DEADLINE.has_written else StoreRefused(message)
 
 
 def _bucket_of(where: str) -> str:

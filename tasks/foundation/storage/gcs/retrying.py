@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE, Deadline
-from tasks.foundation.storage.gcs.refusals import refusal
+from tasks.foundation.storage.gcs.refusals import may_end, refusal
 from tasks.foundation.storage.gcs.responses import (
     UNAUTHORIZED,
     ChecksumMismatch,
@@ -116,14 +116,17 @@ class Retry:
         Raises:
             StorageError: the error is permanent, or the time is used up.
         """
-        if not self._is_worth_retrying(error):
+        refused = not self._is_worth_retrying(error)
+        # What worked before may work again: a token expires while no new one can be had, a role is given back.
+        was_allowed = self._deadline.has_written and not self._policy.best_effort
+        if refused and not (was_allowed and may_end(error)):
             raise refusal(error, where=self._where) from error
         now = self._clock()
         self._until = now + self._policy.total_seconds if self._until is None else self._until
         self._attempts += 1
         remaining = min(self._until - now, self._deadline.remaining())
         if remaining <= 0:
-            raise self._give_up(message_of(error), now - self._began) from error
+            raise self._give_up(error, now - self._began, refused=refused) from error
         longest = min(self._policy.first_wait_seconds * _FACTOR ** min(self._attempts - 1, 32), _LONGEST_WAIT_SECONDS)
         wait = min(random.uniform(0, longest), remaining)  # noqa: S311 - spreads clients out, guards nothing
         level = logging.DEBUG if self._policy.best_effort else logging.WARNING
@@ -132,17 +135,24 @@ class Retry:
         )
         self._deadline.sleep(wait)
 
-    def _give_up(self, message: str, seconds: float) -> StorageError:
+    def _give_up(self, error: Exception, seconds: float, *, refused: bool) -> StorageError:
         attempts = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
         if not self._deadline.is_set:
+            gave_up = (
+                f"gave up after {attempts} in {seconds:.1f} s (BATON_STORAGE_PATIENCE_SECONDS"
+                f"={self._policy.total_seconds:g})"
+            )
+            if refused:
+                return StorageError(f"{refusal(error, where=self._where)}; {gave_up}; {_RESUMABLE}")
             return StorageError(
-                f"{self._where}: {message}; gave up after {attempts} in {seconds:.1f} s (BATON_STORAGE_PATIENCE_SECONDS"
-                f"={self._policy.total_seconds:g}); check the network and the store's status page, and run again"
+                f"{self._where}: {message_of(error)}; {gave_up}; check the network and the store's status page, and "
+                "run again"
             )
         if self._deadline.remaining() <= 0:
             self._deadline.mark_store_unreachable()
+        fails = "refuses" if refused else "does not respond"
         return StoreUnreachable(
-            f"{self._where}: stopping, and the store does not respond ({message}; {attempts} in {seconds:.1f} s); "
+            f"{self._where}: stopping, and the store {fails} ({message_of(error)}; {attempts} in {seconds:.1f} s); "
             f"{_RESUMABLE}"
         )
 

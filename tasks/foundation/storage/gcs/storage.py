@@ -6,12 +6,13 @@ from pathlib import Path
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
 from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.download import Parts, local_target
 from tasks.foundation.storage.gcs import inserts, media
 from tasks.foundation.storage.gcs.batch import delete_all
 from tasks.foundation.storage.gcs.bucket_settings import FIELDS, check_settings
 from tasks.foundation.storage.gcs.objects import Bucket
-from tasks.foundation.storage.gcs.payload import BufferPayload, FilePayload
+from tasks.foundation.storage.gcs.payload import BufferPayload, FilePayload, Payload
 from tasks.foundation.storage.gcs.refusals import compressed_object
 from tasks.foundation.storage.gcs.response_shapes import Resource
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
@@ -87,21 +88,22 @@ class CloudStorage:
             inserts.create(self._bucket, self._key(path), data)
         except FileExistsError as error:
             raise FileAlreadyThere(f"{self.uri}/{path} already exists") from error
+        PROCESS_DEADLINE.mark_written()
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
         inserts.put(self._bucket, self._key(path), data)
+        PROCESS_DEADLINE.mark_written()
 
     def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`. Memory does not grow with the file."""
         payload = FilePayload.of(source)
-        return Upload(self._bucket, self._key(path), payload, in_one_request=payload.stat.size <= _PART_BYTES).run()
+        return self._upload(path, payload, in_one_request=payload.stat.size <= _PART_BYTES)
 
     def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
         """See `Storage.write_buffers`. Nothing is copied, and the answer to the upload is the stat."""
         payload = BufferPayload.of(buffers)
-        in_one_request = payload.stat.size <= _ONE_REQUEST_BYTES
-        return Upload(self._bucket, self._key(path), payload, in_one_request=in_one_request).run()
+        return self._upload(path, payload, in_one_request=payload.stat.size <= _ONE_REQUEST_BYTES)
 
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`. The bytes do not leave the bucket."""
@@ -194,6 +196,11 @@ class CloudStorage:
             self._bucket.delete(key)
         except StoreRefused as error:
             raise StoreRefused(f"{error}; the empty object {self._bucket.uri(key)} is left behind") from error
+
+    def _upload(self, path: str, payload: Payload, *, in_one_request: bool) -> FileStat:
+        stat = Upload(self._bucket, self._key(path), payload, in_one_request=in_one_request).run()
+        PROCESS_DEADLINE.mark_written()
+        return stat
 
     def _read(self, path: str, parts: Parts, begin: int, size: int | None) -> FileStat:
         self._read_parts(path, parts.take, begin, size)

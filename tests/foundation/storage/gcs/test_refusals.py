@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.errors import FileMissing, StorageError, StoreRefused
-from tasks.foundation.storage.gcs.refusals import refusal
+from tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
+from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.gcs.refusals import may_end, refusal
 from tasks.foundation.storage.gcs.responses import ErrorResponse
 from tasks.foundation.storage.gcs.retrying import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.storage import CloudStorage
@@ -239,3 +240,58 @@ def test_certificate_error_suggests_the_clock() -> None:
     assert isinstance(refused, StoreRefused)
     assert "this machine's clock" in str(refused)
     assert not is_transient(fault)
+
+
+@pytest.mark.parametrize("code", [401, 403])
+@pytest.mark.parametrize("act", [lambda s: s.write("x", b"2"), lambda s: s.read("x"), lambda s: list(s.files(""))])
+def test_refusal_is_an_outage_once_the_command_has_written(cloud: FakeGcs, code: int, act: Any) -> None:
+    def refused(times: int | None) -> FaultPlan:
+        return FaultPlan.scripted([{"match": {"kind": ""}, "times": times, "fault": "status", "code": code}])
+
+    storage = CloudStorage("bucket", "", RetryPolicy(total_seconds=0.3, stall_seconds=2, first_wait_seconds=0.01))
+    storage.write("x", b"1")
+    with PROCESS_DEADLINE.for_command(60.0):
+        cloud.faults = refused(None)
+        with pytest.raises(StoreRefused):  # nothing is written yet
+            act(storage)
+        cloud.faults = None
+        storage.write("log/0", b"1")
+        cloud.faults = refused(4)
+        act(storage)
+        cloud.faults = refused(None)
+        with pytest.raises(StorageError, match=r"gave up after .* run the same command to continue") as error:
+            act(storage)
+        assert (type(error.value), error.value.exit_code) == (StorageError, 1)
+        with pytest.raises(StorageError, match=r"permission denied|credentials rejected"):  # best effort does not wait
+            act(storage.with_deadline(30.0))
+        PROCESS_DEADLINE.start(0.2)
+        with pytest.raises(StoreUnreachable, match="stopping, and the store refuses"):
+            act(storage)
+    PROCESS_DEADLINE.clear()
+    with pytest.raises(StoreRefused):  # the next command's first look
+        act(storage)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (401, "Invalid Credentials", True),
+        (403, "caller does not have storage.objects.create access", True),
+        (403, "The billing account for the owning project is disabled in state absent", True),
+        (403, "Object 'bucket/x' is under active Temporary hold and cannot be deleted", False),
+        (403, "Object 'bucket/x' is subject to bucket's retention policy and cannot be deleted until 2030", False),
+        (400, "something new is invalid", False),
+    ],
+)
+def test_refusals_of_one_object_are_not_waited_for(code: int, message: str, expected: bool) -> None:
+    assert may_end(ErrorResponse(code, json.dumps({"error": {"message": message}}).encode())) == expected
+
+
+@pytest.mark.usefixtures("cloud")
+def test_bucket_that_is_deleted_meanwhile_is_not_refused_input() -> None:
+    storage = CloudStorage("no-such-bucket", "runs", QUICK)
+    with PROCESS_DEADLINE.for_command(60.0):
+        CloudStorage("bucket", "", QUICK).write("log/0", b"1")
+        with pytest.raises(StorageError, match="not found") as error:
+            storage.write("x", b"1")
+    assert error.value.exit_code == 1
