@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flows.admission.admit import Admitted
+from flows.admission.admit import Admitted, require_same_on_hosts
 from flows.admission.first_example import features_check
 from flows.commits import Commits, is_in_flight
 from flows.evaluation_beside import EvaluationBeside
@@ -100,6 +100,7 @@ def relay(
             ledger.open(run.home, head, afresh=admitted.try_again)
         recorded = None if head is None else head.environment
         with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as accelerator:
+            require_same_on_hosts(admitted, accelerator)
             sinks = Several((telemetry, ledger, watch))
             try:
                 with (

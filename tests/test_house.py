@@ -22,7 +22,7 @@ ALLOWED = {
     "version": set(),
     "storage": {"contracts", "errors", "messages"},
     "process": set(),
-    "hosts": set(),
+    "hosts": {"contracts", "errors", "messages"},
     "runlog": {"contracts", "errors", "hosts", "messages", "process", "storage", "telemetry"},
     "checkpoint": {
         "accelerator",

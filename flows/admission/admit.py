@@ -4,21 +4,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from flows.admission.checks import preflight, require_packages_and_source
 from flows.admission.run_at_work import require_idle
 from flows.goal import Goal
 from flows.result import RelayResult, result_of
 from flows.run import Run
-from tasks.foundation.accelerator.cluster import is_chief
+from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
 from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.hosts import OneHost
+from tasks.foundation.model.code_digest import source_digest
 from tasks.foundation.model.saved_code import collect_code
 from tasks.foundation.runlog.attempts import Attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Sink
+
+if TYPE_CHECKING:
+    from tasks.foundation.accelerator.strategy import Accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,16 +128,56 @@ def require_still_idle(admitted: Admitted, *, telemetry: Sink) -> None:
         require_idle(admitted.run, take_over=admitted.take_over, telemetry=telemetry)
 
 
+def require_same_on_hosts(admitted: Admitted, hosts: "Accelerator | OneHost") -> None:
+    """Compare run file, options, code and packages of all hosts, and with the log. Collective; the first of all.
+
+    Raises:
+        InvalidInput: the hosts differ; on every host.
+        IdentityChanged: the run on disk differs from the run file in a key that is not accepted; on every host.
+    """
+    if hosts.hosts == 1 or isinstance(hosts, OneHost):
+        return
+    run, goal, environment = admitted.run, admitted.goal, hosts.environment
+    hosts.require_same(
+        {
+            **run.spec.model_dump(mode="json", exclude={"train": {"epoch_examples"}}),
+            "storage": run.root.uri,
+            "--until-step": goal.until_step,
+            "--max-segments": goal.max_segments,
+            "--max-seconds": goal.max_seconds,
+            "--cut-at": goal.cuts,
+            "--accept": admitted.accept,
+            **{f"code of {name}": source_digest(data) for name, data in collect_code(run.spec, run.folder).items()},
+            # A run continues with the chief's threads, so the others begin with these too.
+            "accelerator.intra_op_threads": environment.intra_op_threads,
+            "accelerator.inter_op_threads": environment.inter_op_threads,
+            **{f"version of {name}": text for name, text in environment.versions.items() if name != "python"},
+        }
+    )
+    require_recorded_identity(run, admitted.head, accept=admitted.accept)
+
+
+def require_recorded_identity(run: Run, head: Head | None, *, accept: Sequence[str]) -> None:
+    """Compare the run file with the log before a dataset is prepared; init-or-restore compares the rest.
+
+    Raises:
+        IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
+    """
+    if head is not None and not is_as_in_run_file(head.identity, run.spec):
+        require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
+
+
 def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[str] = ()) -> RelayResult | None:
     """The result where nothing is left to do, from the log alone.
 
     Raises:
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
     """
-    if head is not None and not is_as_in_run_file(head.identity, run.spec):
-        # Checked before a dataset is prepared; init-or-restore compares the rest.
-        require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
-    if not goal.reached(head, run.spec):
+    reached = goal.reached(head, run.spec)
+    several = run.spec.accelerator.kind == "multi_worker" and len(cluster_of(os.environ).addresses) > 1
+    if reached or not several:  # one of several hosts that refused here would leave the others waiting for it
+        require_recorded_identity(run, head, accept=accept)
+    if not reached:
         return None
     if head is not None and head.finished is not None and CALLBACKS in accept:
         return None  # changed callbacks may continue a run that callbacks ended; init-or-restore compares them

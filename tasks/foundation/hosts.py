@@ -1,17 +1,37 @@
-"""The hosts of a run: which of them writes, and how they exchange numbers."""
+"""The hosts of a run: which of them writes, how they exchange numbers, and how they find out that they are alike.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+All hosts must compute the same: one that has another model, other data or another length of a segment trains along,
+and spoils the result or waits forever. So all of them compare what they are about to do with what the others are, once
+before the first collective of their work and once when the model is built. All get the same values, so all refuse with
+the same message.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tasks.foundation.contracts.identity import leaves, shorten_to_difference
+from tasks.foundation.contracts.readable_values import readable
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import message
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 
+# Bytes in a number: integers are exact in float64 below 2**53.
+_BYTES: Final = 6
+_ABSENT: Final = "absent"
+# Longer values are compared by their digest.
+_VALUE_CHARACTERS: Final = 4000
+
+
 class Hosts(Protocol):
     """The hosts that train one run together. `Accelerator` is one implementation, `OneHost` another.
 
-    Both exchanges are collective: all hosts call them, in the same order.
+    The exchanges are collective: all hosts call them, in the same order.
     """
 
     @property
@@ -27,6 +47,9 @@ class Hosts(Protocol):
 
     def gather_from_hosts(self, numbers: Sequence[float]) -> "npt.NDArray[np.float64]":
         """The numbers of every host, float64 [hosts, len(numbers)]."""
+
+    def require_same(self, values: Mapping[str, Any]) -> None:
+        """Refuse to go on, on every host, unless all of them have the same values."""
 
 
 class OneHost:
@@ -44,3 +67,67 @@ class OneHost:
         import numpy as np  # commands that only read a log need no arrays
 
         return np.asarray([numbers], np.float64)
+
+    def require_same(self, values: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def differences_between_hosts(hosts: Hosts, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return in what the hosts differ, one line for each key; the same on all of them. Collective.
+
+    Args:
+        hosts: the hosts of the run.
+        values: what has to be the same on all of them, as JSON values; mappings and lists are compared by their leaves.
+    """
+    mine = {name: value for key, below in values.items() for name, value in leaves(key, below)}
+    text = json.dumps({name: _short(value) for name, value in mine.items()}, sort_keys=True, default=str).encode()
+    digests = _gather_bytes(hosts, hashlib.sha256(text).digest())
+    if len(set(digests)) == 1:
+        return ()
+    longest = int(hosts.gather_from_hosts([len(text)]).max())
+    every = [json.loads(data) for data in _gather_bytes(hosts, text.ljust(longest))]
+    names = dict.fromkeys(name for each in every for name in each)
+    found = {name: [each.get(name, _ABSENT) for each in every] for name in names}
+    return tuple(f"{name}: {_words(those)}" for name, those in found.items() if len(set(map(repr, those))) > 1)
+
+
+def refuse_difference(found: Sequence[str]) -> None:
+    """Refuse hosts that differ.
+
+    Raises:
+        InvalidInput: they do.
+    """
+    if found:
+        raise InvalidInput(
+            message(
+                "the hosts of this run differ in settings, data or code",
+                details=found,
+                hints=["start the same command with the same run file, code and packages on every host"],
+            )
+        )
+
+
+def _words(values: Sequence[Any]) -> str:
+    """The value of each group of hosts that have the same: `48 on host 0, 2; 96 on host 1`."""
+    groups: dict[str, list[int]] = {}
+    for host, value in enumerate(values):
+        groups.setdefault(value if value == _ABSENT else str(readable(value)), []).append(host)
+    first, *others = groups
+    shown = {first: first}
+    for other in others:
+        shown[first], shown[other] = shorten_to_difference(first, other)
+    return "; ".join(f"{shown[text]} on host {', '.join(map(str, those))}" for text, those in groups.items())
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _VALUE_CHARACTERS:
+        return value
+    return f"{value[:_VALUE_CHARACTERS]}... (sha256 {hashlib.sha256(value.encode()).hexdigest()})"
+
+
+def _gather_bytes(hosts: Hosts, data: bytes) -> list[bytes]:
+    """The bytes of every host, equally many on each."""
+    numbers = [int.from_bytes(data[start : start + _BYTES]) for start in range(0, len(data), _BYTES)]
+    sizes = [min(_BYTES, len(data) - start) for start in range(0, len(data), _BYTES)]
+    of_hosts = hosts.gather_from_hosts(numbers).tolist()
+    return [b"".join(int(n).to_bytes(size) for n, size in zip(row, sizes, strict=True)) for row in of_hosts]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasks.foundation.checkpoint.verify import read_manifest
-from tasks.foundation.contracts.identity import difference_words, differences, require_same_identity
+from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
 from tasks.foundation.errors import StateMismatch
 from tasks.foundation.messages import HINT
@@ -21,9 +21,24 @@ _DETERMINISTIC = (
 _NOT_DETERMINISTIC = "from here on TensorFlow may use non-deterministic operations (train.deterministic: false)"
 
 
+def accepted_changes(
+    log: RunLog, head: Head, *, identity: dict[str, Any], state: TrainState, accept: Sequence[str]
+) -> tuple[Difference, ...]:
+    """Return the accepted differences between a run file and its log; for the arguments see `record_changes`.
+
+    Raises:
+        IdentityChanged: a key differs and was not accepted.
+        StateMismatch: the tip cannot be restored with an accepted change.
+    """
+    if accept and head.tip is not None and differences(head.identity, identity):
+        _require_same_variables(log, head, state)
+    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept)
+
+
 def record_changes(
     log: RunLog,
     head: Head,
+    accepted: Sequence[Difference],
     *,
     identity: dict[str, Any],
     environment: Environment,
@@ -38,6 +53,7 @@ def record_changes(
     Args:
         log: the run's log.
         head: the log's head.
+        accepted: of `accepted_changes`.
         identity: identity of the run file.
         environment: environment of this process.
         state: the state that the run file builds.
@@ -51,12 +67,8 @@ def record_changes(
         The head; identity and environment agree with it.
 
     Raises:
-        IdentityChanged: a key differs and was not accepted.
-        StateMismatch: the tip cannot be restored with an accepted change. Nothing is logged.
+        IdentityChanged: another process has logged another identity meanwhile.
     """
-    if accept and head.tip is not None and differences(head.identity, identity):
-        _require_same_variables(log, head, state)
-    accepted = require_same_identity(head.identity, identity, home=log.home.uri, accept=accept)
     if not accepted and head.environment == environment:
         return head
     if accepted:

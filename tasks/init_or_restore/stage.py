@@ -30,7 +30,7 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.transforms.model_inputs import model_inputs
-from tasks.init_or_restore.changes import record_changes
+from tasks.init_or_restore.changes import accepted_changes, record_changes
 from tasks.init_or_restore.identity import callback_record, run_identity, user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluations
 from tasks.init_or_restore.new_run import build_new_run
@@ -98,6 +98,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
+    accelerator.require_same(identity)
     save = partial(_save_code, log.home, spec, warm)
     if head is None and accelerator.is_chief:
         identity |= save()  # first, so that what an entry names is there
@@ -106,10 +107,13 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     # Check again after the origin entry: another process may have begun or forked this run meanwhile.
     if head.tip is None:
         refuse_unfinished_fork(log)
+    # Every host checks them, so that none waits for a chief that refuses.
+    accepted = accepted_changes(log, head, identity=identity, state=warm.state, accept=accept)
     if accelerator.is_chief:
         head = record_changes(
             log,
             head,
+            accepted,
             identity=identity,
             environment=accelerator.environment,
             state=warm.state,

@@ -207,6 +207,7 @@ class Trainer:
             identity=dict(head.identity),
             draws_exactly=self._draws is not None,
         )
+        self.accelerator.require_same({"train step as traced": self.traced.fingerprint})
         if self.accelerator.is_chief:
             warn_if_step_differs(log, base, self.traced, telemetry=telemetry)
 

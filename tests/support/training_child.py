@@ -35,6 +35,7 @@ class Child:
         without_root_rights: bool = False,
         file_bytes: int | None = None,
         driver: Path = DRIVER,
+        file: Path | None = None,
     ) -> None:
         """Start it.
 
@@ -48,10 +49,12 @@ class Child:
             without_root_rights: file permissions apply to it, even if root runs the tests. It takes no other driver.
             file_bytes: the size limit of files that it writes.
             driver: the program.
+            file: another run file than the shipped one.
         """
         if without_root_rights:
             driver = _WITHOUT_ROOT_RIGHTS
-        command = [sys.executable, str(driver), str(run_file(name)), *settings(name, storage, extra=extra), *options]
+        settled = settings(name, storage, extra=extra)
+        command = [sys.executable, str(driver), str(file or run_file(name)), *settled, *options]
         self.home = storage / {"digits": "digits-cnn", "text": "stdlib-transformer"}[name]
         self._output = [notes / f"{time.monotonic_ns()}.{stream}" for stream in ("out", "err")]
         self._marks = notes / f"{time.monotonic_ns()}.marks"

@@ -2,9 +2,10 @@
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from tests.support.shipped_runs import Finished
 from tests.support.training_child import Child
@@ -25,14 +26,43 @@ class Workers:
     """One process for each host, configured by TF_CONFIG; the first is the chief."""
 
     def __init__(
-        self, hosts: int, storage: Path, *options: str, name: str = "digits", extra: Sequence[str] = (), notes: Path
+        self,
+        hosts: int,
+        storage: Path,
+        *options: str,
+        name: str = "digits",
+        extra: Sequence[str] = (),
+        notes: Path,
+        file: Path | None = None,
+        last: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start them."""
+        """Start them.
+
+        Args:
+            hosts: how many.
+            storage: the storage root.
+            options: options of the driver.
+            name: `digits` or `text`.
+            extra: more settings, as key=value.
+            notes: an existing folder for their output.
+            file: another run file than the shipped one.
+            last: what is different on the last host: more `extra`, another `file`, an `env`.
+        """
+        last = {"extra": [], "file": file, "env": {}, **(last or {})}
         addresses = free_addresses(hosts)
         settings = ["accelerator.kind=multi_worker", *THREADS, *extra]
+        alike = {"extra": [], "file": file, "env": {}}
         self.children = [
-            Child(name, storage, *options, extra=settings, notes=notes, env=_place(addresses, index))
-            for index in range(hosts)
+            Child(
+                name,
+                storage,
+                *options,
+                extra=[*settings, *own["extra"]],
+                notes=notes,
+                env=_place(addresses, index) | own["env"],
+                file=own["file"],
+            )
+            for index, own in enumerate([*[alike] * (hosts - 1), last])
         ]
         self.home = self.children[0].home
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -102,3 +103,18 @@ def test_proof_names_another_traced_step_as_the_cause() -> None:
     assert not same_step([one, elsewhere, other])
     (cause,) = causes_of(same_examples=True, repeatable=False, operations="", source="digits", same_step=False)
     assert cause.startswith("the processes traced different train steps from the same code")
+
+
+def test_number_of_a_replica_does_not_count() -> None:
+    import tensorflow as tf
+
+    from tasks.train_segment.fingerprint import fingerprint
+
+    def graph(name: str, value: int) -> Any:
+        with tf.Graph().as_default() as made:
+            tf.identity(tf.constant(value, name=name))
+        return made.as_graph_def()
+
+    for name in ("replica_id_in_sync_group", "cond/replica_id_in_sync_group_1"):
+        assert fingerprint(graph(name, 0)) == fingerprint(graph(name, 1))
+    assert fingerprint(graph("rate", 0)) != fingerprint(graph("rate", 1))

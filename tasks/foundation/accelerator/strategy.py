@@ -5,8 +5,8 @@ TensorFlow fixes devices and threads at first use, and a second MirroredStrategy
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tasks.foundation.accelerator.xla_cache import use_xla_cache
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from tasks.foundation.hosts import differences_between_hosts, refuse_difference
 
 # TensorFlow raises these when a device or another host is gone, or when a step was cancelled.
 DEVICE_LOST_ERRORS = (
@@ -95,6 +96,21 @@ class Accelerator:
     def all_agree(self, yes: bool) -> bool:
         """Whether `yes` is true on all hosts."""
         return bool(self.gather_from_hosts([yes]).all())
+
+    def require_same(self, values: Mapping[str, Any]) -> None:
+        """Refuse to go on, on every host, unless all of them have the same values. A collective.
+
+        Raises:
+            InvalidInput: hosts differ; the message is the same on all of them.
+        """
+        if self.exchange is None:
+            return
+        found = differences_between_hosts(self, values)
+        if found:
+            # None leaves before all have the values: what a host sends is lost when its process ends.
+            with suppress(*DEVICE_LOST_ERRORS, tf.errors.InternalError):
+                self.all_agree(False)
+        refuse_difference(found)
 
 
 @dataclass(slots=True)

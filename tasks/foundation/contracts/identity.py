@@ -68,7 +68,7 @@ class Difference:
         before, after = str(readable(self.recorded)), str(readable(self.now))
         if before == after:  # a float32 and a double can differ in the digits that are not shown
             before, after = str(self.recorded), str(self.now)
-        before, after = _shorten_to_difference(before, after)
+        before, after = shorten_to_difference(before, after)
         return f"{self.key}: {before} -> {after}"
 
 
@@ -76,8 +76,8 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     """Return the values that differ, in the order of `IDENTITY`."""
     found: list[Difference] = []
     for key in IDENTITY:
-        before = dict(_leaves(key, recorded[key])) if key in recorded else {}
-        after = dict(_leaves(key, now[key])) if key in now else {}
+        before = dict(leaves(key, recorded[key])) if key in recorded else {}
+        after = dict(leaves(key, now[key])) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
             if old != new and not _differs_in_batch_size(leaf, old, new):
@@ -234,18 +234,19 @@ def _short_name(key: str) -> str:
     return key if group == "model" or name == "other" else name
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values below a key, as `key.name` and `key[0]`."""
     if isinstance(value, Mapping):
         for name, below in value.items():
-            yield from _leaves(f"{key}.{name}", below)
+            yield from leaves(f"{key}.{name}", below)
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
         for index, below in enumerate(value):
-            yield from _leaves(f"{key}[{index}]", below)
+            yield from leaves(f"{key}[{index}]", below)
     else:
         yield key, list(value) if isinstance(value, tuple) else value
 
 
-def _shorten_to_difference(before: str, after: str) -> tuple[str, str]:
+def shorten_to_difference(before: str, after: str) -> tuple[str, str]:
     """Shorten two different texts to fit one line of a message, starting near their first difference."""
     if len(before) <= _VALUE_CHARACTERS and len(after) <= _VALUE_CHARACTERS:
         return before, after

@@ -26,11 +26,14 @@ def module_digest(reference: str, folder: Path) -> str:
     """
     name = reference.partition(":")[0]
     code = _file_code(folder / name) if name.endswith(".py") else _package_code(sys.modules[name])
-    digests = {
-        key: _digest(tree) if tree else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        for key, file, tree in _files(code)
-    }
+    digests = {key: source_digest(file.read_bytes()) for key, file, _ in _files(code)}
     return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
+
+
+def source_digest(source: bytes) -> str:
+    """Return a sha256 over the code of one file, 16 hex digits; over its bytes if they are not Python."""
+    tree = _parsed(source)
+    return _digest(tree) if tree else hashlib.sha256(source).hexdigest()[:16]
 
 
 def files_beside(module: str, folder: Path) -> dict[str, Path]:
@@ -153,7 +156,7 @@ def _tree(part: Any, module: ModuleType) -> ast.Module:
         return ast.parse(textwrap.dedent(inspect.getsource(part)))
     except (OSError, TypeError, SyntaxError):  # a namedtuple, a class made by type(), or source that cannot be dedented
         file = Path(getattr(module, "__file__", None) or "")
-        return (_parsed(file) if file.is_file() else None) or ast.Module([], [])
+        return (_parsed(file.read_bytes()) if file.is_file() else None) or ast.Module([], [])
 
 
 def _referred(tree: ast.Module, module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -189,7 +192,7 @@ def _files(code: _Code) -> Iterator[tuple[str, Path, ast.Module | None]]:
         if file in seen or not file.is_relative_to(code.root) or not file.is_file():
             continue
         seen.add(file)
-        tree = _parsed(file)
+        tree = _parsed(file.read_bytes())
         yield file.relative_to(code.root).as_posix(), file, tree
         pending.extend(_imported(tree, file, code.imports_from) if tree else ())
 
@@ -225,10 +228,10 @@ def _places(base: Path, parts: list[str]) -> Iterator[Path]:
         yield base / "__init__.py"
 
 
-def _parsed(file: Path) -> ast.Module | None:
-    """Return a file's syntax tree; None if it is not Python, such as an extension module."""
+def _parsed(source: bytes) -> ast.Module | None:
+    """Return the syntax tree of a file's bytes; None if it is not Python, such as an extension module."""
     try:
-        return ast.parse(file.read_bytes())
+        return ast.parse(source)
     except (SyntaxError, ValueError):
         return None
 

@@ -1,0 +1,110 @@
+"""Hosts that differ in settings, data, code or model all end with exit code 2 and the difference; none trains."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.homes import entries_of
+from tests.support.shipped_runs import run_file
+from tests.support.worker_processes import Workers
+
+pytestmark = pytest.mark.slow
+
+DATA = """
+import numpy as np
+
+
+def load():
+    x = np.random.default_rng(1).normal(size=(300, 8, 8, 1)).astype("float32")
+    return x, (x.sum((1, 2, 3)) > 0).astype("int64")
+"""
+OWN_STEP = """
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {name: value * float(os.environ.get("BATON_TEST_FACTOR", "1")) for name, value in logs.items()}
+"""
+# What is different on the last host: settings, a line of a file, an environment variable that the code reads.
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "dropout": ({"edit": ("model.py", "Dropout(dropout", "Dropout(0.5")}, "code of model.py: {} on host 0; {} on host"),
+    "sibling": ({"edit": ("sizes.py", "0", "1")}, "code of sizes.py: "),
+    "data.py": ({"edit": ("data.py", "rng(1)", "rng(2)")}, "code of data.py: "),
+    "batch size": ({"extra": ["train.global_batch_size=96"]}, "train.global_batch_size: 48 on host 0; 96 on host 1"),
+    "log": ({"extra": ["train.log_every_steps=5"]}, "train.log_every_steps: 7 on host 0; 5 on host 1"),
+    "seed": ({"extra": ["train.seed=3"]}, "train.seed: 0 on host 0; 3 on host 1"),
+    "threads": ({"extra": ["accelerator.intra_op_threads=2"]}, "intra_op_threads: 1 on host 0; 2 on host 1"),
+    "model of the environment": ({"env": {"BATON_TEST_RATE": "0.5"}}, ".config.rate: 0.3 on host 0; 0.5 on host 1"),
+    "step of the environment": ({"env": {"BATON_TEST_FACTOR": "2"}}, "train step as traced: "),
+}  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A run file with code of its own, some of which reads the environment."""
+    folder = tmp_path / "own"
+    shutil.copytree(run_file("digits").parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "data.py").write_text(DATA)
+    (folder / "sizes.py").write_text("MORE = 0\n")
+    model = (folder / "model.py").read_text()
+    model = model.replace("import keras\n", "import os\n\nimport keras\n\nfrom .sizes import MORE\n" + OWN_STEP, 1)
+    model = model.replace("keras.Model(images", "OwnStep(images").replace("Dense(10", "Dense(10 + MORE")
+    model = model.replace("Dropout(dropout", 'Dropout(dropout if "BATON_TEST_RATE" not in os.environ else 0.5')
+    (folder / "model.py").write_text(model)
+    return folder / "run.yaml"
+
+
+def edited(file: Path, name: str, old: str, new: str) -> Path:
+    """A copy of the run file's folder with one change."""
+    folder = file.parent.with_name("edited")
+    shutil.copytree(file.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    return folder / "run.yaml"
+
+
+def refused(workers: Workers) -> str:
+    """The message with which all hosts have ended, without having waited for a time-out."""
+    messages = {done.stderr.partition("error: ")[2] for done in workers.finish(2)}
+    (words,) = messages
+    return words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hosts_that_differ_are_refused_on_all(own: Path, tmp_path: Path, case: str) -> None:
+    different, words = CASES[case]
+    last = dict(different)
+    if "edit" in last:
+        last["file"] = edited(own, *last.pop("edit"))
+    extra = ["data.source=data.py:load", "train.global_batch_size=48"]
+    workers = Workers(2, tmp_path / "runs", extra=extra, notes=tmp_path, file=own, last=last)
+    message = refused(workers)
+    assert message.startswith("InvalidInput: the hosts of this run differ in settings, data or code\n")
+    for part in words.split("{}"):
+        assert part in message
+    commits = [entry.body.kind for entry in entries_of(workers.home)] if workers.home.exists() else []
+    assert commits == (["origin", "checkpoint"] if case.startswith("step") else []), "nothing is trained"
+
+
+def test_three_hosts_name_the_one_that_differs_and_go_on_alike(tmp_path: Path) -> None:
+    extra, storage = ["train.global_batch_size=48", "train.steps=20", "train.segment_steps=10"], tmp_path / "runs"
+    last = {"extra": ["train.segment_steps=20", "stop.grace_seconds=7"]}
+    message = refused(Workers(3, storage, extra=extra, notes=tmp_path, last=last))
+    assert "  train.segment_steps: 10 on host 0, 1; 20 on host 2\n" in message
+    assert "  stop.grace_seconds: 25.0 on host 0, 1; 7.0 on host 2\n" in message
+    begun = Workers(3, storage, "--until-step", "10", extra=extra, notes=tmp_path).finish()
+    assert [done.result["step"] for done in begun] == [10] * 3
+    # One host has another seed than the run: the others would wait for it, if it refused on its own.
+    message = refused(Workers(3, storage, extra=extra, notes=tmp_path, last={"extra": ["train.seed=1"]}))
+    assert "train.seed: 0 on host 0, 1; 1 on host 2" in message
+    # All hosts have another seed, or another learning rate, than the run.
+    message = refused(Workers(3, storage, extra=[*extra, "train.seed=1"], notes=tmp_path))
+    assert message.startswith("IdentityChanged: ")
+    assert "train.seed: 0 -> 1" in message
+    message = refused(Workers(3, storage, extra=[*extra, "model.options.dropout=0.1"], notes=tmp_path))
+    assert "model.options.dropout: absent -> 0.1" in message
+    ended = Workers(3, storage, extra=extra, notes=tmp_path).finish()
+    assert len({done.result["state_digest"] for done in ended}) == 1
