@@ -176,7 +176,11 @@ class _Relay:
     def segments(self) -> Segments:
         """Trains and commits segments."""
         return Segments(
-            goal=self.admitted.goal, commits=self.commits, hosts=self.accelerator, seconds_left=self._seconds_left
+            goal=self.admitted.goal,
+            commits=self.commits,
+            hosts=self.accelerator,
+            seconds_left=self._seconds_left,
+            accept=self.admitted.accept,
         )
 
     def run_to_goal(self) -> RelayResult:

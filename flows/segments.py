@@ -30,12 +30,14 @@ class Segments:
         commits: commits what a segment has staged.
         hosts: of the run.
         seconds_left: of the command's time budget; None: no limit.
+        accept: identity keys whose change the command accepts.
     """
 
     goal: Goal
     commits: Commits
     hosts: Hosts
     seconds_left: Callable[[], float | None]
+    accept: tuple[str, ...]
 
     def train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
         """Train and commit one segment; signals that arrive meanwhile are delivered afterwards.
@@ -50,7 +52,7 @@ class Segments:
 
         def work(stops: Stops) -> tuple[str | None, Head, bool]:
             result = self.commits.runner.run(
-                TRAIN_SEGMENT, TrainSegmentCall.of(request, head.environment), self.commits.place
+                TRAIN_SEGMENT, TrainSegmentCall.of(request, head.environment, self.accept), self.commits.place
             )
             self.commits.commit(request, result)
             stop = agreed_stop(stops, self.hosts)

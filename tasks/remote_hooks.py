@@ -19,7 +19,9 @@ from tasks.foundation.telemetry.events import Committed, Evaluated, Note
 def remote_segment_call(call: TrainSegmentCall, _place: Place) -> RemoteTrainSegmentCall:
     """The call with the time of day, so that the time in a queue counts for the segment's time budget."""
     asked_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return RemoteTrainSegmentCall(spec=call.spec, request=call.request, recorded=call.recorded, asked_at=asked_at)
+    return RemoteTrainSegmentCall(
+        spec=call.spec, request=call.request, recorded=call.recorded, accept=call.accept, asked_at=asked_at
+    )
 
 
 def ready_segment(call: TrainSegmentCall, place: Place) -> SegmentResult | None:

@@ -183,7 +183,7 @@ def _init_or_restore(call: InitOrRestoreCall, process: StageProcess) -> Head:
 
 def train(call: RemoteTrainSegmentCall, process: StageProcess) -> SegmentResult:
     """Train a segment, unless it is trained already. Its answer is written even if this process is asked to stop."""
-    segment = TrainSegmentCall.of(request_with_time_left(call), call.recorded)
+    segment = TrainSegmentCall.of(request_with_time_left(call), call.recorded, call.accept)
     # The flow run may have started a second time, or too late. This is known before an accelerator is used.
     ready = TRAIN_SEGMENT.remote.ready_answer(segment, process.place)
     if ready is not None:

@@ -139,8 +139,8 @@ def compare_arrays(arrays: Arrays, other_arrays: Arrays) -> tuple[list[str], lis
 
 def same_step(traced: Iterable[TracedStep]) -> bool:
     """Return whether all processes traced the same step under the same circumstances."""
-    found: dict[str, str] = {}
-    return all(found.setdefault(each.circumstances, each.fingerprint) == each.fingerprint for each in traced)
+    found: dict[str, TracedStep] = {}
+    return all(found.setdefault(each.circumstances, each) == each for each in traced)
 
 
 class CheckpointReader(Protocol):

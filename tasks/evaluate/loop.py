@@ -15,6 +15,7 @@ from tasks.evaluate.changed_leaves import changed_leaves
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.traced_draws import exact_draws
@@ -99,7 +100,8 @@ class Evaluator(Generic[T]):
             on: the set, for messages.
 
         Raises:
-            ModelError: `test_step` cannot be traced, or one of its operations failed. The train state is then unknown.
+            ModelError: `test_step` cannot be traced, uses state that is not saved, or one of its operations failed. The
+                train state is then unknown.
         """
         failed = f"{self._reference}: test_step failed on the {on} examples"
         with self._strategy.scope(), op_errors_as_model_error(failed), original_read_errors():
@@ -136,6 +138,7 @@ class Evaluator(Generic[T]):
         except (Exception, SystemExit) as fault:
             raise ModelError(user_error(f"{self._reference}: test_step cannot be traced:", fault)) from fault
         if traced.graph not in self._fixed:
+            require_no_hidden_state(traced, f"{self._reference}: test_step")
             fix_sum_order(traced, self._strategy)
             self._fixed.append(traced.graph)
         return traced

@@ -1,19 +1,28 @@
 """A fingerprint of the traced step; it shows that another process traced another step.
 
 Python code in a model runs while its step is traced. Values that it reads, such as the time, a counter or a file,
-become part of the step. So a process that resumes the run may trace another step without an error.
+become part of the step: as constants of its graph, or as tensors and tables that the graph has captured. So a process
+that resumes the run may trace another step without an error. The log has three digests of the step of each commit: of
+the whole graph, of its operations without the values, and, in some groups, of the values. Where only values differ, the
+run would go on as another one without a word, so it is refused, and the groups tell where.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import Commit, Environment
 from tasks.foundation.contracts.segment import TracedStep
+from tasks.foundation.errors import IdentityChanged
+from tasks.foundation.messages import message
+from tasks.foundation.model.hidden_state import captured_contents, graphs_of
+from tasks.foundation.model.user_line import IN_THE_GRAPH, place_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -37,11 +46,58 @@ _REPLICA_NUMBER = re.compile(r"(^|/)replica_id_in_sync_group(_\d+)?$")
 _DIGITS = 32
 # Number of log entries to read back for a commit of another process.
 _MAX_ENTRIES = 16
+# The contents are recorded as so many digests at most, each of some neighbors, so that a difference can be found.
+_MOST_GROUPS = 32
+_GROUP_DIGITS = 8
+_SHOWN = 3
+_ACCEPTED = "model."
+
+_READ_WHILE_TRACED = (
+    "let the code read what it read then; what it reads while the step is traced becomes part of it: a file, the order "
+    "of a set (use sorted), the time, a random number, a counter"
+)
+_REMEDIES = (
+    _READ_WHILE_TRACED,
+    "or keep the value in a variable of a layer, which a checkpoint holds",
+    "or continue with the change from the newest checkpoint: baton run FILE --accept model",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A constant of a traced step, or what it has captured."""
+
+    digest: bytes
+    described: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A traced step: what the log records of it, and what it computes with besides variables."""
+
+    step: TracedStep
+    contents: tuple[_Content, ...]
+
+    def difference_from(self, recorded: TracedStep) -> str:
+        """The first contents that differ from those of a step with the same structure, as they are now."""
+        number, _, groups = (recorded.contents or "").partition(":")
+        if number != str(len(self.contents)):
+            return f"{number} constants and captured values became {len(self.contents)}"
+        size = _size_of_group(len(self.contents))
+        now = str(self.step.contents).partition(":")[2]
+        for group in range(len(now) // _GROUP_DIGITS):
+            place = slice(group * _GROUP_DIGITS, (group + 1) * _GROUP_DIGITS)
+            if groups[place] != now[place]:
+                found = [each.described() for each in self.contents[group * size : (group + 1) * size]]
+                # Those of the user's lines, if there are any.
+                shown = [each for each in found if not each.endswith(IN_THE_GRAPH)] or found
+                return "; or ".join(dict.fromkeys(shown[:_SHOWN]))
+        return "nothing"
 
 
 def traced_step(
     function: Any, *, environment: Environment, identity: dict[str, Any], draws_exactly: bool = False
-) -> TracedStep:
+) -> Traced:
     """Compute the fingerprint of a concrete function, and a digest of the environment and identity it was traced for.
 
     Args:
@@ -53,10 +109,22 @@ def traced_step(
     # Thread counts do not influence tracing.
     kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads"})
     circumstances = json.dumps([kept, identity], sort_keys=True, default=str).encode()
-    return TracedStep(
-        fingerprint=fingerprint(function.graph.as_graph_def()),
-        circumstances=hashlib.sha256(circumstances).hexdigest()[:_DIGITS],
-        draws_exactly=draws_exactly,
+    graph = function.graph.as_graph_def()
+    digests = _Digests({each.signature.name: each for each in graph.library.function})
+    whole, structure = digests.of_nodes(graph.node, arguments=(), results=(), function="")
+    contents = (
+        *(_Content(_digest_of(each.values), partial(str, each)) for each in captured_contents(function)),
+        *(_Content(digest, partial(_constant_words, function, *place)) for place, digest in digests.constants),
+    )
+    return Traced(
+        TracedStep(
+            fingerprint=whole[:_DIGITS],
+            circumstances=hashlib.sha256(circumstances).hexdigest()[:_DIGITS],
+            draws_exactly=draws_exactly,
+            structure=structure[:_DIGITS],
+            contents=_recorded([each.digest for each in contents]),
+        ),
+        contents,
     )
 
 
@@ -66,97 +134,189 @@ def fingerprint(graph: Any) -> str:
     Functions and nodes are identified by operation and position. Their names are ignored, because these contain
     counters of the process.
     """
-    library = {each.signature.name: each for each in graph.library.function}
-    return _Digests(library).of_nodes(graph.node, arguments=(), results=())[:_DIGITS]
+    digests = _Digests({each.signature.name: each for each in graph.library.function})
+    return digests.of_nodes(graph.node, arguments=(), results=(), function="")[0][:_DIGITS]
 
 
-def warn_if_step_differs(log: RunLog, number: int, traced: TracedStep, *, telemetry: Sink) -> None:
-    """Warn if the newest commit with the same environment and identity was trained with another step.
+def compare_with_log(
+    log: RunLog, number: int, traced: Traced, *, reference: str, accept: Sequence[str] = (), telemetry: Sink
+) -> IdentityChanged | None:
+    """Compare with the newest commit that has the same environment and identity.
 
-    A commit of an earlier version, whose random operations drew from TensorFlow's own state, is reported as such.
+    A step with other operations causes a warning, one that computes with other values is refused. A commit of an
+    earlier version, whose random operations drew from TensorFlow's own state, is reported as such.
 
     Args:
         log: the run's.
         number: the log entry to start with, reading backwards.
         traced: the step that this process traced.
-        telemetry: receives the warning.
+        reference: the user's name of the model, for messages.
+        accept: identity keys that may differ; one of the model lets other values pass, with a note.
+        telemetry: receives warnings.
+
+    Returns:
+        The refusal; None if training may go on.
     """
+    now = traced.step
     for earlier in range(number, max(number - _MAX_ENTRIES, -1), -1):
         body = log.entry(earlier).body
         if not isinstance(body, Commit) or body.traced is None:
             continue
-        if body.traced.draws_exactly is None and traced.draws_exactly:
+        before, step = body.traced, body.checkpoint.step
+        if before.draws_exactly is None and now.draws_exactly:
             telemetry.emit(
                 Note(
-                    text=f"from step {body.checkpoint.step} on, the random operations of the train step draw as "
+                    text=f"from step {step} on, the random operations of the train step draw as "
                     "functions of train.seed, step and replica; before, they drew from TensorFlow's own state, which "
                     "no checkpoint holds",
                     warning=True,
                 )
             )
-            return
-        if body.traced.circumstances != traced.circumstances:
+            return None
+        if before.circumstances != now.circumstances:
             continue
-        if body.traced.fingerprint != traced.fingerprint:
+        if before.structure == now.structure is not None and before.contents != now.contents:
+            what = (
+                f"{reference}: the train step computes with other values than the one that committed step {step}, from "
+                f"the same code and settings: {traced.difference_from(before)}"
+            )
+            if not any(key.startswith(_ACCEPTED) for key in accept):
+                return IdentityChanged(message(what, hints=_REMEDIES))
+            telemetry.emit(Note(text=f"from step {step} on, as accepted: {what}"))
+        elif before.fingerprint != now.fingerprint:
             telemetry.emit(
                 Note(
                     text=f"this process traced another train step than the one that committed step "
-                    f"{body.checkpoint.step}, from the same code and settings: the run can differ from an "
+                    f"{step}, from the same code and settings: the run can differ from an "
                     "uninterrupted one. Python code of the model reads something that changes while the step is "
                     "traced, such as the time, a random number, a counter or a file; make it a constant or a variable",
                     warning=True,
                 )
             )
-        return
+        return None
+    return None
+
+
+def _size_of_group(number: int) -> int:
+    return max(1, -(-number // _MOST_GROUPS))
+
+
+def _recorded(digests: Sequence[bytes]) -> str:
+    size = _size_of_group(len(digests))
+    groups = [b"".join(digests[start : start + size]) for start in range(0, len(digests), size)]
+    return f"{len(digests)}:" + "".join(hashlib.sha256(group).hexdigest()[:_GROUP_DIGITS] for group in groups)
+
+
+def _digest_of(arrays: Iterable[Any]) -> bytes:
+    """The sha256 of arrays of numbers or bytes."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        for part in array.ravel() if array.dtype == object else (array.tobytes(),):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _constant_words(function: Any, name_of_function: str, name: str) -> str:
+    """A constant of a function's graph, and the line that made it, for a message."""
+    graph = graphs_of(function).get(name_of_function)
+    if graph is None:
+        return f"a constant ({name} in the graph)"
+    operation = graph.get_operation_by_name(name)
+    value = tf.get_static_value(operation.outputs[0])
+    if value is None:
+        return f"a constant{place_of(operation)}"
+    few = value.size <= _SHOWN
+    return f"{value.tolist() if few else f'{value.dtype}{list(value.shape)}'}{place_of(operation)}"
 
 
 class _Digests:
-    """Digests of the functions of a graph; each is computed once."""
+    """Digests of the functions of a graph, each computed once, with and without the values of its constants.
+
+    Attributes:
+        constants: place and digest of each constant: the name of its function, and its own. In the order of the nodes,
+            functions where they are used first.
+    """
 
     def __init__(self, library: dict[str, Any]) -> None:
         self._library = library
-        self._known: dict[str, str] = {}
+        self._known: dict[str, tuple[str, str]] = {}
+        self.constants: list[tuple[tuple[str, str], bytes]] = []
 
-    def of_nodes(self, nodes: Sequence[Any], *, arguments: Iterable[str], results: Iterable[str]) -> str:
-        """Digest of a body: its nodes in order, with their inputs by position, then its results."""
+    def of_nodes(
+        self, nodes: Sequence[Any], *, arguments: Iterable[str], results: Iterable[str], function: str
+    ) -> tuple[str, str]:
+        """Digests of a body with and without values: its nodes in order, their inputs by position, then its results."""
         positions = {name: f"a{index}" for index, name in enumerate(arguments)}
         positions |= {node.name: f"n{index}" for index, node in enumerate(nodes)}
-        digest = hashlib.sha256()
+        whole, structure = hashlib.sha256(), hashlib.sha256()
+
+        def update(part: tuple[bytes, bytes]) -> None:
+            whole.update(part[0])
+            structure.update(part[1])
+
         for node in nodes:
-            op = self._function(node.op) if node.op in self._library else node.op
-            digest.update(f"\n{op} {_device(node.device)}".encode())
+            ops = self._function(node.op) if node.op in self._library else (node.op, node.op)
+            device = _device(node.device)
+            update((f"\n{ops[0]} {device}".encode(), f"\n{ops[1]} {device}".encode()))
             # Control inputs have no order.
             reads = [_by_position(read, positions) for read in node.input]
             waits = sorted(read for read in reads if read.startswith("^"))
-            digest.update(" ".join([*(read for read in reads if not read.startswith("^")), *waits]).encode())
+            inputs = " ".join([*(read for read in reads if not read.startswith("^")), *waits]).encode()
+            update((inputs, inputs))
             for key in sorted(node.attr):
-                if key not in _NOT_COMPUTED and not (key == "value" and _REPLICA_NUMBER.search(node.name)):
-                    digest.update(f"\n{key}=".encode() + self._value(node.attr[key]))
-        digest.update("\n".join(_by_position(each, positions) for each in results).encode())
-        return digest.hexdigest()
+                if key in _NOT_COMPUTED or (key == "value" and _REPLICA_NUMBER.search(node.name)):
+                    continue
+                name = f"\n{key}=".encode()
+                update((name, name))
+                if node.op == "Const" and key == "value":
+                    value, shape = self._constant(node.attr[key].tensor)
+                    self.constants.append(((function, node.name), hashlib.sha256(value).digest()))
+                    update((self._value(node.attr[key])[0], shape))
+                else:
+                    update(self._value(node.attr[key]))
+        end = "\n".join(_by_position(each, positions) for each in results).encode()
+        update((end, end))
+        return whole.hexdigest(), structure.hexdigest()
 
-    def _function(self, name: str) -> str:
+    def _function(self, name: str) -> tuple[str, str]:
         if name not in self._library:
-            return "?"
+            return "?", "?"
         if name not in self._known:
-            self._known[name] = "itself"
+            self._known[name] = ("itself", "itself")
             function = self._library[name]
             self._known[name] = self.of_nodes(
                 function.node_def,
                 arguments=[argument.name for argument in function.signature.input_arg],
                 results=[function.ret[output.name] for output in function.signature.output_arg],
+                function=name,
             )
         return self._known[name]
 
-    def _value(self, value: Any) -> bytes:
+    def _constant(self, tensor: Any) -> tuple[bytes, bytes]:
+        """A constant's value, and its dtype and shape."""
+        shape = f"{tensor.dtype} {[each.size for each in tensor.tensor_shape.dim]}".encode()
+        if tensor.dtype == tf.string.as_datatype_enum and not tensor.tensor_shape.dim:
+            return _without_numbers(tensor), shape
+        return bytes(tensor.SerializeToString(deterministic=True)), shape
+
+    def _value(self, value: Any) -> tuple[bytes, bytes]:
         if value.HasField("func"):
-            return self._function(value.func.name).encode()
+            whole, structure = self._function(value.func.name)
+            return whole.encode(), structure.encode()
         if value.HasField("list") and value.list.func:
-            return " ".join(self._function(each.name) for each in value.list.func).encode()
+            found = [self._function(each.name) for each in value.list.func]
+            return " ".join(each[0] for each in found).encode(), " ".join(each[1] for each in found).encode()
         if value.HasField("tensor") and value.tensor.dtype == tf.string.as_datatype_enum:
-            # Assertion messages contain node names.
-            return b" ".join(_NUMBER.sub(b"#", text) for text in value.tensor.string_val)
-        return bytes(value.SerializeToString(deterministic=True))
+            text = _without_numbers(value.tensor)
+            return text, text
+        plain = bytes(value.SerializeToString(deterministic=True))
+        return plain, plain
+
+
+def _without_numbers(tensor: Any) -> bytes:
+    """Strings as they are in every process: messages of assertions contain node names."""
+    return b" ".join(_NUMBER.sub(b"#", text) for text in tensor.string_val)
 
 
 def _by_position(read: str, positions: dict[str, str]) -> str:

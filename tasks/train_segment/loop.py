@@ -8,6 +8,7 @@ losses, metrics, custom `train_step`s, clipping and mixed precision work.
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -44,7 +45,7 @@ def make_loop(step: Callable[[Any], dict[str, Any]], accelerator: Accelerator, d
     strategy = accelerator.strategy
     # With deterministic operations, which TPUs do not have, TensorFlow refuses its own clock.
     own_clock = accelerator.environment.deterministic and accelerator.kind != "tpu"
-    now = _python_time if own_clock else tf.timestamp
+    now = _python_time if own_clock else partial(tf.timestamp, name=CLOCK)
 
     def run_steps(iterator: Any, n: Any) -> Any:
         first_bad = tf.constant(NOT_FOUND, tf.int64)

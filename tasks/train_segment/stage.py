@@ -1,7 +1,9 @@
 """The stage train-segment: trains from a committed checkpoint and stages the next one."""
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.save import Saver
@@ -50,6 +52,7 @@ def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
     Raises:
         DamagedCheckpoint: the checkpoint to start from differs from the log.
         ModelError: the user's model cannot be trained, or its callbacks fail before the first step.
+        IdentityChanged: the train step computes with other values than that of the process before.
         StepFailed: a step or a callback failed.
         BlowUp: the loss blew up, or loss or weights are NaN or infinite, and `train.on_blowup` is stop.
         StaleWriter: another writer moved the tip before a commit in the segment's middle.
@@ -78,7 +81,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     recipe = Recipe(spec=request.spec, dataset=request.dataset, code_folder=place.code_folder)
     trainer = WARM_TRAINER.take(recipe, storage=place.root, accelerator=accelerator)
     try:
-        for prepare in (_restore, _compile):
+        for prepare in (_restore, partial(_compile, accept=call.accept)):
             stop = agreed_stop(stops, accelerator)
             if stop is not None:
                 interval.land(accelerator)
@@ -130,13 +133,13 @@ def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     trainer.seek(interval.start.step + interval.skipped_batches, place.telemetry)
 
 
-def _compile(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
+def _compile(trainer: Trainer, interval: CommitInterval, place: Place, *, accept: Sequence[str]) -> None:
     interval.work.begin_cause("compile")
     if trainer.traced is None:
         interval.land(trainer.accelerator)
         for text in () if trainer.callbacks is None else trainer.callbacks.notes:
             place.telemetry.emit(Note(text=text))
-    trainer.compile(place.log, interval.base, place.telemetry)
+    trainer.compile(place.log, interval.base, place.telemetry, accept=accept)
 
 
 def _train(

@@ -1,6 +1,7 @@
 """The trainer: model, compiled loop, data and state of one process."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,11 +35,11 @@ from tasks.foundation.state.held_values import HeldValues
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import Recipe, WarmState
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import Note, Sink, StatefulOperations
+from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
 from tasks.foundation.transforms.input_errors import transform_errors
 from tasks.train_segment.blowups import LossWatch
 from tasks.train_segment.callback_schedule import Callbacks, callbacks_of
-from tasks.train_segment.fingerprint import traced_step, warn_if_step_differs
+from tasks.train_segment.fingerprint import compare_with_log, traced_step
 from tasks.train_segment.host_stats import InnerLoop
 from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings
 from tasks.train_segment.step_notes import step_notes
@@ -165,16 +166,18 @@ class Trainer:
             )
             self._next_batch = batch
 
-    def compile(self, log: RunLog, base: int, telemetry: Sink) -> None:
+    def compile(self, log: RunLog, base: int, telemetry: Sink, *, accept: Sequence[str] = ()) -> None:
         """Trace the loop, and refuse a model with state that would not be saved.
 
         Args:
             log: the run's; it may have the fingerprint of a step that another process traced.
             base: number of the log entry that training starts from.
             telemetry: receives warnings about what can make a resumed run differ.
+            accept: identity keys whose change is accepted.
 
         Raises:
-            ModelError: the step cannot be traced, or uses a variable that is not in the tree.
+            ModelError: the step cannot be traced, or uses a variable, or other state, that is not in the tree.
+            IdentityChanged: it computes with other values than the process before.
         """
         if self.traced is not None:
             return
@@ -201,15 +204,19 @@ class Trainer:
         if self.accelerator.kind != "cpu":
             telemetry.emit(Note(text=describe_placement(leaf.variable for leaf in self.state.leaves)))
         head = log.entry(base).head
-        self.traced = traced_step(
+        traced = traced_step(
             function,
             environment=self.accelerator.environment,
             identity=dict(head.identity),
             draws_exactly=self._draws is not None,
         )
-        self.accelerator.require_same({"train step as traced": self.traced.fingerprint})
-        if self.accelerator.is_chief:
-            warn_if_step_differs(log, base, self.traced, telemetry=telemetry)
+        self.accelerator.require_same({"train step as traced": [traced.step.fingerprint, traced.step.contents]})
+        # Every host compares, so that none waits for one that refuses.
+        sink = telemetry if self.accelerator.is_chief else Silent()
+        refusal = compare_with_log(log, base, traced, reference=reference, accept=accept, telemetry=sink)
+        if refusal is not None:
+            raise refusal
+        self.traced = traced.step
 
     def run(self, steps: int, *, segment: int) -> InnerLoop:
         """Train `steps` steps.

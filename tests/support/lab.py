@@ -128,7 +128,8 @@ class Lab:
         assert head is not None
         request = self.request(spec, start, until, base=head.base, skipped_batches=head.skipped_batches)
         seams = {"land": settings.pop("land")} if "land" in settings else {}
-        return train_segment(TrainSegmentCall.of(request, head.environment), self.place(spec, **settings), **seams)
+        call = TrainSegmentCall.of(request, head.environment, settings.pop("accept", ()))
+        return train_segment(call, self.place(spec, **settings), **seams)
 
     def train_and_commit(self, spec: RunSpec, *borders: int) -> Head:
         """Train and commit a segment to each of the borders."""

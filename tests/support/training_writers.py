@@ -165,7 +165,7 @@ class Process:
             curves: Any = SimpleNamespace(update=lambda _: None)
             commits = Commits(spec=SPEC, runner=_Runner(self), place=place, hosts=OneHost(), curves=curves)
             goal = Goal.of(SPEC, until_step=self.until_step)
-            segments = Segments(goal=goal, commits=commits, hosts=OneHost(), seconds_left=lambda: None)
+            segments = Segments(goal=goal, commits=commits, hosts=OneHost(), seconds_left=lambda: None, accept=())
             head = log.require_head()
             while True:
                 if goal.reached(head, SPEC):

@@ -1,22 +1,28 @@
-"""The same code has the same fingerprint in every process; Python state that is read during tracing changes it."""
+"""The same code has the same fingerprint in every process; what is read during tracing changes it, and is refused."""
 
+import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from flows.proving.comparison import same_step
 from flows.proving.diagnosis import causes_of
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import TracedStep
-from tasks.train_segment import trainer
+from tasks.foundation.errors import IdentityChanged
+from tasks.train_segment import fingerprint, trainer
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, lab_of, spec_of
 
 MODEL = """
 import itertools
+
+import numpy as np
 
 TRACES = itertools.count()
 
@@ -24,6 +30,49 @@ TRACES = itertools.count()
 class Counting(keras.layers.Layer):
     def call(self, x):
         return x * (1.0 + next(TRACES))
+
+
+class Growing(keras.layers.Layer):
+    def call(self, x):
+        for _ in range(1 + next(TRACES)):
+            x = x * 0.5
+        return x
+
+
+class Reading(keras.layers.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def call(self, x):
+        numbers = np.load("numbers.npy")
+        words = [f"w{each}" for each in numbers.astype(int)]
+        keys = tf.constant(words[:1])
+        match self.kind:
+            case "array":
+                factor = tf.gather(numbers, [1])
+            case "tensor":
+                with tf.init_scope():
+                    tensor = tf.constant(np.repeat(numbers, 200))
+                factor = tf.gather(tensor, [1])
+            case "words":
+                factor = tf.strings.to_number(tf.strings.substr(words, 1, 1))[1:2]
+            case "table":
+                with tf.init_scope():
+                    values = tf.constant(numbers.astype("int64"))
+                    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], values), -1)
+                factor = tf.cast(table.lookup(tf.constant(["b"])), tf.float32)
+            case "number":
+                factor = float(numbers[1])
+        return x * factor
+
+
+def reading(kind):
+    return compiled(Reading(kind))
+
+
+def growing():
+    return compiled(Growing())
 
 
 def counting():
@@ -71,8 +120,54 @@ def test_same_code_has_the_same_fingerprint(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_step_that_reads_changing_state_is_warned_about(lab: Lab) -> None:
-    one, other = traced(lab, "counting")
+def test_step_that_counts_its_traces_is_refused(lab: Lab) -> None:
+    with pytest.raises(IdentityChanged) as refused:
+        traced(lab, "counting")
+    found = str(refused.value)
+    assert found.startswith(
+        "model.py:counting: the train step computes with other values than the one that committed step 2, from the "
+        "same code and settings: "
+    )
+    assert re.search(r": [0-9]+\.0, model\.py, line \d+: return x \* \(1\.0 \+ next\(TRACES\)\)\n", found)
+    assert "hint: let the code read what it read then" in found
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("array", "[1.0, 2.0], model.py, line"),
+        ("tensor", "float32[400], model.py, line"),
+        ("words", "['w1', 'w2'], model.py, line"),
+        ("table", "table of 2 entries, model.py, line"),
+        ("number", "2.0, model.py, line"),
+    ],
+)
+def test_other_values_are_refused_until_accepted(
+    lab: Lab, kind: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lab.code)
+    spec = spec_of("reading", model__options={"kind": kind})
+    np.save("numbers.npy", np.float32([1, 3]))
+    lab.relay(spec, 2, 4, cold=True)
+    np.save("numbers.npy", np.float32([1, 2]))
+    with pytest.raises(IdentityChanged) as refused:
+        lab.relay(spec, 6, cold=True)
+    assert shown in str(refused.value).replace("b'", "'")
+    head = lab.relay(spec, 6, cold=True, accept=("model.code",))
+    assert head.tip is not None
+    assert head.tip.step == 6
+    lab.relay(spec, 8, cold=True)
+    assert lab.recorder.warnings == []
+    np.save("numbers.npy", np.float32([1, 3]))
+    with pytest.raises(IdentityChanged, match="the one that committed step 8"):
+        lab.relay(spec, 10, cold=True)
+
+
+@pytest.mark.slow
+def test_step_with_other_operations_is_warned_about(lab: Lab) -> None:
+    one, other = traced(lab, "growing")
     assert one.circumstances == other.circumstances
     assert one.fingerprint != other.fingerprint
     (warning,) = lab.recorder.warnings
@@ -81,10 +176,27 @@ def test_step_that_reads_changing_state_is_warned_about(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+def test_step_of_an_earlier_version_is_continued(lab: Lab) -> None:
+    """Its record has neither structure nor contents."""
+    spec = spec_of("honest")
+    real = fingerprint.traced_step
+
+    def earlier(*function: Any, **settings: Any) -> Any:
+        found = real(*function, **settings)
+        step = found.step.model_copy(update={"structure": None, "contents": None})
+        return dataclasses.replace(found, step=step)
+
+    with patch.object(trainer, "traced_step", earlier):
+        lab.relay(spec, 2, cold=True)
+    lab.relay(spec, 4, cold=True)
+    assert lab.recorder.warnings == []
+
+
+@pytest.mark.slow
 def test_run_of_an_earlier_version_is_told_of_exact_draws(lab: Lab) -> None:
     spec = spec_of("noisy")
-    earlier = TracedStep.model_validate_json('{"fingerprint": "f", "circumstances": "c"}')
-    with patch.object(trainer, "traced_step", lambda *_function, **_settings: earlier):
+    step = TracedStep.model_validate_json('{"fingerprint": "f", "circumstances": "c"}')
+    with patch.object(trainer, "traced_step", lambda *_function, **_settings: fingerprint.Traced(step, ())):
         lab.relay(spec, 2, cold=True)
     lab.relay(spec, 4, 6, cold=True)
     (warning,) = lab.recorder.warnings
@@ -93,7 +205,7 @@ def test_run_of_an_earlier_version_is_told_of_exact_draws(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_two_models_have_different_fingerprints(lab: Lab) -> None:
-    assert traced(lab, "honest")[0].fingerprint != traced(lab, "counting")[0].fingerprint
+    assert traced(lab, "honest")[0].fingerprint != traced(lab, "growing")[0].fingerprint
 
 
 def test_proof_names_another_traced_step_as_the_cause() -> None:

@@ -54,6 +54,14 @@ class TracedStep(Contract):
         description="whether random operations of the step were made functions of seed, step and replica; None: traced "
         "by an earlier version, which left them as they are",
     )
+    structure: str | None = Field(
+        default=None, description="digest of the traced graph without the values of its constants"
+    )
+    contents: str | None = Field(
+        default=None,
+        description="number of the constants and captured values of the graph, then a digest of each; of several "
+        "neighbors together where there are more than 32",
+    )
 
 
 class SegmentRequest(Contract):

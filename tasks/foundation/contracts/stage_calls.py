@@ -4,6 +4,7 @@ A stage that runs in another process gets its call as one flat JSON object, toge
 """
 
 import json
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field
@@ -52,11 +53,12 @@ class TrainSegmentCall(StageCall):
 
     request: SegmentRequest
     recorded: Environment = Field(description="the run's environment, from its log")
+    accept: tuple[str, ...] = Field(default=(), description="identity keys that may differ from the run on disk")
 
     @classmethod
-    def of(cls, request: SegmentRequest, recorded: Environment) -> "TrainSegmentCall":
+    def of(cls, request: SegmentRequest, recorded: Environment, accept: Sequence[str] = ()) -> "TrainSegmentCall":
         """The call for a request, with the run file of that request."""
-        return cls(spec=request.spec, request=request, recorded=recorded)
+        return cls(spec=request.spec, request=request, recorded=recorded, accept=tuple(accept))
 
 
 class RemoteTrainSegmentCall(TrainSegmentCall):

@@ -25,6 +25,7 @@ from tasks.foundation.model.first_use import (
     optimizers_are_built,
 )
 from tasks.foundation.model.freezing import freeze
+from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import called_like_fit, overrides
 from tasks.foundation.model.precision import dtype_policy_for_build, require_precision
 from tasks.foundation.model.random_operations import require_exact_draws
@@ -189,7 +190,8 @@ def require_test_step(
         draws: seeds of the step's random operations.
 
     Raises:
-        ModelError: `test_step` cannot be traced, or a random operation cannot be made a function of the step.
+        ModelError: `test_step` cannot be traced, uses state that is not saved, or has a random operation that cannot be
+            made a function of the step.
     """
     steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
     if not any(overrides(model, name) for name in steps):
@@ -201,6 +203,7 @@ def require_test_step(
     with _as_model_error(what):
         function = trace_test_step(model, batch, accelerator, draws)
     require_exact_draws(function, draws, f"{reference}: test_step")
+    require_no_hidden_state(function, f"{reference}: test_step")
 
 
 def trace_test_step(

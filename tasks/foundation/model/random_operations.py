@@ -7,7 +7,7 @@ from tasks.foundation.messages import message
 from tasks.foundation.model.step_draws import StepDraws
 
 # Kernels that draw from TensorFlow's own random state.
-_RANDOM = frozenset(
+RANDOM_KERNELS = frozenset(
     {
         "AllCandidateSampler",
         "FixedUnigramCandidateSampler",
@@ -30,7 +30,7 @@ _RANDOM = frozenset(
     }
 )
 # Kernels that run Python code.
-_PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
+PYTHON_KERNELS = frozenset({"EagerPyFunc", "PyFunc"})
 CLOCK = "baton_clock"
 
 _REMEDIES = (
@@ -47,7 +47,7 @@ def nodes_of(function: Any) -> list[Any]:
 
 def stateful_operations(function: Any) -> tuple[str, ...]:
     """Names of operations in a concrete function whose state no checkpoint holds: random ones, and Python code."""
-    kinds = _RANDOM | _PYTHON
+    kinds = RANDOM_KERNELS | PYTHON_KERNELS
     return tuple(sorted({node.name for node in nodes_of(function) if node.op in kinds and CLOCK not in node.name}))
 
 
@@ -62,7 +62,7 @@ def require_exact_draws(function: Any, draws: StepDraws | None, what: str) -> No
     Raises:
         ModelError: names the operations, and their lines where they are known.
     """
-    left = sorted({(node.op, node.name) for node in nodes_of(function) if node.op in _RANDOM})
+    left = sorted({(node.op, node.name) for node in nodes_of(function) if node.op in RANDOM_KERNELS})
     if not left or draws is None:
         return
     kept = {each.name: str(each) for each in draws.kept}

@@ -15,6 +15,7 @@ from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFa
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.gradient_accumulation import accumulating_step, require_accumulation
+from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
 from tasks.foundation.model.random_operations import require_exact_draws
 from tasks.foundation.model.returned_metrics import ReturnedMetrics
@@ -106,7 +107,7 @@ def trace_train_step(
         The concrete function.
 
     Raises:
-        ModelError: the step cannot be traced, or uses a variable that is not saved.
+        ModelError: the step cannot be traced, or uses a variable, or other state, that is not saved.
     """
     try:
         concrete = function.get_concrete_function(*arguments)
@@ -123,6 +124,7 @@ def trace_train_step(
                 hints=["keep them as attributes of a layer or of the model", SEED_REMEDY],
             )
         )
+    require_no_hidden_state(concrete, f"{reference}: train_step")
     return concrete
 
 

@@ -19,8 +19,8 @@ from tensorflow.python.framework import op_callbacks, op_def_registry  # no publ
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.isolated_build import preserved_random_states
+from tasks.foundation.model.user_line import line_that_made
 from tasks.foundation.transforms.python_draws import seed_python
-from tasks.foundation.transforms.user_line import line_that_made
 from tasks.foundation.user_errors import user_error
 
 _SEED_STATE = "seed_generator_state"

@@ -48,7 +48,8 @@ def test_keys_of_a_call_and_its_context_are_flat(run: FakeRun) -> None:
     )
     text = pack(call, CONTEXT)
     assert json.loads(text).keys() == {
-        "schema_version", "spec", "code_folder", "code", "attempt", "request", "recorded", "asked_at",
+        "schema_version", "spec", "code_folder", "code", "attempt", "request", "recorded", "accept",
+        "asked_at",
     }  # fmt: skip
     assert unpack(RemoteTrainSegmentCall, text) == (call, CONTEXT)
 
