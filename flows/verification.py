@@ -17,7 +17,14 @@ from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code, saved_code_path
 from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.shard_location import locate_shard
-from tasks.foundation.errors import DamagedCheckpoint, DamagedDataset, FileMissing, FileTooShort, RunLogError
+from tasks.foundation.errors import (
+    DamagedCheckpoint,
+    DamagedDataset,
+    FileMissing,
+    FileTooLarge,
+    FileTooShort,
+    RunLogError,
+)
 from tasks.foundation.messages import counted
 from tasks.foundation.runlog.completeness import folder_as_entry, folders_in_log, require_follows
 from tasks.foundation.runlog.entry_blocks import false_blocks
@@ -142,6 +149,8 @@ def _verify_code(home: Storage, named: dict[str, int], findings: Findings) -> No
     for path in sorted({*named, *filter(is_saved_code, there)}):
         try:
             data = home.read(path)
+        except FileTooLarge:
+            text: str | None = "is larger than any such file"
         except FileMissing:
             text = f"is missing, and {entry_path(named[path])} names it" if path in named else None
         else:
@@ -188,7 +197,7 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, o
     files = size = 0
     try:
         manifest = read_manifest(log.home, ref)
-    except DamagedCheckpoint as fault:
+    except (DamagedCheckpoint, FileTooLarge) as fault:
         damages.append(Damage(f"{ref.path}/manifest.json", str(fault)))
     else:
         for key in ("step", "base", "attempt", "state_digest"):
@@ -235,7 +244,7 @@ def _verify_dataset(
     except FileMissing:
         findings.damages.append(Damage(path, f"{uri} is missing; {remedy}"))
         return
-    except DamagedDataset as fault:
+    except (DamagedDataset, FileTooLarge) as fault:
         findings.damages.append(Damage(path, str(fault)))
         return
     findings.bytes += len(data)

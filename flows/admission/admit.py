@@ -18,7 +18,7 @@ from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.hosts import OneHost
 from tasks.foundation.model.code_digest import source_digest
-from tasks.foundation.model.saved_code import collect_code
+from tasks.foundation.model.saved_code import collect_code, require_savable
 from tasks.foundation.runlog.attempts import Attempts
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Sink
@@ -98,7 +98,7 @@ def admit(
         return done
     require_packages_and_source(run)
     if head is None or accept:
-        collect_code(run.spec, run.folder)  # refuses code that is too large to be saved in the home
+        require_savable(run.spec, run.folder)
     attempts = run.attempts.read()
     # Every host checks it, so that none waits for a chief that has refused.
     if not try_again:

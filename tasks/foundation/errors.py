@@ -19,6 +19,8 @@
     │   ├── ForeignFile         exit 2  a file that somebody else can have written, where only the user's own will do
     │   ├── FileMissing         exit 1  a file is not there
     │   ├── FileTooShort        exit 1  a file ends too early
+    │   ├── FileTooLarge        exit 4  a file is larger than any of its kind
+    │   │   └── TooLargeToWrite exit 2  what is to be written is more than any reader reads
     │   └── FileAlreadyThere    exit 1  a create-only write found a file
     ├── RunLogError             exit 4  an entry of the log cannot be read
     │   └── StaleWriter         exit 1  another writer moved the tip first
@@ -147,6 +149,18 @@ class FileMissing(StorageError):
 
 class FileTooShort(StorageError):
     """A file ends before the requested range does."""
+
+
+class FileTooLarge(StorageError):
+    """A file has more bytes, or JSON of more values, than any of its kind; it is not read."""
+
+    exit_code = 4
+
+
+class TooLargeToWrite(FileTooLarge):
+    """What is to be written has more bytes or values than any reader reads, as with huge options in a run file."""
+
+    exit_code = 2
 
 
 class FileAlreadyThere(StorageError):

@@ -63,8 +63,10 @@ class CommitInterval:
         self._number = request.number
 
     def commit_is_due(self, step: int, cadence: CommitCadence) -> bool:
-        """Whether the interval of the cadence has passed since the last commit, and at least one step was trained."""
-        return step > self.start.step and self.work.training_seconds >= cadence.interval_seconds
+        """Whether a step was trained since the last commit, and its time has come or its rows fill an entry."""
+        if step == self.start.step:
+            return False
+        return self.work.fills_an_entry or self.work.training_seconds >= cadence.interval_seconds
 
     def land(self, hosts: Hosts) -> None:
         """Wait until the checkpoint that the interval starts from is committed. With several hosts, all call it.

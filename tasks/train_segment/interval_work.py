@@ -11,6 +11,9 @@ from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.stopwatch import Stopwatch
 from tasks.train_segment.host_stats import HostStats, InnerLoop
 
+# About 3 MB in an entry of the log, which may have 16.
+_MOST_VALUES = 100_000
+
 
 class IntervalWork:
     """The work since the last commit.
@@ -29,6 +32,7 @@ class IntervalWork:
         """
         self.metrics: dict[str, float] = {}
         self._rows: list[MetricRow] = []
+        self._values = 0
         self._spec = spec
         self._telemetry = telemetry
         self._clock = clock
@@ -43,6 +47,11 @@ class IntervalWork:
         """Seconds since training last began, after a commit or at the start."""
         return self._clock() - self._trains_since
 
+    @property
+    def fills_an_entry(self) -> bool:
+        """Whether there are as many logged values as an entry of the log should have; more may be too many to read."""
+        return self._values >= _MOST_VALUES
+
     def begin_cause(self, cause: str) -> None:
         """Count the time from now on as `cause`, one of the ledger's causes."""
         self._stopwatch.begin(cause)
@@ -52,6 +61,7 @@ class IntervalWork:
     def log(self, row: MetricRow) -> None:
         """Keep a logged row for the next commit."""
         self._rows.append(row)
+        self._values += len(row.metrics)
         self.metrics = row.metrics
 
     def add_inner_loop(self, loop: InnerLoop, seconds: float) -> None:
@@ -109,5 +119,5 @@ class IntervalWork:
 
     def begin_next(self) -> None:
         """Begin the work of the next commit."""
-        self._rows = []
+        self._rows, self._values = [], 0
         self._stopwatch = Stopwatch(self._telemetry, self._clock)

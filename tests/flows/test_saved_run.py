@@ -279,6 +279,21 @@ def test_paths_out_of_the_scratch_folder_are_refused(path: str) -> None:
         SavedFile.of(path, b"")
 
 
+def test_options_that_no_reader_would_read_are_refused_before_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = lab_of(tmp_path, MODEL).code
+    values = spec_of("build").model_dump(mode="json") | {"storage": str(tmp_path / "storage")}
+    values["model"]["options"] = {"table": "HERE"}
+    text = yaml.safe_dump(values).replace("HERE", "[" + "[]," * 200_001 + "[]]")
+    (code / "run.yaml").write_text(text)
+    assert main(["run", str(code / "run.yaml")]) == 2
+    words = capsys.readouterr().err
+    assert "would have more than 200000 lists or 1000000 values, more than such a file may have" in words
+    assert "make smaller what goes into it: options in the run file" in words
+    assert not (tmp_path / "storage").exists()
+
+
 def test_code_too_large_is_refused_before_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = lab_of(tmp_path, MODEL).code
     with (code / "layers.py").open("a") as file:

@@ -20,6 +20,7 @@ from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.losses import PRIOR_SECONDS
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Sink, Training
+from tasks.train_segment import interval_work
 from tasks.train_segment.stage import forget_trainer
 from tests.support.clock import FakeClock
 from tests.support.lab import Lab, differing, spec_of
@@ -150,6 +151,18 @@ def test_commits_within_a_segment_retire_older_ones(lab: Lab) -> None:
 
 
 @pytest.mark.slow
+def test_rows_that_fill_an_entry_are_committed_within_a_segment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry of the log has a largest size, and rows of a long segment must not exceed it."""
+    monkeypatch.setattr(interval_work, "_MOST_VALUES", 4)  # two rows of loss and accuracy
+    straight = spec_of("functional", run="straight", train__log_every_steps=1)
+    often = spec_of("functional", run="often", train__log_every_steps=1, checkpoint__every_seconds=None)
+    lab.relay(often, 7)
+    assert [step for step, _ in commits(lab, often)] == [0, 2, 4, 6, 7]
+    monkeypatch.undo()
+    lab.relay(straight, 7)
+    assert rows_logged(lab, straight) == rows_logged(lab, often)
+
+
 def test_sigterm_commits_what_was_trained_and_is_raised_after(lab: Lab) -> None:
     straight, stopped = spec_of("functional", run="straight"), spec_of("functional", run="stopped")
     lab.begin(stopped)

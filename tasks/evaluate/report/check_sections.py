@@ -1,11 +1,12 @@
 """Proofs and audits of a run: a section of the report's page."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from tasks.evaluate.report.tables import Cell, Mark, Section, Table, cut, number, time_words
-from tasks.foundation.errors import FileMissing
+from tasks.foundation.errors import FileMissing, FileTooLarge
 from tasks.foundation.runlog.audits import audit_words, last_audit
 from tasks.foundation.storage.base import Storage
 
@@ -54,7 +55,7 @@ def _row(home: Storage, path: str, verb: str) -> list[Cell]:
 def _read(home: Storage, path: str) -> Mapping[str, Any]:
     """The receipt; empty if it cannot be read: it is informational."""
     try:
-        found = json.loads(home.read(path))
-    except (FileMissing, ValueError):
+        found = from_json(home.read(path))
+    except (FileMissing, FileTooLarge, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tasks.evaluate.report.tables import Cell, Section, Table
 from tasks.foundation.contracts.confusion_matrix import CONFUSION, ConfusionMatrix, confusion_path
-from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.runlog.history import History
 from tasks.foundation.storage.base import Storage
 
@@ -23,7 +23,7 @@ def confusion_section(home: Storage, history: History) -> Iterator[Section]:
         return
     try:
         matrix = ConfusionMatrix.from_json(home.read(path), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, RunLogError):  # informational
+    except (AnotherVersion, FileMissing, FileTooLarge, RunLogError):  # informational
         return
     classes = range(len(matrix.counts))
     total, right = sum(map(sum, matrix.counts)), sum(matrix.counts[each][each] for each in classes)

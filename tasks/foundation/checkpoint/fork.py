@@ -21,6 +21,7 @@ from tasks.foundation.errors import (
     DamagedCheckpoint,
     FileAlreadyThere,
     FileMissing,
+    FileTooLarge,
     ForeignFile,
     InvalidInput,
     RunLogError,
@@ -175,7 +176,7 @@ def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage) -> F
         try:
             data = log.home.read(where)
             manifest = CheckpointManifest.from_json(data, where=f"{log.home.uri}/{where}", error=DamagedCheckpoint)
-        except (FileMissing, DamagedCheckpoint):
+        except (FileMissing, FileTooLarge, DamagedCheckpoint):
             continue
         staged = _ref(folder, manifest, data)
         if (staged.step, staged.state_digest) != (lineage.step, lineage.state_digest) or find_damage(log.home, staged):

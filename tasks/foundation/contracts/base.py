@@ -1,9 +1,11 @@
 """The base class of all contracts: the values that stages, processes and files exchange."""
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from tasks.foundation.errors import AnotherVersion, BatonError
 from tasks.foundation.messages import message, shown
@@ -11,10 +13,30 @@ from tasks.foundation.version import baton_version
 
 # Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
+_SHOWN_KEYS = 20
 _FIRST_SCHEMA = 1
+_SMALL_BYTES = 256 << 10
 _USE_NEWER_VERSION = (
     "use the version of Baton that wrote it, or a newer one, on every machine and in every image of this run"
 )
+
+
+def _adapt(schema: Any) -> None:
+    """Change pydantic's schema of a contract, for files that are made to fill the memory.
+
+    Validation stops at the first wrong item of a list or mapping, so there is no error for each of a million. A list
+    may be read as a tuple, as JSON's are, so that `Contract.parse` can take values instead of JSON.
+    """
+    if isinstance(schema, dict):
+        if schema.get("type") in {"list", "tuple", "set", "frozenset", "dict"}:
+            schema["fail_fast"] = True
+        if schema.get("type") == "tuple":
+            schema["strict"] = False
+        for part in schema.values():
+            _adapt(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _adapt(part)
 
 
 class Contract(BaseModel):
@@ -22,6 +44,33 @@ class Contract(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
     readable_schema: ClassVar[int] = _FIRST_SCHEMA
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        """See `_adapt`."""
+        schema = handler(source)
+        _adapt(schema)
+        return schema
+
+    @classmethod
+    def parse(cls, data: bytes, *, extra: Literal["ignore", "forbid", "allow"]) -> Self:
+        """Parse JSON.
+
+        Args:
+            data: the JSON.
+            extra: what becomes of unknown keys.
+
+        Raises:
+            ValidationError: it is no such value.
+        """
+        if len(data) <= _SMALL_BYTES:
+            return cls.model_validate_json(data, extra=extra)
+        # Each error of JSON has a copy of the value that it is about, such as the whole file for each missing key.
+        try:
+            value = from_json(data)
+        except ValueError:
+            return cls.model_validate_json(data, extra=extra)  # says what is wrong with the JSON
+        return cls.model_validate(value, extra=extra)
 
     def to_json(self) -> bytes:
         """Return indented UTF-8 JSON, because people read these files too."""
@@ -46,24 +95,40 @@ class Contract(BaseModel):
             BatonError: an `error` with `where` and the first problem.
         """
         try:
-            return cls.model_validate_json(data, extra=unknown_keys)
+            return cls.parse(data, extra=unknown_keys)
         except ValidationError as invalid:
-            problems = invalid.errors()
-            newer = next((one for one in problems if _is_newer(one, cls)), None)
-            if newer is not None:
-                raise another_version(where, cls, _newer_words(newer)) from invalid
+            problems = invalid.errors(include_url=False, include_input=False)  # the input may be the whole file
+            for one in problems:
+                words = _newer_words(one, cls, data)
+                if words is not None:
+                    raise another_version(where, cls, words) from invalid
             first = problems[0]
             why = shown(first["msg"], _SHOWN_CHARACTERS)
             raise error(f"{where}: not a readable {_title(cls)}: {_key(first)}: {why}") from invalid
 
     @classmethod
     def unknown_keys(cls, data: bytes) -> tuple[str, ...]:
-        """Return the keys of valid JSON that this version does not know."""
+        """Return the first few keys of valid JSON that this version does not know."""
         try:
-            cls.model_validate_json(data)
-        except ValidationError as invalid:
-            return tuple(_key(one) for one in invalid.errors() if one["type"] == "extra_forbidden")
-        return ()
+            found = cls.parse(data, extra="allow")
+        except ValidationError:
+            return ()
+        return tuple(islice(_extra_keys(found), _SHOWN_KEYS))
+
+
+def _extra_keys(value: object, above: str = "") -> Iterator[str]:
+    """Yield the keys of contracts, at any depth, that their fields do not have."""
+    if isinstance(value, Contract):
+        yield from (shown(f"{above}{key}", _SHOWN_CHARACTERS) for key in value.model_extra or {})
+        parts: Iterable[tuple[object, object]] = ((name, getattr(value, name)) for name in type(value).model_fields)
+    elif isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple):
+        parts = enumerate(value)
+    else:
+        return
+    for key, part in parts:
+        yield from _extra_keys(part, f"{above}{key}.")
 
 
 def is_json(data: bytes) -> bool:
@@ -101,22 +166,30 @@ def _readable_words(kind: type[Contract]) -> str:
     return str(newest) if newest == _FIRST_SCHEMA else f"{_FIRST_SCHEMA} to {newest}"
 
 
-def _is_newer(problem: ErrorDetails, kind: type[Contract]) -> bool:
-    if problem["type"] in {"extra_forbidden", "union_tag_invalid"}:  # an unknown key, or an unknown kind of entry
-        return True
-    found = problem["input"]
-    if not problem["loc"] or problem["loc"][-1] != "schema_version":
-        return False
-    readable = kind.readable_schema if len(problem["loc"]) == 1 else _FIRST_SCHEMA
-    return type(found) is int and found > readable
-
-
-def _newer_words(problem: ErrorDetails) -> str:
+def _newer_words(problem: ErrorDetails, kind: type[Contract], data: bytes) -> str | None:
+    """What a newer version of Baton wrote; None if a problem is another one."""
     if problem["type"] == "extra_forbidden":
         return f"{_key(problem)} is an unknown key"
     if problem["type"] == "union_tag_invalid":
-        return f"{_key(problem)} has the unknown kind {shown(repr(problem['ctx']['tag']), _SHOWN_CHARACTERS)}"
-    return f"{_key(problem)} is {problem['input']}"
+        kind_of_entry = str(problem["ctx"]["tag"])
+        if not kind_of_entry.isidentifier():  # no version calls one so
+            return None
+        return f"{_key(problem)} has the unknown kind {shown(repr(kind_of_entry), _SHOWN_CHARACTERS)}"
+    if not problem["loc"] or problem["loc"][-1] != "schema_version":
+        return None
+    found = _at(from_json(data), problem["loc"])
+    readable = kind.readable_schema if len(problem["loc"]) == 1 else _FIRST_SCHEMA
+    return f"{_key(problem)} is {found}" if type(found) is int and found > readable else None
+
+
+def _at(value: Any, place: tuple[int | str, ...]) -> object:
+    """The value at a place of an error; None if the place has names that are not in the JSON, such as a union's."""
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def _key(problem: ErrorDetails) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from tasks.foundation.contracts.home_files import MOST_NESTED
 from tasks.foundation.errors import RunFileError
 
 _VALUE_CHARACTERS = 60
@@ -117,6 +118,8 @@ class _Reader:
 
     def value(self, node: yaml.Node, at: KeyPath) -> Any:
         here, name = self._place(node), dotted(at) or "the file"
+        if len(at) > MOST_NESTED:
+            raise RunFileError(f"{here}: {nested_too_deeply(at)}")
         if node.tag not in _KNOWN_TAGS[type(node)]:
             raise RunFileError(f"{here}: {name}: the tag {node.tag.replace(_TAG, '!!')} is not supported; {_PLAIN}")
         value: Any
@@ -154,6 +157,11 @@ class _Reader:
 
     def _place(self, node: yaml.Node) -> str:
         return f"{self.where}, line {node.start_mark.line + 1}" if self.lines else self.where
+
+
+def nested_too_deeply(path: KeyPath) -> str:
+    """Why a value at this path is refused."""
+    return f"{dotted(path[:2])} has values nested more than {MOST_NESTED} levels deep; make them flatter"
 
 
 def dotted(path: KeyPath) -> str:

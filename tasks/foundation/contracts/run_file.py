@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.foundation.contracts.plain_yaml import KeyPath, Place, dotted, parse, shortened, shown
+from tasks.foundation.contracts.home_files import MOST_NESTED
+from tasks.foundation.contracts.plain_yaml import KeyPath, Place, dotted, nested_too_deeply, parse, shortened, shown
 from tasks.foundation.contracts.run_file_errors import SHOWN_ERRORS, explain
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
@@ -89,6 +90,8 @@ def _override(data: dict[str, Any], override: str, places: dict[KeyPath, Place])
     path = tuple(key.strip().split("."))
     if not separator or not all(path):
         raise RunFileError(f"{where} is not an override; write it as --set key=value, such as --set train.steps=1000")
+    if len(path) > MOST_NESTED:
+        raise RunFileError(f"{where}: {nested_too_deeply(path)}")
     mapping = data
     for depth, part in enumerate(path[:-1], start=1):
         below = mapping.get(part)

@@ -53,7 +53,9 @@ def explain(faults: ValidationError, data: dict[str, Any], *, file: str, places:
         path = tuple(str(part) for part in fault["loc"])
         while path and fault["type"] != "missing" and path not in places:
             path = path[:-1]  # `model: x` is checked as model.build, and the members of a union as keys
-        lines.setdefault(path, _sentence(fault, path, data, file=file, places=places))
+        if path not in lines:  # a sentence looks through all known keys, so there are only those that are shown
+            is_shown = len(lines) < SHOWN_ERRORS
+            lines[path] = _sentence(fault, path, data, file=file, places=places) if is_shown else ""
     shown = list(lines.values())[:SHOWN_ERRORS]
     more = len(lines) - len(shown)
     return "\n".join([*shown, f"{file}: and {more} more"] if more else shown)

@@ -7,7 +7,7 @@ from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feat
 from tasks.foundation.contracts.mixture import MixedSource
 from tasks.foundation.dataset.content_digest import content_digest_of
 from tasks.foundation.dataset.features import Array, unflatten, zeros
-from tasks.foundation.errors import DamagedDataset, FileMissing
+from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
 from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
 
@@ -84,6 +84,8 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
         data = storage.read(manifest_path(folder))
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
+    except FileTooLarge as fault:
+        raise DamagedDataset(str(fault)) from fault
     manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
     found = content_digest_of(manifest)
     if found != manifest.content_digest:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tasks.foundation.contracts.home_files import refuse_unreadable
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, saved_code_path
@@ -69,6 +70,17 @@ def collect_code(spec: RunSpec, folder: Path) -> dict[str, bytes]:
             )
         )
     return files
+
+
+def require_savable(spec: RunSpec, folder: Path) -> None:
+    """Refuse a run file and code that are too large to be saved in a home.
+
+    Raises:
+        ModelError: see `collect_code`.
+        TooLargeToWrite: the run file has too many values.
+    """
+    data = SavedCode.of(spec, collect_code(spec, folder)).to_json()
+    refuse_unreadable(saved_code_path(data), data)
 
 
 def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | None = None) -> dict[str, str]:

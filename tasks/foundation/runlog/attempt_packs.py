@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_time
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.home_files import most_bytes
 from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, RunLogError, StorageError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
@@ -28,6 +29,8 @@ _CLOSED_AFTER: Final = timedelta(days=1)
 _LEAST_RECORDS: Final = 100
 # More are packed by the next process, so that the first one in an old home does not work for long.
 _MOST_RECORDS: Final = 1000
+# A line of JSON becomes a text in JSON, where quotes and line ends take twice the bytes.
+_JSON_IN_JSON: Final = 2
 
 
 class AttemptPack(Contract):
@@ -96,7 +99,8 @@ def packable(records: Sequence[AttemptRecord], loose: Sequence[str], *, now: dat
 def pack(home: Storage, paths: Sequence[str]) -> None:
     """Write one pack of these records, except those that are in a pack already, and delete their files."""
     try:
-        texts = [data.decode() for data in parallel_map(home.read, paths, workers=home.transfers)]
+        texts = _texts_of_one_pack(parallel_map(home.read, paths, workers=home.transfers))
+        paths = paths[: len(texts)]
         # A process that died between the two steps has left both.
         known = {text for path in home.files("attempts") if is_pack(path) for text in _texts(home, path) or ()}
         new = tuple(text for text in texts if text not in known)
@@ -110,6 +114,17 @@ def pack(home: Storage, paths: Sequence[str]) -> None:
         _LOGGER.debug("%s: records of attempts are not packed: %s", home.uri, fault)
         return
     parallel_map(lambda path: discard(home, path), paths, workers=home.transfers)
+
+
+def _texts_of_one_pack(records: Sequence[bytes]) -> list[str]:
+    """The first records, as many as fit into a pack; the next process packs the others."""
+    room, texts = most_bytes(f"{_FOLDER}x.json") // _JSON_IN_JSON, []
+    for data in records:
+        room -= len(data)
+        if room < 0:
+            break
+        texts.append(data.decode())
+    return texts
 
 
 def _path(data: bytes) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
-from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 
@@ -59,7 +59,7 @@ def last_audit(home: Storage) -> LastAudit | None:
         return None
     try:
         receipt = AuditReceipt.from_json(home.read(path), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, RunLogError):
+    except (AnotherVersion, FileMissing, FileTooLarge, RunLogError):
         return LastAudit(path=path, receipt=None)  # informational: a run is shown without it
     return LastAudit(path=path, receipt=receipt)
 

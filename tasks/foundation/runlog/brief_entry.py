@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.lean_entry import step_in_path
-from tasks.foundation.errors import FileMissing
+from tasks.foundation.errors import FileMissing, FileTooLarge
 from tasks.foundation.runlog.entry_codec import has_its_digest
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.newest_entry import last_from
@@ -120,7 +120,7 @@ def brief_facts(home: Storage, hint: int) -> RunFacts | None:
             target=newest.totals.target if newest.body.target is None else newest.body.target,
             ended_early=newest.head.finished is not None,
         )
-    except (FileMissing, ValidationError, _NotHere):
+    except (FileMissing, FileTooLarge, ValidationError, _NotHere):
         return None
 
 
@@ -132,7 +132,7 @@ def _read(home: Storage, number: int) -> _Entry:
     data = home.read(entry_path(number))
     if not has_its_digest(data):  # damaged, or of an earlier version, and to be compared with the entry before it
         raise _NotHere
-    entry = _Entry.model_validate_json(data, extra="ignore")
+    entry = _Entry.parse(data, extra="ignore")
     if entry.number != number:
         raise _NotHere
     return entry

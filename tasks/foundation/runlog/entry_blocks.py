@@ -13,8 +13,9 @@ from typing import Final, Literal
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.home_files import require_readable
 from tasks.foundation.contracts.log_entry import Entry
-from tasks.foundation.errors import FileMissing, RunLogError, StorageError
+from tasks.foundation.errors import FileMissing, FileTooLarge, RunLogError, StorageError
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
@@ -135,7 +136,7 @@ def false_blocks(home: Storage, entries: int) -> Iterator[str]:
             found = _parsed(data, first, where=path)
         except FileMissing:
             continue
-        except RunLogError:
+        except (FileTooLarge, RunLogError):
             yield path
             continue
         try:
@@ -153,7 +154,8 @@ def _parsed(data: bytes, first: int, *, where: str) -> list[bytes]:
     if not whole or hashlib.sha256(rest).hexdigest() != header.sha256:
         raise RunLogError(f"{where}: not the block of these entries")
     found, begin = [], 0
-    for size in header.sizes:
+    for number, size in enumerate(header.sizes, start=first):
         found.append(rest[begin : begin + size])
         begin += size
+        require_readable(entry_path(number), found[-1])
     return found

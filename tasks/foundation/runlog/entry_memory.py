@@ -6,6 +6,7 @@ from collections import OrderedDict
 from tasks.foundation.runlog.entry_codec import Decoded
 
 _REMEMBERED = 512
+_REMEMBERED_BYTES = 32 << 20  # of their files
 
 
 class EntryMemory:
@@ -14,6 +15,7 @@ class EntryMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, Decoded] = OrderedDict()
+        self._bytes = 0
         self.newest: Decoded | None = None
 
     def get(self, number: int) -> Decoded | None:
@@ -28,10 +30,13 @@ class EntryMemory:
         """Keep an entry; return the one that is kept."""
         number = one.entry.number
         with self._lock:
-            one = self._entries.setdefault(number, one)
+            if number not in self._entries:
+                self._entries[number] = one
+                self._bytes += one.size
+            one = self._entries[number]
             self._entries.move_to_end(number)
-            if len(self._entries) > _REMEMBERED:
-                self._entries.popitem(last=False)
+            while len(self._entries) > _REMEMBERED or (self._bytes > _REMEMBERED_BYTES and len(self._entries) > 1):
+                self._bytes -= self._entries.popitem(last=False)[1].size
             return one
 
     def see(self, newest: Decoded) -> Decoded:
@@ -45,4 +50,5 @@ class EntryMemory:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
+            self._bytes = 0
             self.newest = None

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.lean_entry import KeptPage, KeptRef, LeanRetained, PageRef
 from tasks.foundation.contracts.long_list import LongList
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, RunLogError
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.parallel import parallel_map
 
@@ -80,6 +80,8 @@ class PageStore:
             data = self._home.read(path)
         except FileMissing as fault:
             raise RunLogError(f"{self._home.uri}/{path} is missing; restore it from a backup") from fault
+        except FileTooLarge as fault:
+            raise RunLogError(str(fault)) from fault
         if page_digest(data) != digest:
             raise self._damaged(digest)
         return self._remember(digest, _parsed(data, where=f"{self._home.uri}/{path}"))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Retire, Totals
-from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, RunLogError
+from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.runlog.completeness import (
     disappeared_log,
     missing_entry,
@@ -163,8 +163,9 @@ class RunLog:
 
     def read_all(self, read: Callable[[int], _Read], count: int, *, begin: int = 0) -> Iterator[_Read]:
         """Yield `read(number)` for `begin` to `count` - 1, in order, with parallel reads on remote storage."""
-        for first in range(begin, count, _READ_TOGETHER):
-            numbers = range(first, min(first + _READ_TOGETHER, count))
+        together = 1 if self.home.transfers == 1 else _READ_TOGETHER
+        for first in range(begin, count, together):
+            numbers = range(first, min(first + together, count))
             yield from parallel_map(read, numbers, workers=self.home.transfers)
 
     def append(self, decide: Decide, *, attempt: str) -> Entry | None:
@@ -278,6 +279,8 @@ class RunLog:
             data = self.home.read(path)
         except FileMissing:
             return None
+        except FileTooLarge as error:
+            raise RunLogError(str(error)) from error
         try:
             return self._memory.keep(self._decoded(data, number))
         except RunLogError as error:

@@ -17,6 +17,8 @@ from tasks.foundation.runlog.kept_pages import Items, Kept, PagedItems, Pages, P
 
 _PAGE = 3
 _MERGED = 8
+# Pages of this many checkpoints, of about 3 MB, are not merged: a file of the log has a limit.
+_LARGE = 10_000
 # An entry has at most this many checkpoints in full.
 _IN_ENTRY = _PAGE + 1
 # A page of which more is gone is written again.
@@ -90,7 +92,7 @@ class _Builder:
         at = 0
         while len(recent) - at > _IN_ENTRY:
             size = _PAGE
-            while size * _MERGED < len(recent) - at:
+            while size < _LARGE and size * _MERGED < len(recent) - at:
                 size *= _MERGED
             self._add(recent[at : at + size])
             at += size
@@ -100,7 +102,7 @@ class _Builder:
         """Make one page of the newest pages, while many of them have one size."""
         while self.pages:
             run = list(takewhile(lambda page: _level(page) == _level(self.pages[-1]), reversed(self.pages)))[::-1]
-            if len(run) < _MERGED:
+            if len(run) < _MERGED or self.pages[-1].count >= _LARGE:
                 return
             merged = [one for page in run for one in self._alive(page)]
             del self.pages[-len(run) :]

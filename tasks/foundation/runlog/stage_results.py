@@ -10,7 +10,7 @@ from typing import TypeVar
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.error_report import ErrorReport
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.best_effort_delete import discard
 
@@ -133,7 +133,8 @@ def _segments(home: Storage) -> Iterator[tuple[str, SegmentResult]]:
             continue
         try:
             yield path, SegmentResult.from_json(home.read(path), where=path, error=RunLogError)
-        except (FileMissing, RunLogError, AnotherVersion):  # deleted by now, of another stage, or of a newer version
+        # Deleted by now, of another stage, or of a newer version.
+        except (FileMissing, FileTooLarge, RunLogError, AnotherVersion):
             continue
 
 

@@ -37,10 +37,11 @@ class Storage(Protocol):
         """The same store for best effort: `seconds` limit all attempts of an operation, and waits are not logged."""
 
     def read(self, path: str) -> bytes:
-        """Read a whole file.
+        """Read a whole file. Only the user's own sources, whose stores are not guarded, may have any size.
 
         Raises:
             FileMissing: it does not exist.
+            FileTooLarge: it is larger than any of its kind, see `home_files.py`; not more than that is read.
         """
 
     def read_own(self, path: str) -> bytes:
@@ -60,10 +61,15 @@ class Storage(Protocol):
 
         Raises:
             FileAlreadyThere: it exists. An earlier attempt of this process may have written it.
+            FileTooLarge: no reader would read it.
         """
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file. Readers see either the old bytes or the new ones."""
+        """Write or replace a file. Readers see either the old bytes or the new ones.
+
+        Raises:
+            FileTooLarge: no reader would read it.
+        """
 
     def upload(self, source: Path, path: str) -> FileStat:
         """Copy a local file to `path`, replacing an existing file.
@@ -139,8 +145,13 @@ class Storage(Protocol):
             FileMissing: it does not exist.
         """
 
-    def files(self, folder: str) -> Iterator[str]:
-        """Paths of all files below `folder`, in any order; none if it does not exist."""
+    def files(self, folder: str, *, deep: bool = True) -> Iterator[str]:
+        """Paths of all files below `folder`, in any order; none if it does not exist.
+
+        Args:
+            folder: where to look.
+            deep: also in the folders in it; otherwise only its own files.
+        """
 
     def folders(self, folder: str) -> Iterator[str]:
         """Paths of the folders directly below `folder`, in any order, including those with unfinished files only."""

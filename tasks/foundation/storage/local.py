@@ -3,18 +3,21 @@
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
+from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable, too_large
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.direct_files import compare_with_buffers, write_buffers_durably
 from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
 from tasks.foundation.storage.durable_files import copy_durably, make_durably, sync_folder, write_durably
 from tasks.foundation.storage.local_probe import NO_HARD_LINKS, NO_SPACE, no_hard_links, require_writable
-from tasks.foundation.storage.path_guard import is_inside, read_own, require_inside, require_links_inside
+from tasks.foundation.storage.path_guard import is_inside, opened_own, require_inside, require_links_inside
 from tasks.foundation.storage.temporary_files import temporary_file
 
 # Prefix of unfinished files, which readers ignore.
@@ -65,7 +68,8 @@ class LocalStorage:
         """See `Storage.read`."""
         with self._errors_of(path):
             file = self._checked(path)
-            data = file.read_bytes()
+            with _opened(file) as source:
+                data = self._bounded(path, source)
             self._seen.add(file.parent)
             return data
 
@@ -73,7 +77,8 @@ class LocalStorage:
         """See `Storage.read_own`."""
         with self._errors_of(path):
             self._checked(path)
-            return read_own(self.root, path)
+            with opened_own(self.root, path) as source:
+                return self._bounded(path, source)
 
     def exists(self, path: str) -> bool:
         """See `Storage.exists`."""
@@ -82,7 +87,7 @@ class LocalStorage:
 
     def create(self, path: str, data: bytes) -> None:
         """See `Storage.create`. Hard-links a complete temporary file: link refuses an existing name, on NFS too."""
-        target = self._checked(path)
+        target = self._checked(path, data)
         with self._errors_of(path), self._unfinished_file(target, recreate_folder=False) as unfinished:
             write_durably(unfinished, data)
             try:
@@ -97,7 +102,7 @@ class LocalStorage:
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
-        with self._replacing(path, self._checked(path)) as unfinished:
+        with self._replacing(path, self._checked(path, data)) as unfinished:
             write_durably(unfinished, data)
 
     def upload(self, source: Path, path: str) -> FileStat:
@@ -129,12 +134,11 @@ class LocalStorage:
 
     def stat(self, path: str) -> FileStat:
         """See `Storage.stat`. Reads the file, because a local disk keeps no checksum."""
-        with self._errors_of(path):
-            return checksum_file(self._checked(path))
+        return self.checksum(path)
 
     def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.checksum`."""
-        with self._errors_of(path), self._checked(path).open("rb") as source:
+        with self._errors_of(path), _opened(self._checked(path)) as source:
             return copy_blocks(blocks_of(source, begin), None, size, source=self.root / path)
 
     def local_path(self, path: str) -> Path | None:
@@ -145,18 +149,20 @@ class LocalStorage:
 
     def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.download`."""
-        with self._errors_of(path), self._checked(path).open("rb") as source, local_target(target) as file:
+        with self._errors_of(path), _opened(self._checked(path)) as source, local_target(target) as file:
             return copy_blocks(blocks_of(source, begin), file, size, source=self.root / path)
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
         """See `Storage.read_range`."""
-        with self._errors_of(path), self._checked(path).open("rb") as source:
+        with self._errors_of(path), _opened(self._checked(path)) as source:
             source.seek(begin)
             return source.read(size)
 
-    def files(self, folder: str) -> Iterator[str]:
+    def files(self, folder: str, *, deep: bool = True) -> Iterator[str]:
         """See `Storage.files`."""
-        for parent, _, names in os.walk(self._checked(folder)):
+        for parent, below, names in os.walk(self._checked(folder)):
+            if not deep:
+                below.clear()
             for name in names:
                 path = (Path(parent) / name).relative_to(self.root).as_posix()
                 if not name.startswith(_UNFINISHED) and self._is_listed(path):
@@ -184,13 +190,37 @@ class LocalStorage:
         require_writable(self.root, _UNFINISHED)
         return []
 
-    def _checked(self, path: str, *, follow_last: bool = True) -> Path:
+    def _bounded(self, path: str, source: IO[bytes]) -> bytes:
+        """The bytes of an open file, if they are not too many.
+
+        Raises:
+            FileTooLarge: there are more than any file of its kind has.
+        """
+        if not self._guarded:
+            return source.read()
+        where = f"{self.root}/{path}"
+        most = most_bytes(where)
+        if os.fstat(source.fileno()).st_size > most:
+            raise too_large(where)
+        data = source.read(most + 1)  # the sizes of some files, as those of /proc, are 0
+        require_readable(where, data)
+        return data
+
+    def _checked(self, path: str, data: bytes | None = None, *, follow_last: bool = True) -> Path:
         """The file or folder at a path.
+
+        Args:
+            path: the path.
+            data: what is going to be written there.
+            follow_last: see `require_links_inside`.
 
         Raises:
             PathRefused: it is outside of the root.
+            FileTooLarge: no reader would read the data.
         """
         if self._guarded:
+            if data is not None:
+                refuse_unreadable(f"{self.root}/{path}", data)
             require_inside(path, root=self.uri)
             require_links_inside(self.root, path, follow_last=follow_last)
         return self.root / path
@@ -255,6 +285,30 @@ class LocalStorage:
                 f"{folder} existed before and is gone; check whether it was moved or its disk is no longer mounted, "
                 "restore it, and run again"
             )
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """Open a regular file. Others, such as pipes and devices, may block, never end, or do something when read.
+
+    Raises:
+        PathRefused: it is none.
+        OSError: it cannot be opened.
+    """
+    _require_regular(file, file.stat().st_mode)  # before, because opening a device may do something
+    opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _require_regular(file, os.fstat(opened.fileno()).st_mode)  # it may have been exchanged
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _require_regular(file: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(file)
+    if not stat.S_ISREG(mode):
+        raise PathRefused(f"{file} is not a regular file, but a pipe or a device; name a file")
 
 
 def _disk_problem(error: OSError) -> str:

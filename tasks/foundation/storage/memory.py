@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from tasks.foundation.contracts.home_files import refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.checksum import checksum_bytes
@@ -45,10 +46,9 @@ class MemoryStorage:
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
-        try:
-            return bytes(self._files.cat_file(self._full(path)))
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise FileMissing(f"{self.uri}/{path} does not exist") from error
+        data = self._content(path)
+        require_readable(f"{self.uri}/{path}", data)
+        return data
 
     def read_own(self, path: str) -> bytes:
         """See `Storage.read_own`. Only this process writes to its memory."""
@@ -60,6 +60,7 @@ class MemoryStorage:
 
     def create(self, path: str, data: bytes) -> None:
         """See `Storage.create`."""
+        refuse_unreadable(f"{self.uri}/{path}", data)
         with _LOCK:
             if self.exists(path):
                 raise FileAlreadyThere(f"{self.uri}/{path} already exists")
@@ -67,32 +68,36 @@ class MemoryStorage:
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
+        refuse_unreadable(f"{self.uri}/{path}", data)
+        self._put(path, data)
+
+    def _put(self, path: str, data: bytes) -> None:
         with _LOCK:
             self._files.pipe_file(self._full(path), data)
 
     def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`."""
         data = source.read_bytes()
-        self.write(path, data)
+        self._put(path, data)
         return checksum_bytes(data)
 
     def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
         """See `Storage.write_buffers`."""
         data = b"".join(buffers)
-        self.write(path, data)
+        self._put(path, data)
         return checksum_bytes(data)
 
     def copy(self, path: str, target: str) -> None:
         """See `Storage.copy`."""
-        self.write(target, self.read(path))
+        self._put(target, self._content(path))
 
     def stat(self, path: str) -> FileStat:
         """See `Storage.stat`."""
-        return checksum_bytes(self.read(path))
+        return checksum_bytes(self._content(path))
 
     def checksum(self, path: str, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.checksum`."""
-        return copy_blocks([self.read(path)[begin:]], None, size, source=f"{self.uri}/{path}")
+        return copy_blocks([self._content(path)[begin:]], None, size, source=f"{self.uri}/{path}")
 
     def local_path(self, _path: str) -> Path | None:
         """See `Storage.local_path`."""
@@ -100,18 +105,20 @@ class MemoryStorage:
 
     def download(self, path: str, target: Path, *, begin: int = 0, size: int | None = None) -> FileStat:
         """See `Storage.download`."""
-        data = self.read(path)[begin:]
+        data = self._content(path)[begin:]
         with local_target(target) as file:
             return copy_blocks([data], file, size, source=f"{self.uri}/{path}")
 
     def read_range(self, path: str, begin: int, size: int) -> bytes:
         """See `Storage.read_range`."""
-        return self.read(path)[begin : begin + size]
+        return self._content(path)[begin : begin + size]
 
-    def files(self, folder: str) -> Iterator[str]:
+    def files(self, folder: str, *, deep: bool = True) -> Iterator[str]:
         """See `Storage.files`."""
-        for path in self._found(folder):
-            yield path.removeprefix(f"{self.root.rstrip('/')}/")
+        for found in self._found(folder):
+            path = found.removeprefix(f"{self.root.rstrip('/')}/")
+            if deep or "/" not in path.removeprefix(folder).strip("/"):
+                yield path
 
     def _found(self, folder: str) -> list[str]:
         while True:
@@ -136,6 +143,12 @@ class MemoryStorage:
     def probe(self) -> list[str]:
         """See `Storage.probe`. There is nothing to check."""
         return []
+
+    def _content(self, path: str) -> bytes:
+        try:
+            return bytes(self._files.cat_file(self._full(path)))
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise FileMissing(f"{self.uri}/{path} does not exist") from error
 
     def _full(self, path: str) -> str:
         require_inside(path, root=self.uri)

@@ -10,7 +10,10 @@ import os
 import pwd
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from tasks.foundation.errors import ForeignFile, PathRefused
 from tasks.foundation.messages import abridged, visible
@@ -86,8 +89,9 @@ def require_links_inside(root: Path, path: str, *, follow_last: bool = True) -> 
             raise PathRefused(f"{current} is neither a file nor a folder; remove it")
 
 
-def read_own(root: Path, path: str) -> bytes:
-    """Read a file that only this user id (or root) can have written.
+@contextmanager
+def opened_own(root: Path, path: str) -> Iterator[IO[bytes]]:
+    """Open a file that only this user id (or root) can have written.
 
     The root, each folder on the way and the file belong to the effective user id. The group may write to the folders,
     as many a umask has it, but nobody else; to the file, only its owner. The bytes come from the open file that was
@@ -111,7 +115,7 @@ def read_own(root: Path, path: str) -> bytes:
     _require_own(file, file.lstat(), writable_by=stat.S_IWGRP | stat.S_IWOTH)  # a pipe is not even opened
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
         _require_own(file, os.fstat(opened.fileno()), writable_by=stat.S_IWGRP | stat.S_IWOTH)
-        return opened.read()
+        yield opened
 
 
 def _require_own(place: Path, found: os.stat_result, *, writable_by: int) -> None:

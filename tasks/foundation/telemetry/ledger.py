@@ -40,6 +40,7 @@ _START_UP, _TRAIN = "start-up", "train"
 # write per second to the same object.
 _MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _SHARE_OF_AGE = 1.0, 30.0, 0.01
 _WRITE_SECONDS = 10.0  # a store that hangs must not delay a process that has to stop
+_STACKS_CHARACTERS = 100_000  # those of threads that tell something come first
 _MESSAGE_CHARACTERS = 2000
 # A process that lives longer than this after its run, such as a notebook or a service, is not shutting down.
 _MAX_SHUT_DOWN_SECONDS = 60.0
@@ -209,7 +210,7 @@ class Ledger:
             stacks: of all threads.
         """
         if self._ended is None:
-            self._traceback = without_password(stacks)
+            self._traceback = without_password(stacks[:_STACKS_CHARACTERS])
             self._ended = (HUNG, message[:_MESSAGE_CHARACTERS])
         self.heartbeat()
 

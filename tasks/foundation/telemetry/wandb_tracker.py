@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import wandb
+from pydantic_core import from_json
 
+from tasks.foundation.errors import FileTooLarge
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.tracking import Point, PointKey
 
@@ -45,9 +47,9 @@ class WandbTracker:
         """See `Tracker`."""
         self._abandon()
         self._points = []
-        with suppress(ValueError, TypeError):  # unreadable: written again
+        with suppress(ValueError, TypeError, FileTooLarge):  # unreadable: written again
             if self._home.exists(_POINTS):
-                rows = json.loads(self._home.read(_POINTS))["points"]
+                rows = from_json(self._home.read(_POINTS))["points"]
                 self._points = [Point(PointKey(name, step, time), value) for name, step, time, value in rows]
         return {point.key for point in self._points}
 

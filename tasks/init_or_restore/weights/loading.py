@@ -120,7 +120,7 @@ def _read(
             above = location.name.rpartition("/")[0]
             files = [
                 path
-                for path in location.storage.files(above)
+                for path in location.storage.files(above, deep=False)
                 if path == f"{location.name}.index" or path.startswith(f"{location.name}.data-")
             ]
             return read_checkpoint(str(_local_files(location, files, folder) / location.name), uri=location.uri)

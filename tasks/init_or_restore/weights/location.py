@@ -106,7 +106,7 @@ def _in_folder(address: str, folder: Storage, uri: str) -> WeightsLocation:
             f"{_where(address)}: {uri} is a checkpoint of a Baton run; name the run's home, and set step: to the "
             "checkpoint's step, so that its bytes are compared with the log"
         )
-    names = sorted(path for path in folder.files("") if path.endswith(_INDEX) and "/" not in path)
+    names = sorted(path for path in folder.files("", deep=False) if path.endswith(_INDEX))
     if not names:
         raise WeightsError(f"{_where(address)}: the folder {uri} holds no weights of a known kind; name {_KNOWN_KINDS}")
     if len(names) > 1:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -83,10 +84,11 @@ def _columns(
     file: SourceFile, header: Sequence[str], options: CsvOptions, features: Sequence[str]
 ) -> tuple[int, list[int]]:
     """Return the positions of the label and of the features."""
+    positions = {name: position for position, name in enumerate(header)}
     for key, name in [("label", options.label), *(("features", name) for name in features)]:
-        if name not in header:
+        if name not in positions:
             raise RunFileError(f"data.options.{key}: {file} has no column {name!r}; {suggestion(name, header)}")
-    return header.index(options.label), [header.index(name) for name in features]
+    return positions[options.label], [positions[name] for name in features]
 
 
 def _header(file: SourceFile, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
@@ -94,8 +96,9 @@ def _header(file: SourceFile, rows: Iterator[tuple[int, list[str]]]) -> list[str
     header = next((cells for _, cells in rows), None)
     if header is None:
         raise SourceError(f"{file}: is empty; it needs a header and rows")
+    count = Counter(header)
     for name in header:
-        if header.count(name) > 1:
+        if count[name] > 1:
             raise SourceError(f"{file}, line 1: the column {name!r} occurs twice; rename one")
         if _is_number(name):
             raise SourceError(

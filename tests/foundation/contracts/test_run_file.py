@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tasks.foundation.contracts import run_file_errors
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
@@ -326,6 +327,33 @@ def test_only_the_first_few_errors_are_reported(tmp_path: Path) -> None:
     lines = refusal(path).splitlines()
     assert len(lines) == 6
     assert lines[-1] == f"{path}: and 4 more"
+
+
+def test_thousands_of_unknown_keys_cost_a_sentence_for_those_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80,000 took two and a half minutes: each was compared with all known keys."""
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD + "".join(f"unknown{number}: 1\n" for number in range(2000)))
+    known: list[object] = []
+    monkeypatch.setattr(run_file_errors, "get_close_matches", lambda *given, **_: known.append(given) or [])
+    assert refusal(path).splitlines()[-1] == f"{path}: and 1995 more"
+    assert len(known) < 1000
+
+
+@pytest.mark.parametrize("levels", [65, 10_000])
+def test_values_that_are_nested_too_deeply_are_refused(tmp_path: Path, levels: int) -> None:
+    """What is read of a run file is written into JSON, which no reader reads at any depth."""
+    path = tmp_path / "run.yaml"
+    nested = "[" * levels + "]" * levels
+    path.write_text(swap("model: model.py:build_model", f"model: {{build: m.py:f, options: {{a: {nested}}}}}"))
+    assert "nested" in refusal(path)
+    path.write_text(GOOD)
+    assert "nested" in refusal(path, (f"model.options.a={nested}",))
+    assert "model.options has values nested more than 64 levels deep" in refusal(
+        path, ("model.options." + ".".join(["a"] * levels) + "=1",)
+    )
+    assert load_run_file(path, ("model.options.a=" + "[" * 61 + "]" * 61,)).spec.run == "digits-cnn"
 
 
 def test_a_good_file_is_read_with_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,17 @@ def test_keys_of_a_newer_version_stay(tmp_path: Path) -> None:
     assert json.loads(packed.read_bytes())["records"][0] == json.dumps(newer)
 
 
+def test_a_pack_has_no_more_records_than_its_readers_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = LocalStorage(tmp_path)
+    for number in range(6):
+        write(home, number, days=3, traceback='"' * 5000)
+    before = read_attempts(home)
+    monkeypatch.setattr(attempt_packs, "most_bytes", lambda _: 2 * 3 * 12_000)
+    assert len(pack_all(home)) == 6
+    same(read_attempts(home), before)
+    assert len(read_attempts(home).files) == 3
+
+
 def test_damaged_pack_is_counted_as_unreadable(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path)
     for number in range(3):

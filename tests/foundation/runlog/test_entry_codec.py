@@ -8,6 +8,7 @@ import pytest
 
 from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
 from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead, checkpoint_folder
+from tasks.foundation.contracts.lean_entry import KeptPage
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
@@ -22,6 +23,7 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
+from tasks.foundation.runlog import page_layout
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -210,3 +212,20 @@ def test_damaged_page_is_named(memory: MemoryStorage, data: bytes | None) -> Non
     with pytest.raises(RunLogError, match=rf"log/retained/[0-9a-f]{{32}}\.json {words} from a backup"):
         tuple(head_of(RunLog(memory)).retained)
     assert head.tip == head_of(RunLog(memory)).tip  # a run goes on without what it kept for good
+
+
+def test_pages_do_not_grow_beyond_what_readers_read(memory: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight pages become one, until they are large; then there are more pages."""
+    monkeypatch.setattr(page_layout, "_LARGE", 24)
+    log, chance = RunLog(memory), random.Random(1)
+    log.append(lambda _: origin(), attempt="a")
+    for step in range(260):
+        log.append(lambda head, step=step: commit_of(require(head), step, chance), attempt="a")  # type: ignore[misc]
+    pages = [KeptPage.model_validate_json(memory.read(path)) for path in memory.files("log/retained")]
+    assert max(len(page.checkpoints) for page in pages) == 24
+    assert [ref.step for ref in head_of(RunLog(memory)).retained] == list(range(260))
+
+
+def require(head: Head | None) -> Head:
+    assert head is not None
+    return head

@@ -13,7 +13,7 @@ from tasks.foundation.errors import PathRefused, WeightsError
 from tasks.foundation.storage.opening import open_storage
 from tasks.init_or_restore.weights.hdf5 import read_hdf5
 from tasks.init_or_restore.weights.hdf5_safety import require_self_contained
-from tasks.init_or_restore.weights.loading import _read
+from tasks.init_or_restore.weights.loading import _local_files, _read
 from tasks.init_or_restore.weights.location import locate_weights
 
 SECRET = b"a secret of this machine " * 64
@@ -104,7 +104,9 @@ def test_object_names_cannot_leave_the_download_folder(tmp_path: Path) -> None:
     assert place.kind == "checkpoint"
     folder = tmp_path / "home" / "tmp"
     folder.mkdir(parents=True)
-    with pytest.raises(PathRefused):
+    with pytest.raises(WeightsError, match="cannot be read as a TensorFlow checkpoint"):
         _read(place, WeightsSource(source="gs://bucket/m"), folder, lambda *_: None, 0)
+    with pytest.raises(PathRefused):
+        _local_files(place, ["m/ckpt.data-0/../../../.bashrc"], folder)
     assert not (tmp_path / "home" / ".bashrc").exists()
     assert not (tmp_path / ".bashrc").exists()

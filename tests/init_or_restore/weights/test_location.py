@@ -1,14 +1,17 @@
 """Sources of weights that cannot be used."""
 
+import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.init_spec import InitSpec
-from tasks.foundation.errors import InvalidInput
+from tasks.foundation.contracts.init_spec import InitSpec, WeightsSource
+from tasks.foundation.errors import InvalidInput, WeightsError
 from tasks.init_or_restore.weights.loading import load_weights
+from tasks.init_or_restore.weights.location import locate_weights
 from tests.support.lab import Lab
 from tests.support.weights_lab import (
     SOURCE,
@@ -83,6 +86,18 @@ WRONG: dict[str, tuple[Any, list[str]]] = {
     ),
     "address": ("ftp://host/kept.keras", ["ftp:// is unknown"]),
 }  # fmt: skip
+
+
+def test_only_the_folder_itself_is_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init.weights: /` walked through the whole machine."""
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    (tmp_path / "models" / "deep" / "a.index").touch()
+    entered: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: entered.append(str(path)) or scandir(path))
+    with pytest.raises(WeightsError, match="holds no weights of a known kind"):
+        locate_weights(WeightsSource(source="models"), tmp_path)
+    assert entered == [str(tmp_path / "models")]
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -1,6 +1,7 @@
 """The connection of this process to Cloud Storage, or to a local server that stands in for it."""
 
 import asyncio
+import math
 import os
 import threading
 import warnings
@@ -10,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, Deadline
-from tasks.foundation.storage.gcs.responses import Response
+from tasks.foundation.storage.gcs.responses import BodyTooLarge, Response
 
 # Google's own client libraries read the address of a local server from this variable, too.
 LOCAL_SERVER = "STORAGE_EMULATOR_HOST"
@@ -70,6 +71,7 @@ def _connect(local_server: str | None) -> Any:
             headers: Mapping[str, str] | None = None,
             json: Any = None,
             data: AsyncIterator[bytes | memoryview] | None = None,
+            most_bytes: int | None = None,
             **parameters: str | int | None,
         ) -> Response:
             """Send one request; returns any response, errors included.
@@ -82,10 +84,12 @@ def _connect(local_server: str | None) -> Any:
                 headers: added to those for credentials.
                 json: a body.
                 data: a body; `headers` has its Content-Length.
+                most_bytes: of the response's body; None: any number.
                 parameters: of the query; None is left out.
 
             Raises:
                 TimeoutError: the request stalled.
+                BodyTooLarge: the response's body has more bytes than `most_bytes`.
             """
             await self._set_session()
             # Checksums are of the stored bytes, so nothing may be compressed or decompressed in transit.
@@ -103,7 +107,12 @@ def _connect(local_server: str | None) -> Any:
                         auto_decompress=False,
                         timeout=no_timeouts,
                     ) as response:
-                        body = [block async for block in timer.watch(response.content.iter_any())]
+                        body, rest = [], math.inf if most_bytes is None else most_bytes
+                        async for block in timer.watch(response.content.iter_any()):
+                            body.append(block)
+                            rest -= len(block)
+                            if rest < 0:
+                                raise BodyTooLarge
                         return Response(response.status, response.headers, b"".join(body))
 
         request = sync_wrapper(_request_once)

@@ -3,12 +3,19 @@
 import threading
 from collections.abc import Callable
 
+from tasks.foundation.contracts.home_files import too_large
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs import response_shapes
 from tasks.foundation.storage.gcs.objects import OBJECT, Bucket
 from tasks.foundation.storage.gcs.refusals import compressed_object
-from tasks.foundation.storage.gcs.responses import ChecksumMismatch, ErrorResponse, MalformedResponse, Response
+from tasks.foundation.storage.gcs.responses import (
+    BodyTooLarge,
+    ChecksumMismatch,
+    ErrorResponse,
+    MalformedResponse,
+    Response,
+)
 from tasks.foundation.storage.parallel import parallel_map
 
 _RANGE_NOT_SATISFIABLE = 416
@@ -17,16 +24,26 @@ _PARTS_OF_ONE_OBJECT = 4
 _PARTS_IN_MEMORY = threading.BoundedSemaphore(16)
 
 
-def read(bucket: Bucket, key: str) -> bytes:
+def read(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
     """A whole object.
+
+    Args:
+        bucket: the bucket.
+        key: the object's name.
+        most_bytes: the number of bytes not to read beyond; None: any number.
 
     Raises:
         FileNotFoundError: it does not exist.
+        FileTooLarge: it has more bytes.
         StoreRefused: it is stored compressed.
     """
 
     def once() -> bytes:
-        response = bucket.request(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media")
+        where = bucket.uri(key)
+        try:
+            response = bucket.request(where, "GET", OBJECT, bucket.name, key, alt="media", most_bytes=most_bytes)
+        except BodyTooLarge as error:
+            raise too_large(where) from error
         expected = response_shapes.crc32c_of_media(response)
         _require_uncompressed(bucket, key, response)
         if expected is None:

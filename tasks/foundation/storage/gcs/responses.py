@@ -62,6 +62,10 @@ class ChecksumMismatch(Exception):
     """The bytes that arrived differ from the bytes that were sent, in either direction."""
 
 
+class BodyTooLarge(Exception):
+    """A body has more bytes than was asked for; the rest was not received."""
+
+
 class MalformedResponse(Exception):
     """A response that the store did not send, or that is incomplete. Nothing in it is used."""
 

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
@@ -69,10 +70,14 @@ class CloudStorage:
 
     def read(self, path: str) -> bytes:
         """See `Storage.read`."""
+        key, where = self._key(path), f"{self.uri}/{path}"
         try:
-            return media.read(self._bucket, self._key(path))
+            data = media.read(self._bucket, key, most_bytes=most_bytes(where) if self._guarded else None)
         except FileNotFoundError as error:
             raise self._missing(path) from error
+        if self._guarded:
+            require_readable(where, data)
+        return data
 
     def read_own(self, path: str) -> bytes:
         """See `Storage.read_own`. Who else may write to a bucket is not known."""
@@ -84,6 +89,7 @@ class CloudStorage:
 
     def create(self, path: str, data: bytes) -> None:
         """See `Storage.create`."""
+        self._refuse_unreadable(path, data)
         try:
             inserts.create(self._bucket, self._key(path), data)
         except FileExistsError as error:
@@ -92,6 +98,7 @@ class CloudStorage:
 
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
+        self._refuse_unreadable(path, data)
         inserts.put(self._bucket, self._key(path), data)
         PROCESS_DEADLINE.mark_written()
 
@@ -140,9 +147,9 @@ class CloudStorage:
         self._read_parts(path, parts.__setitem__, begin, size)
         return b"".join(parts[offset] for offset in sorted(parts))
 
-    def files(self, folder: str) -> Iterator[str]:
+    def files(self, folder: str, *, deep: bool = True) -> Iterator[str]:
         """See `Storage.files`."""
-        for page in self._bucket.pages(self._below(folder)):
+        for page in self._bucket.pages(self._below(folder), delimiter=None if deep else "/"):
             for name in page.names:
                 path = self._path(name)
                 # The Cloud console marks an empty folder with a name that ends with a slash.
@@ -214,6 +221,10 @@ class CloudStorage:
 
     def _missing(self, path: str) -> FileMissing:
         return FileMissing(f"{self.uri}/{path} does not exist")
+
+    def _refuse_unreadable(self, path: str, data: bytes) -> None:
+        if self._guarded:
+            refuse_unreadable(f"{self.uri}/{path}", data)
 
     def _is_listed(self, path: str) -> bool:
         """Whether listings include a name. Names that are refused belong to someone else."""

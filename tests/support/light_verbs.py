@@ -1,0 +1,84 @@
+"""Runs light verbs of `baton` on a home in one fresh process; tells their exit codes, its memory and what it opened.
+
+`python -m tests.support.light_verbs` prints one line of JSON; `run_light_verbs` starts it and returns what it prints.
+"""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+VERBS = ("status", "log", "verify", "report", "list", "compare", "fork")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a process with light verbs did.
+
+    Attributes:
+        codes: exit code of each verb.
+        printed: what each verb printed.
+        megabytes: the most memory that the process had.
+        opened: files and folders that it opened below the watched folder, links resolved.
+    """
+
+    codes: dict[str, int]
+    printed: dict[str, str]
+    megabytes: float
+    opened: list[str]
+
+
+def run_light_verbs(home: Path | str, *, watched: Path, options: tuple[str, ...] = ()) -> Outcome:
+    """Run the verbs on a home, in a process of their own.
+
+    Args:
+        home: its folder.
+        watched: the folder of which the opened files are told.
+        options: of `verify`.
+    """
+    words = json.dumps([str(home), str(watched), options])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.light_verbs", words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise AssertionError(done.stderr[-3000:])
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main(home: str, watched: str, options: list[str]) -> None:
+    from flows.commands.main import main
+
+    opened: set[str] = set()
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event in {"open", "os.listdir", "os.scandir"} and isinstance(arguments[0], str | bytes | os.PathLike):
+            real = os.path.realpath(os.fsdecode(arguments[0]))
+            if real.startswith(watched):
+                opened.add(real)
+
+    sys.addaudithook(watch)
+    codes, printed = {}, {}
+    for verb in VERBS:
+        words = {
+            "list": ["list", home.rpartition("/")[0]],
+            "verify": ["verify", home, *options],
+            "compare": ["compare", home, home],
+            "fork": ["fork", home, "--as", "forked"],
+        }.get(verb, [verb, home])
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            codes[verb] = main(words)
+        printed[verb] = text.getvalue()[-20_000:]
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    sys.stdout.write(
+        json.dumps({"codes": codes, "printed": printed, "megabytes": megabytes, "opened": sorted(opened)}) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    _main(*json.loads(sys.argv[1]))
