@@ -2,22 +2,31 @@
 
 import hashlib
 import json
+from typing import Any
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.prepare_data.sources.base import Source
+from tasks.prepare_data.sources.columns import FLOATX, floatx
 from tasks.prepare_data.splits import settings_of_split
 
 # Increase this when the same source and settings are written as other bytes.
 _FORMAT = 2
 
 
-def dataset_digest(spec: RunSpec, source: Source) -> str:
-    """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits."""
-    decides = {
+def dataset_digest(spec: RunSpec, source: Source, *, arrays_as_given: bool = False) -> str:
+    """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits.
+
+    Args:
+        spec: the run file.
+        source: the opened source.
+        arrays_as_given: name it as it was named when arrays were kept as a function or file gave them, and not made
+            what `fit` makes of them.
+    """
+    decides: dict[str, Any] = {
         "format": _FORMAT,
         "source": spec.data.source,
         "content": source.content,
-        "settings": dict(source.settings),
+        "settings": {key: value for key, value in source.settings.items() if key != FLOATX or not arrays_as_given},
         "version": spec.data.version,
         "validation_fraction": spec.data.validation_fraction,
         # These settings change no byte, but the run's checks must have passed.
@@ -27,6 +36,8 @@ def dataset_digest(spec: RunSpec, source: Source) -> str:
         "seed": spec.train.seed,
         **settings_of_split(spec.data),
     }
+    if ":" in spec.data.source and not arrays_as_given:
+        decides["arrays"] = f"as in fit, {floatx()}"
     # Newer settings; without them, the name stays the same.
     if spec.data.batched:
         decides["batched"] = True

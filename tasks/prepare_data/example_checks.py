@@ -5,6 +5,7 @@ import numpy as np
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.dataset.features import PAD, Array, flatten
+from tasks.foundation.dataset.structure import is_list_of_equals, items_of_example
 from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
@@ -48,6 +49,7 @@ class Checker:
             arrays = example.arrays if isinstance(example, Row) else flatten(example)
         except ValueError as fault:
             raise SourceError(f"{where}: {fault}") from fault
+        arrays = _in_order(arrays, self._kinds)
         if self._padding is not None or self.packing is not None:
             arrays = _with_dtypes_of_empty(arrays, self._kinds)
         if self._padding is not None:
@@ -57,7 +59,7 @@ class Checker:
         kinds = [(name, dtype_name(array), array.shape) for name, array in arrays.items()]
         if not self._kinds:
             self._first, self._kinds = where, kinds
-            self._reading = "rows" if isinstance(example, Row) else "examples"
+            self._reading = _reading(example)
         elif kinds != self._kinds and not (self.packing is not None and _may_be_sequences(self._kinds, kinds)):
             remedy = "give all examples the same names, dtypes and shapes"
             if _may_be_shorter_batch(self._kinds, kinds):
@@ -91,6 +93,19 @@ class Checker:
         here, first = next(pair for pair in zip(kinds, self._kinds, strict=True) if pair[0] != pair[1])
         word, at = ("dtype", 1) if here[1] != first[1] else ("shape", 2)
         return f"{here[0]} has {word} {here[at]}, but in the first example ({self._first}) it has {first[at]}"
+
+
+def _reading(example: object) -> Reading:
+    if isinstance(example, Row):
+        return "rows"
+    parts = example if isinstance(example, tuple) else (example,)
+    return "lists" if any(is_list_of_equals(items_of_example(part)) for part in parts) else "examples"
+
+
+def _in_order(arrays: dict[str, Array], kinds: list[_Kind]) -> dict[str, Array]:
+    """Return the arrays in the order of the first example's: each dict may have its own."""
+    names = [name for name, _, _ in kinds]
+    return {name: arrays[name] for name in names} if arrays.keys() == set(names) else arrays
 
 
 def _with_dtypes_of_empty(arrays: dict[str, Array], kinds: list[_Kind]) -> dict[str, Array]:

@@ -104,7 +104,7 @@ def mixture_manifest(
         features=features,
         train=(),
         validation=(),
-        reading="examples" if "examples" in readings else "rows",
+        reading=next(reading for reading in ("lists", "examples", "rows") if reading in readings),
         mixture=mixture,
     )
 
@@ -148,7 +148,8 @@ def require_same_features(
 
 def _reading_of(source: SourceSpec, reading: Reading) -> Reading:
     """Return how a source was read; what the run file or a built-in source says to be examples is no batch."""
-    return reading if ":" in source.source and source.batched is None else "rows"
+    known = ":" not in source.source or source.batched is not None
+    return "rows" if known and reading == "examples" else reading
 
 
 def _by_name(features: Sequence[Feature]) -> dict[str, Feature]:

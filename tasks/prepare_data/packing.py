@@ -146,7 +146,7 @@ class Packing:
         }
 
     def _arrays(self, row: _Row) -> dict[str, Array]:
-        """Return a row as named arrays, as `features.flatten` orders them."""
+        """Return a row as named arrays, its inputs sorted by name."""
         length = self._spec.length
         filled = {name: np.zeros((length, *shape[1:]), dtype) for name, dtype, shape in self._kinds}
         segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
@@ -163,7 +163,7 @@ class Packing:
         inputs |= {_SEGMENTS: segments, _POSITIONS: positions}
         if len(others) == 1:
             others.append(_same_structure(others[0], (segments > 0).astype(np.float32)))
-        return flatten((inputs, *others))
+        return flatten((dict(sorted(inputs.items())), *others))
 
 
 def _named_inputs(x: object) -> dict[str, object]:

@@ -89,8 +89,10 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
     source = open_source(spec.data, code_folder, spec.train.seed, note=note)
     digest = dataset_digest(spec, source)
     folder = dataset_folder(digest)
-    if (prepared := _existing(storage, folder)) is not None:
-        return prepared
+    begun_with = _earlier_folder(spec, source, folder, place)
+    for known in (folder,) if begun_with is None else (begun_with, folder):
+        if (prepared := _existing(storage, known)) is not None:
+            return prepared
     if ":" in spec.data.source and place.log.head() is not None:
         # The examples were accepted when the run started; do not check again whether they are batches.
         source = open_source(spec.data, code_folder, spec.train.seed, note=note, accepted=True)
@@ -103,6 +105,22 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
         # The corrected input has another digest, so nothing would use or delete this folder.
         _delete_unfinished(storage, folder)
         raise
+
+
+def _earlier_folder(spec: RunSpec, source: Source, folder: str, place: Place) -> str | None:
+    """Return the folder of the dataset with arrays as they were given, if the run began with it: it goes on with it.
+
+    The log names the folders of training examples and of the own validation set. Others, of a mixture or the test set,
+    are those of the begun run if the dataset has not been prepared anew.
+    """
+    earlier = dataset_folder(dataset_digest(spec, source, arrays_as_given=True))
+    head = place.log.head_seen()
+    if head is None or earlier == folder:
+        return None
+    named = {head.identity.get(key) for key in ("data.folder", "data.validation_folder")}
+    if earlier in named:
+        return earlier
+    return None if folder in named or place.root.exists(manifest_path(folder)) else earlier
 
 
 def _write_confirmed(

@@ -52,6 +52,35 @@ def recurrent():
     return _compiled(keras.Sequential([keras.layers.GRU(4, return_sequences=True), keras.layers.Dense(3)]))
 
 
+def declared_sequence():
+    x = keras.Input((2, 5))
+    return _compiled(keras.Model(x, keras.layers.Dense(3)(keras.layers.Flatten()(x))))
+
+
+def declared_pair():
+    inputs = [keras.Input((5,)), keras.Input((5,))]
+    return _compiled(keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Subtract()(inputs))))
+
+
+class Joined(Own):
+    def call(self, x):
+        return self.last(keras.ops.reshape(keras.ops.convert_to_tensor(x), (-1, 10)))
+
+
+class Unpacked(Own):
+    def call(self, x):
+        left, right = x
+        return self.last(left - right)
+
+
+def joined():
+    return _compiled(Joined())
+
+
+def unpacked():
+    return _compiled(Unpacked())
+
+
 def pixels():
     return _compiled(keras.Sequential([keras.layers.Conv2D(3, 1)]))
 """
@@ -110,6 +139,51 @@ def test_batches_are_refused_with_both_readings(build: str, words: str, lab: Lab
 )
 def test_single_examples_are_accepted(build: str, x: list[int], y: list[int], changes: Any, lab: Lab) -> None:
     assert begun(lab, build, x, y, **changes).state.step == 0
+
+
+PAIR = [Feature(name=f"x[{item}]", dtype="float32", shape=(5,)) for item in range(2)]
+LABEL = Feature(name="y", dtype="int64", shape=())
+BOTH = [
+    "as several arrays: x[0] float32[5], x[1] float32[5] and y int64[]",
+    "as one array: x float32[2, 5] and y int64[]",
+]
+
+
+def begun_with_pair(lab: Lab, build: str, reading: Any = "lists", **changes: Any) -> Any:
+    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.init_or_restore.new_run import build_new_run
+
+    spec = spec_of(build, data__validation_fraction=0, **changes)
+    accelerator = acquire(spec.accelerator, None)
+    return build_new_run(
+        spec,
+        [*PAIR, LABEL],
+        reading=reading,
+        code_folder=lab.code,
+        accelerator=accelerator,
+        telemetry=lab.recorder,
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        ("flat", ["model.py:flat takes it as one array, but not as several"]),
+        ("declared_sequence", ["model.py:declared_sequence takes it as one array, but not as several"]),
+        ("joined", ["takes it as one array and as several", "yield a tuple: (left, right)"]),
+    ],
+)
+def test_list_that_may_be_one_array_is_refused_with_both_readings(build: str, words: list[str], lab: Lab) -> None:
+    with pytest.raises(SourceError) as refused:
+        begun_with_pair(lab, build)
+    assert [word for word in [*words, *BOTH, "np.stack"] if word not in str(refused.value)] == [], refused.value
+
+
+@pytest.mark.parametrize(
+    ("build", "reading"), [("declared_pair", "lists"), ("unpacked", "lists"), ("joined", "examples")]
+)
+def test_list_is_several_inputs(build: str, reading: str, lab: Lab) -> None:
+    assert begun_with_pair(lab, build, reading).state.step == 0
 
 
 def test_model_error_is_reported_unchanged(lab: Lab) -> None:

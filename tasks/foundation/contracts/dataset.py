@@ -9,8 +9,9 @@ from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
 from tasks.foundation.contracts.mixture import Mixture
 from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
 
-# examples: as the source yields them; rows: taken from whole arrays or from batches, so they are single examples.
-Reading = Literal["examples", "rows"]
+# examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
+# inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.
+Reading = Literal["examples", "lists", "rows"]
 
 
 class Feature(Contract):

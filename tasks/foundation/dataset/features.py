@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.dataset.structure import items_of_example
+from tasks.foundation.dataset.structure import holds_arrays, items_of_example
 from tasks.foundation.dataset.text_values import STRING, as_text, dtype_name, is_text
 
 Array = npt.NDArray[Any]
@@ -30,14 +30,14 @@ _ITEM = re.compile(r"(x|y|sample_weight)\[\d+\]")
 
 
 def flatten(example: object) -> dict[str, Array]:
-    """Convert an example to named arrays: x first, then y, then sample_weight; dict keys in sorted order.
+    """Convert an example to named arrays: x first, then y, then sample_weight; dict keys in their own order.
 
     Arrays keep their dtype, in little-endian byte order. Python numbers become int64, float32 or bool. Text becomes an
     object array of UTF-8 bytes.
 
     Args:
-        example: as the user yields it. A tuple is (x, y) or (x, y, sample_weight); a list is an array, or several if
-            its items are arrays of different shapes.
+        example: as the user yields it. A tuple is (x, y) or (x, y, sample_weight); a list of arrays is several inputs,
+            see `items_of_example`.
 
     Raises:
         ValueError: the example has another form, an array is ragged, or its dtype has no fixed width (object).
@@ -45,11 +45,16 @@ def flatten(example: object) -> dict[str, Array]:
     parts = example if isinstance(example, tuple) else (example,)
     if not 1 <= len(parts) <= len(PARTS):
         raise ValueError(f"a tuple of {len(parts)}; yield x, (x, y) or (x, y, sample_weight)")
-    return {
-        name: as_array(name, value)
-        for part, content in zip(PARTS, parts, strict=False)
-        for name, value in named_parts(part, content, items_of_example(content))
-    }
+    arrays: dict[str, Array] = {}
+    for part, content in zip(PARTS, parts, strict=False):
+        for name, value in named_parts(part, content, items_of_example(content)):
+            if value is not content and holds_arrays(value):
+                raise ValueError(
+                    f"{name} is a nested list of arrays; for one array, stack it: np.stack(…); for several inputs, "
+                    "give each its place in one flat list, or its name in one flat dict"
+                )
+            arrays[name] = as_array(name, value)
+    return arrays
 
 
 def unflatten(features: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -96,9 +101,11 @@ def named_parts(part: str, content: object, items: Any | None) -> Iterator[tuple
     for key in content:
         if not isinstance(key, str) or not key:
             raise ValueError(f"{part} has the key {key!r}; use non-empty strings as names of inputs and outputs")
-    if nested_keys := [key for key, value in content.items() if isinstance(value, Mapping)]:
-        raise ValueError(f"{part}/{nested_keys[0]} is a nested dict; yield one flat dict name -> array")
-    yield from ((f"{part}/{key}", content[key]) for key in sorted(content))
+    for key, value in content.items():
+        if isinstance(value, Mapping) or (isinstance(value, tuple) and holds_arrays(value)):
+            kind = "tuple" if isinstance(value, tuple) else "dict"
+            raise ValueError(f"{part}/{key} is a nested {kind}; yield one flat dict name -> array")
+    yield from ((f"{part}/{key}", value) for key, value in content.items())
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Array:
@@ -121,6 +128,8 @@ def as_array(name: str, value: object) -> Array:
     value = _dense(name, value)
     if is_text(value):
         return as_text(name, value)
+    if isinstance(value, np.ma.MaskedArray) and np.any(value.mask):
+        raise ValueError(f"{name} is a masked array, whose masked values would count; fill them: {name}.filled(0)")
     try:
         array = np.asarray(value)
     except ValueError as fault:
@@ -135,10 +144,18 @@ def as_array(name: str, value: object) -> Array:
         return as_text(name, array)
     dtype = array.dtype.newbyteorder("<")
     if dtype not in _DTYPES:
-        raise ValueError(
-            f"{name} has dtype {dtype_name(array)}; yield numbers with a fixed width, such as float32 or int64"
-        )
+        raise ValueError(f"{name} has dtype {dtype_name(array)}; {_as_numbers(name, array)}")
     return array.astype(dtype)
+
+
+def _as_numbers(name: str, array: Array) -> str:
+    """How to make numbers of an array of another kind."""
+    if array.dtype.kind in "mM":
+        word = "datetime64" if array.dtype.kind == "M" else "timedelta64"
+        return f"give seconds, as np.asarray({name}, '{word}[s]').astype('int64'), or days"
+    if array.dtype.names:
+        return f"give its fields as inputs with names: {{field: {name}[field] for field in {name}.dtype.names}}"
+    return "yield numbers with a fixed width, such as float32 or int64"
 
 
 # The remedy for sequences of different lengths.

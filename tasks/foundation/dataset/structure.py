@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# A list with more arrays than this is a stack of rows, never a list of inputs.
+MAX_INPUTS = 16
+
 
 def is_array(value: object) -> bool:
     """Whether a value is an array or a tensor of at least one dimension, not a number or a list."""
@@ -19,14 +22,22 @@ def is_array(value: object) -> bool:
 def items_of_example(content: object) -> Sequence[object] | None:
     """Return the arrays that a list or tuple in a single example consists of; None if it is one array, or no list.
 
-    A tuple of arrays is several inputs or outputs. A list of equally shaped arrays is one array, which stacks them; a
-    list of arrays of other shapes cannot be. Numbers and lists of numbers are one array.
+    As in Keras, a list or tuple of arrays is several inputs or outputs. Numbers and lists of numbers are one array, and
+    so is a list of more arrays of one shape than a model has inputs.
     """
-    if not isinstance(content, list | tuple) or len(content) < 2:  # noqa: PLR2004 - one array is not several
+    if not isinstance(content, list | tuple) or not holds_arrays(content):
         return None
-    if not any(map(is_array, content)):
-        return None
-    return content if isinstance(content, tuple) or len({_shape(each) for each in content}) > 1 else None
+    return None if len(content) > MAX_INPUTS and is_list_of_equals(content) else content
+
+
+def is_list_of_equals(content: object) -> bool:
+    """Whether a list holds several arrays of one shape, which could also be stacked to one array; no tuple does."""
+    return isinstance(content, list) and len(content) > 1 and len({_shape(each) for each in content}) == 1
+
+
+def holds_arrays(value: object) -> bool:
+    """Whether a value is a list or tuple of arrays."""
+    return isinstance(value, list | tuple) and any(map(is_array, value))
 
 
 def ragged_items(value: object) -> Sequence[object] | None:

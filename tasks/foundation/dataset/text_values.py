@@ -1,5 +1,6 @@
 """Text as the value of a feature: stored as UTF-8 bytes, and given to the model as `tf.string`."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -50,10 +51,10 @@ def _not_text(name: str, index: list[int], item: object, array: npt.NDArray[Any]
             f"{name} has dtype object{list(array.shape)}: ragged, with a {kind} of {np.shape(item)} at {index}; pad it "
             'to one shape: x = keras.utils.pad_sequences(x, maxlen=n, dtype="float32", padding="post")'
         )
-    if item is None or item != item:  # noqa: PLR0124 - NaN, which pandas uses for missing values
+    if item is None or kind in {"NAType", "NaTType"} or (isinstance(item, float) and math.isnan(item)):
         return (
             f"{name} has dtype object{list(array.shape)} with a missing value ({item}) at {index}; fill it, as with "
-            f'{name}.fillna("")'
+            f'{name}.fillna("") for text, or {name}.fillna(0) for numbers'
         )
     return (
         f"{name} has dtype object{list(array.shape)} with a {kind} at {index}; yield numbers with a fixed width, such "

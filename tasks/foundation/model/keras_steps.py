@@ -5,6 +5,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.user_errors import function_error
@@ -13,6 +14,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _X_ONLY = "without y, a custom step receives x itself and not a tuple, as in Keras's fit"
+_FLOAT64 = (
+    "examples that are yielded, or are in a tf.data.Dataset, keep their dtype, as in fit: give np.float32(x), or "
+    "return whole arrays, which become float32"
+)
 SEED_REMEDY = "pass a keras.random.SeedGenerator that a layer holds to keras.random functions"
 
 
@@ -34,12 +39,13 @@ def called_like_fit(step: Callable[[Any], dict[str, Any]]) -> Callable[[Any], di
         step: the model's step.
 
     Returns:
-        A function of (x,), (x, y) or (x, y, sample_weight); it passes (x,) on as x. It raises a `ModelError` if the
-        step returns no dict.
+        A function of (x,), (x, y) or (x, y, sample_weight); it passes (x,) on as x, unless x is several inputs, which
+        would look like (x, y). It raises a `ModelError` if the step returns no dict.
     """
 
     def work(batch: Sequence[Any]) -> dict[str, Any]:
-        return _as_logs(step(batch[0] if len(batch) == 1 else tuple(batch)), step)
+        alone = len(batch) == 1 and not isinstance(batch[0], tuple)
+        return _as_logs(step(batch[0] if alone else tuple(batch)), step)
 
     return work
 
@@ -66,5 +72,7 @@ def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException
     """Return hints for an error that was raised while tracing a step on this batch."""
     own = overrides(model, "train_step") or overrides(model, "test_step")
     hints = [_X_ONLY] if own and len(batch) == 1 else []
+    if "float64" in str(fault) and any(str(part.dtype) == "float64" for part in tree.flatten(tuple(batch))):
+        hints.append(_FLOAT64)
     # TensorFlow cannot trace Keras's global seed generator, which each replica's thread creates for itself.
     return [*([SEED_REMEDY] if "seed_generator" in str(fault) else []), *hints]

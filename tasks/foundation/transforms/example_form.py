@@ -75,8 +75,7 @@ def _tensors(part: str, content: object, where: str) -> Any:
         wrong = [key for key in content if not isinstance(key, str) or not key]
         if wrong:
             raise ModelError(f"{where} returned {part} with the key {wrong[0]!r}; use non-empty strings")
-        # In the order of a prepared example, whose keys are sorted.
-        return {key: _tensor(f"{part}/{key}", content[key], where) for key in sorted(content)}
+        return {key: _tensor(f"{part}/{key}", value, where) for key, value in content.items()}
     if isinstance(content, list | tuple) and content:
         return tuple(_tensor(f"{part}[{number}]", value, where) for number, value in enumerate(content))
     return _tensor(part, content, where)

@@ -1,7 +1,13 @@
-"""Arrays of many examples: x, y and sample_weight as `fit` takes them, all of the same length."""
+"""Arrays of many examples: x, y and sample_weight as `fit` takes them, all of the same length.
 
+Whole arrays become what `fit` makes of them (keras.src.trainers.data_adapters): floating numbers are cast to
+`keras.config.floatx()`, a Series becomes a column, the numbers of a DataFrame get one dtype, and weights given once are
+those of each output. Batches keep dtypes and shapes, as those of a generator or a `tf.data.Dataset` do in `fit`.
+"""
+
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -9,16 +15,18 @@ import numpy as np
 
 from tasks.foundation.dataset.example_shapes import describe_shapes
 from tasks.foundation.dataset.features import PARTS, Array, as_array, named_parts
-from tasks.foundation.dataset.structure import is_array, ragged_items
+from tasks.foundation.dataset.structure import MAX_INPUTS, holds_arrays, is_array, ragged_items
 from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
 from tasks.prepare_data.sources.base import Row
 
-# A list with more arrays than this is a stack of rows, never a list of inputs.
-MAX_INPUTS = 16
 # Sparse rows are made dense in pieces of this many bytes.
 _DENSE_BYTES = 16 << 20
+# The setting of a source that casts its floating numbers.
+FLOATX = "floatx"
+# Kinds of dtypes, as NumPy and pandas name them.
+_NUMBERS = "biuf"
 
 Named = list[tuple[str, object]]
 
@@ -28,14 +36,15 @@ class Column:
     """One feature of all examples.
 
     `take(begin, end)` returns the array of some examples, [end - begin, *shape], or a list of arrays of different
-    lengths; then the first dimension in `shape` is None.
+    lengths; then the first dimension in `shape` is None. `changed` says what was done to the user's array.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     take: Callable[[int, int], Array | list[Array]]
-    chunk: int
+    chunk: int = 4096
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +72,19 @@ class Columns:
         """Return text such as `x float32[8] and y int64[]`."""
         return describe_shapes({column.name: (column.dtype, column.shape) for column in self.columns})
 
+    def changed(self) -> str:
+        """Return what was done to the arrays, as `x: float64 cast to float32`; "" if they are as they were."""
+        return "; ".join(f"{column.name}: {', '.join(column.changed)}" for column in self.columns if column.changed)
+
 
 def columns_of(
-    parts: Sequence[object], *, where: str, remedy: str, names: Sequence[str] = (), ragged: bool = False
+    parts: Sequence[object],
+    *,
+    where: str,
+    remedy: str,
+    names: Sequence[str] = (),
+    ragged: bool = False,
+    floatx: str | None = None,
 ) -> Columns:
     """Return the features of whole arrays.
 
@@ -75,17 +94,28 @@ def columns_of(
         remedy: what to do if their lengths differ.
         names: of the features of the batch before, which decide if there are two readings.
         ragged: whether the examples of an array may differ in length; `data.pad` or `data.pack` is set.
+        floatx: the dtype to which `fit` casts floating numbers; the arrays become what `fit` makes of them. None: the
+            arrays are a batch, and stay as they are.
 
     Raises:
         SourceError: they have different lengths, can be read two ways, or a value is unsupported; shows all shapes.
     """
     try:
         length, named = _reading(parts, where=where, remedy=remedy, names=names)
-        columns = tuple(_column(name, value, ragged=ragged) for name, value in named)
+        if floatx is not None:
+            named = _weights_of_each_output(named)
+        columns = tuple(_column(name, value, ragged=ragged, floatx=floatx) for name, value in named)
     except ValueError as fault:
         raise SourceError(message(f"{where}: {fault}", details=[f"it has {describe_parts(parts)}"])) from fault
     _require_weights(columns, where=where)
     return Columns(length=length, columns=columns)
+
+
+def floatx() -> str:
+    """Return the dtype to which `fit` casts floating numbers of whole arrays: float32, unless Keras is told another."""
+    import keras
+
+    return str(keras.config.floatx())
 
 
 def describe_parts(parts: Sequence[object]) -> str:
@@ -116,7 +146,7 @@ def _reading(parts: Sequence[object], *, where: str, remedy: str, names: Sequenc
     options = [(length, option) for option in _options(parts) if (length := _length_of_all(option)) is not None]
     if len(options) > 1 and names:
         # A last batch may have as many examples as the list has arrays.
-        options = [(length, option) for length, option in options if [name for name, _ in option] == list(names)]
+        options = [(length, option) for length, option in options if {name for name, _ in option} == set(names)]
     if len(options) == 1:
         length, named = options[0]
         if length == 0:
@@ -150,7 +180,7 @@ def _options(parts: Sequence[object]) -> Iterator[Named]:
 
 
 def _may_be_several(content: Any) -> bool:
-    return isinstance(content, list | tuple) and 0 < len(content) <= MAX_INPUTS and any(map(is_array, content))
+    return isinstance(content, list | tuple) and len(content) <= MAX_INPUTS and holds_arrays(content)
 
 
 def _may_be_one(content: Any) -> bool:
@@ -177,17 +207,61 @@ def _named_shapes(named: Named) -> str:
     return ", ".join(f"{name} {describe_value(value)}" for name, value in named)
 
 
-def _column(name: str, value: object, *, ragged: bool) -> Column:
+def _weights_of_each_output(named: Named) -> Named:
+    """Repeat weights that are given once for each output, as Keras does."""
+    outputs = [name.removeprefix("y") for name, _ in named if name.startswith(("y/", "y["))]
+    weights = next((value for name, value in named if name == "sample_weight"), None)
+    if not outputs or weights is None:
+        return named
+    if getattr(weights, "shape", (0,))[1:] not in ((), (1,)):
+        raise ValueError(
+            "sample_weight has several numbers for an example; give weights for each output, as y has them"
+        )
+    others = [(name, value) for name, value in named if name != "sample_weight"]
+    return [*others, *((f"sample_weight{output}", weights) for output in outputs)]
+
+
+def _column(name: str, value: Any, *, ragged: bool, floatx: str | None) -> Column:
     if type(value).__module__.startswith("scipy.sparse"):
-        return _sparse(name, value)
+        return _cast(_sparse(name, value), floatx)
     if ragged and (items := ragged_items(value)) is not None:
-        return _sequences(name, items)
-    array = as_array(name, _from_pandas(name, value))
+        return _cast(_sequences(name, items), floatx)
+    if _is_of_pandas("DataFrame", value):
+        return _frame(name, value, floatx)
+    if floatx is not None and getattr(getattr(value, "dtype", None), "name", "").startswith("bfloat16"):
+        value = np.asarray(value).astype(floatx)  # NumPy itself has no such dtype
+    if _is_of_pandas("Series", value):
+        _require_no_gaps(name, value.to_frame())
+    column = _plain(name, as_array(name, value.to_numpy() if hasattr(value, "to_numpy") else value))
+    if floatx is not None and _is_of_pandas("Series", value):
+        column = _as_column(column)
+    return _cast(column, floatx)
+
+
+def _plain(name: str, array: Array) -> Column:
+    return Column(name=name, dtype=dtype_name(array), shape=array.shape[1:], take=lambda begin, end: array[begin:end])
+
+
+def _as_column(series: Column) -> Column:
+    """Make a column of a Series, [rows, 1]."""
 
     def take(begin: int, end: int) -> Array:
-        return array[begin:end]
+        return np.asarray(series.take(begin, end))[:, np.newaxis]
 
-    return Column(name=name, dtype=dtype_name(array), shape=array.shape[1:], take=take, chunk=4096)
+    return replace(series, shape=(*series.shape, 1), take=take, changed=("a Series made a column",))
+
+
+def _cast(column: Column, floatx: str | None) -> Column:
+    """Cast floating numbers to floatx, some rows at a time, so that memory holds the user's array only."""
+    if floatx is None or not column.dtype.startswith("float") or column.dtype == floatx:
+        return column
+
+    def take(begin: int, end: int) -> Array | list[Array]:
+        taken = column.take(begin, end)
+        with np.errstate(over="ignore"):  # becomes infinity, which is refused later
+            return [each.astype(floatx) for each in taken] if isinstance(taken, list) else taken.astype(floatx)
+
+    return replace(column, dtype=floatx, take=take, changed=(*column.changed, f"{column.dtype} cast to {floatx}"))
 
 
 def _sequences(name: str, items: Sequence[object]) -> Column:
@@ -195,11 +269,8 @@ def _sequences(name: str, items: Sequence[object]) -> Column:
     rows = [as_array(name, item) for item in items]
     typical = next((row for row in rows if row.size), rows[0])
     rows = [row if row.size else np.zeros((0, *typical.shape[1:]), typical.dtype) for row in rows]
-
-    def take(begin: int, end: int) -> list[Array]:
-        return rows[begin:end]
-
-    return Column(name=name, dtype=dtype_name(typical), shape=(None, *typical.shape[1:]), take=take, chunk=4096)
+    shape = (None, *typical.shape[1:])
+    return Column(name=name, dtype=dtype_name(typical), shape=shape, take=lambda begin, end: rows[begin:end])
 
 
 def _sparse(name: str, value: Any) -> Column:
@@ -214,26 +285,57 @@ def _sparse(name: str, value: Any) -> Column:
     return Column(name=name, dtype=dtype, shape=(int(rows.shape[1]),), take=take, chunk=chunk)
 
 
-def _from_pandas(name: str, value: Any) -> object:
-    """Return a DataFrame or Series as an array; pandas itself is not imported."""
-    if not hasattr(value, "to_numpy"):
-        return value
-    array = value.to_numpy()
-    if array.dtype == object and hasattr(value, "columns") and len(set(map(str, value.dtypes))) > 1:
-        columns = ", ".join(f"{column} {kind}" for column, kind in zip(value.columns, value.dtypes, strict=True))
-        raise ValueError(
-            f"{name} is a DataFrame whose columns have different kinds ({columns}); give each its own input: "
-            "dict(frame), or encode them: frame.apply(lambda column: column.astype('category').cat.codes)"
-        )
-    return array
+def _is_of_pandas(kind: str, value: object) -> bool:
+    # A value of a package's class exists only if the package is imported.
+    found = getattr(sys.modules.get("pandas"), kind, None)
+    return found is not None and isinstance(value, found)
+
+
+def _frame(name: str, frame: Any, floatx: str | None) -> Column:
+    """Return the columns of a DataFrame as one array, with the dtype that `fit` gives it.
+
+    One column of floating numbers that are not floatx casts all to floatx, also integers and booleans. Others get the
+    dtype that NumPy finds for all of them.
+    """
+    _require_no_gaps(name, frame)
+    kinds = [_kind(dtype) for dtype in frame.dtypes]
+    numbers = all(kind in _NUMBERS for kind in kinds)
+    floats = {dtype.name for dtype in frame.dtypes if isinstance(dtype, np.dtype) and dtype.kind == "f"} - {floatx}
+    if floatx is not None and numbers and floats:
+
+        def take(begin: int, end: int) -> Array:
+            with np.errstate(over="ignore"):
+                return np.asarray(frame.iloc[begin:end].astype(floatx).to_numpy())
+
+        changed = f"columns of {', '.join(dict.fromkeys(map(str, frame.dtypes)))} cast to {floatx}"
+        return Column(name=name, dtype=floatx, shape=(len(kinds),), take=take, changed=(changed,))
+    array = frame.to_numpy()
+    only_text = set(kinds) == {"O"}
+    if (floats and not numbers) or (not only_text and (array.dtype == object or "O" in kinds)):
+        columns = ", ".join(f"{column} {dtype}" for column, dtype in zip(frame.columns, frame.dtypes, strict=True))
+        remedy = f'{name}.astype("float32")' if numbers else f"give each its own input: dict({name})"
+        raise ValueError(f"{name} is a DataFrame whose columns have no dtype in common ({columns}); {remedy}")
+    return _plain(name, as_array(name, array))
+
+
+def _require_no_gaps(name: str, frame: Any) -> None:
+    """Refuse missing values in columns of numbers that are pandas' own; NumPy's have NaN, which is looked for later."""
+    own = [not isinstance(dtype, np.dtype) and _kind(dtype) in _NUMBERS for dtype in frame.dtypes]
+    if any(own) and frame.iloc[:, own].isna().any(axis=None):
+        raise ValueError(f"{name} has missing values; fill them: {name}.fillna(0)")
+
+
+def _kind(dtype: Any) -> str:
+    return str(getattr(dtype, "kind", "O"))
 
 
 def _require_weights(columns: Sequence[Column], *, where: str) -> None:
-    """Refuse weights that cannot be weights: text, or with more dimensions than y."""
+    """Refuse weights that cannot be weights: text, or with more dimensions than y, a last one of 1 left out."""
     labels = [column for column in columns if column.name.startswith("y")]
     most = max((len(column.shape) for column in labels), default=0)
     for column in columns:
-        if column.name.startswith("sample_weight") and (column.dtype == STRING or len(column.shape) > most):
+        sizes = column.shape[:-1] if column.shape[-1:] == (1,) else column.shape
+        if column.name.startswith("sample_weight") and (column.dtype == STRING or len(sizes) > most):
             shapes = describe_shapes({each.name: (each.dtype, each.shape) for each in (*labels, column)})
             raise SourceError(
                 f"{where}: {column.name} cannot weigh the labels: an example has {shapes}; give one number for each "

@@ -16,6 +16,7 @@ from pydantic import Field
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options, suggestion
+from tasks.prepare_data.sources.columns import FLOATX, floatx
 from tasks.prepare_data.sources.files import find_files
 from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged
 from tasks.prepare_data.sources.source_file import SourceFile
@@ -46,7 +47,7 @@ class _Header:
 
 
 def npz(options: Mapping[str, Any], folder: Path) -> Source:
-    """Open a source of rows of the named arrays for x, y and sample_weight, with their dtypes.
+    """Open a source of rows of the named arrays for x, y and sample_weight; as in `fit`, floating numbers are floatx.
 
     Raises:
         RunFileError: an option cannot be used, or names a missing array.
@@ -66,35 +67,40 @@ def npz(options: Mapping[str, Any], folder: Path) -> Source:
     (file,) = files
     found = fingerprint(files)
     names = {key: name for key, name in chosen.model_dump(exclude={"path"}).items() if name is not None}
+    headers = _headers(file, names)
+    floats = floatx()
+    is_cast = any(header.dtype.kind == "f" and header.dtype.name != floats for header in headers)
     return Source(
         content=found.content,
-        settings=names,
+        settings=names | ({FLOATX: floats} if is_cast else {}),
         origin=found.origin,
-        length=_length(file, names),
-        read=lambda: require_unchanged(files, found, _read(file, names)),
+        length=headers[0].shape[0],
+        read=lambda: require_unchanged(files, found, _read(file, names, floats)),
         confirm=file.confirm,
     )
 
 
-def _length(file: SourceFile, names: Mapping[str, str]) -> int:
-    lengths = {}
+def _headers(file: SourceFile, names: Mapping[str, str]) -> list[_Header]:
+    found: dict[str, _Header] = {}
     with _archive(file, whole=False) as archive:
         for key, name in names.items():
             with _member(archive, file, key, name) as (_, header):
                 if not header.shape or not header.shape[0]:
                     raise SourceError(f"{file}: {name} has shape {header.shape}, which has no examples")
-                lengths[name] = header.shape[0]
+                found[name] = header
+    lengths = {name: header.shape[0] for name, header in found.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise SourceError(f"{file}: the arrays have different lengths: {found}; save as many labels as examples")
-    return next(iter(lengths.values()))
+        words = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise SourceError(f"{file}: the arrays have different lengths: {words}; save as many labels as examples")
+    return list(found.values())
 
 
-def _read(file: SourceFile, names: Mapping[str, str]) -> Iterator[LocatedExample]:
+def _read(file: SourceFile, names: Mapping[str, str], floats: str) -> Iterator[LocatedExample]:
     with ExitStack() as stack:
         archive = stack.enter_context(_archive(file, whole=True))
         columns = [
-            _rows(file, name, *stack.enter_context(_member(archive, file, key, name))) for key, name in names.items()
+            _rows(file, name, *stack.enter_context(_member(archive, file, key, name)), floats)
+            for key, name in names.items()
         ]
         for index, row in enumerate(zip(*columns, strict=True)):
             yield f"{file}, example {index}", row
@@ -126,11 +132,12 @@ def _member(archive: zipfile.ZipFile, file: SourceFile, key: str, name: str) -> 
         yield member, _Header(shape=shape, dtype=dtype, fortran_order=fortran_order)
 
 
-def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> Iterator[Array]:
+def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header, floats: str) -> Iterator[Array]:
+    dtype = np.dtype(floats) if header.dtype.kind == "f" else header.dtype
     if header.fortran_order:
         # In Fortran order the rows are interleaved, so the array cannot be read row by row.
         values = np.frombuffer(member.read(), header.dtype)
-        yield from values.reshape(header.shape, order="F")
+        yield from _cast(values.reshape(header.shape, order="F"), dtype)
         return
     row_shape = header.shape[1:]
     row_bytes = header.dtype.itemsize * math.prod(row_shape)
@@ -140,6 +147,11 @@ def _rows(file: SourceFile, name: str, member: IO[bytes], header: _Header) -> It
         data = member.read(rows * row_bytes)
         if len(data) != rows * row_bytes:
             raise SourceError(f"{file}: {name} ends before example {begin + rows}: the file is truncated; rewrite it")
-        yield from np.frombuffer(data, header.dtype).reshape(rows, *row_shape)
+        yield from _cast(np.frombuffer(data, header.dtype).reshape(rows, *row_shape), dtype)
     while member.read(_CHUNK_BYTES):  # zipfile compares the checksum at the end
         pass
+
+
+def _cast(rows: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):  # becomes infinity, which is refused later
+        return rows.astype(dtype, copy=False)

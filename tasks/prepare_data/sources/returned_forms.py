@@ -20,7 +20,7 @@ from tasks.prepare_data.sources.batch_streams import (
     is_tf_dataset,
     number_of_batches,
 )
-from tasks.prepare_data.sources.columns import columns_of, describe_parts, is_table
+from tasks.prepare_data.sources.columns import columns_of, describe_parts, floatx, is_table
 from tasks.prepare_data.sources.endless import endless_error, require_end
 from tasks.prepare_data.sources.returned_arrays import require_examples
 from tasks.prepare_data.sources.user_iteration import Surroundings, user_items
@@ -141,8 +141,12 @@ class Reader:
                 f"{describe_parts(parts)}; remove data.batched, or yield from the arrays"
             )
         remedy = "return arrays of the same length: one row of each array for each example"
-        columns = columns_of(parts, where=f"{self.reference}: returned arrays", remedy=remedy, ragged=self.ragged)
-        self.note(f"{self.reference}: returned arrays of {counted(columns.length, 'example')}: {columns.described()}")
+        columns = columns_of(
+            parts, where=f"{self.reference}: returned arrays", remedy=remedy, ragged=self.ragged, floatx=floatx()
+        )
+        changed = f"; as in fit, {columns.changed()}" if columns.changed() else ""
+        found = f"returned arrays of {counted(columns.length, 'example')}: {columns.described()}"
+        self.note(f"{self.reference}: {found}{changed}")
         return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
 
     def _refuse_datasets_in_a_tuple(self, returned: object) -> None:

@@ -16,7 +16,7 @@ X, Y, W = np.ones((2, 2), np.float32), np.int64(3), np.float32(0.5)
         ((X,), ["x"], 1),
         ((X, Y), ["x", "y"], 2),
         ((X, Y, W), ["x", "y", "sample_weight"], 3),
-        (({"b": X, "a": Y}, Y), ["x/a", "x/b", "y"], 2),
+        (({"b": X, "a": Y}, Y), ["x/b", "x/a", "y"], 2),
         (({"a/b": X}, {"out": Y}, W), ["x/a/b", "y/out", "sample_weight"], 3),
         ({"tokens": X}, ["x/tokens"], 1),
     ],

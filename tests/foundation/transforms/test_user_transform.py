@@ -210,8 +210,8 @@ def test_example_without_y_is_x_itself(tmp_path: Path) -> None:
     function = transform(tmp_path, "def augment(x, *, seed):\n    return {'b': x, 'a': x[0]}, 1, 0.5\n")
     found = function.features(IMAGE[:1])
     assert [(each.name, each.dtype, each.shape) for each in found] == [
-        ("x/a", "float32", (4, 1)),
         ("x/b", "float32", (4, 4, 1)),
+        ("x/a", "float32", (4, 1)),
         ("y", "int32", ()),
         ("sample_weight", "float32", ()),
     ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
@@ -37,15 +38,6 @@ class CountedBatches(Batches):
 class FailingBatches(CountedBatches):
     def __getitem__(self, index: int) -> Any:
         raise OSError("file is gone")
-
-
-class Frame:
-    """A stand-in for a DataFrame of pandas."""
-
-    shape, iloc, columns, dtypes = (2, 2), None, ("age", "city"), ("int64", "object")
-
-    def to_numpy(self) -> Any:
-        return np.array([[1, "u"], [2, "v"]], object)
 
 
 def ragged() -> Any:
@@ -116,7 +108,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "weights for steps that y lacks": (
         (X, Y, np.ones((40, 3))),
         {},
-        ["sample_weight cannot weigh", "y int64[] and sample_weight float64[3]", "one number for each"],
+        ["sample_weight cannot weigh", "y int64[] and sample_weight float32[3]", "one number for each"],
     ),
     "weights of text": ((X, Y, ["a"] * 40), {}, ["sample_weight string[]", "one number for each"]),
     "a ragged tensor": (lambda: (ragged(), Y), {}, ["x is a RaggedTensor [40, None]", "x.to_tensor(shape=[None, n])"]),
@@ -133,10 +125,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     ),
     "a missing value": ((np.array(["u", None]), Y[:2]), {}, ["object[2] with a missing value (None) at [1]", "fillna"]),
     "a table of different columns": (
-        (Frame(), Y[:2]),
+        (pd.DataFrame({"age": [1, 2], "city": ["u", "v"]}), Y[:2]),
         {},
-        ["columns have different kinds (age int64, city object)", "dict(frame)"],
+        ["columns have no dtype in common (age int64, city str)", "dict(x)"],
     ),
+    "a nested list of arrays": (yields(([X, [X, X]], 1)), {}, ["x[1] is a nested list of arrays", "np.stack"]),
+    "a list of arrays in a dict": (yields({"a": [X[0], X[1]]}), {}, ["x/a is a nested list of arrays", "np.stack"]),
     "dates": ((np.zeros(40, "datetime64[s]"), Y), {}, ["x has dtype datetime64[s]", "int64"]),
     "a matrix of another length": ((scipy.sparse.eye(5).tocsr(), Y), {}, ["x float64[5, 5] and y int64[40]", LENGTHS]),
     "NaN in an array": ((NAN, Y), {}, ["row 3: x contains nan at [5]", "data.allow_nan"]),

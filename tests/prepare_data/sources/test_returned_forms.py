@@ -56,18 +56,18 @@ PAIR = [("x[0]", "float32", (8,)), ("x[1]", "float32", (8,)), ("y", "int64", ())
 # What load returns, and the features of its ten examples; the label of example i is i.
 FORMS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
     "x, y": XY,
-    "x, y, w": [*XY, ("sample_weight", "float64", ())],
+    "x, y, w": [*XY, ("sample_weight", "float32", ())],
     "x, y, None": XY,
     "x.tolist(), y.tolist()": XY,
     "tf.constant(x), tf.constant(y)": XY,
     "scipy.sparse.csr_matrix(x), y": XY,
     "tf.sparse.from_dense(x), y": XY,
     "list(x), y": XY,
-    "{'b': x, 'a': x[:, :2]}, y": [("x/a", "float32", (2,)), ("x/b", "float32", (8,)), ("y", "int64", ())],
+    "{'b': x, 'a': x[:, :2]}, y": [("x/b", "float32", (8,)), ("x/a", "float32", (2,)), ("y", "int64", ())],
     "[x, x], y": PAIR,
     "(x, x[:, :3]), y": [("x[0]", "float32", (8,)), ("x[1]", "float32", (3,)), ("y", "int64", ())],
     "x, {'y': y, 'z': x}": [("x", "float32", (8,)), ("y/y", "int64", ()), ("y/z", "float32", (8,))],
-    "x, {'y': y}, {'y': w}": [("x", "float32", (8,)), ("y/y", "int64", ()), ("sample_weight/y", "float64", ())],
+    "x, {'y': y}, {'y': w}": [("x", "float32", (8,)), ("y/y", "int64", ()), ("sample_weight/y", "float32", ())],
     "words, y": [("x", "string", ()), ("y", "int64", ())],
     "np.array(words)[:, None], y": [("x", "string", (1,)), ("y", "int64", ())],
     "Batches(workers=1)": XY,
@@ -81,7 +81,22 @@ FORMS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
     "list(zip(x, y))": XY,
     "zip(zip(x, x), y)": PAIR,
     "([each, each[:2]] for each in x)": [("x[0]", "float32", (8,)), ("x[1]", "float32", (2,))],
-    "(([each, each], 1) for each in x)": [("x", "float32", (2, 8)), ("y", "int64", ())],
+    "(([each, each], 1) for each in x)": PAIR,
+    "(([each], 1) for each in x)": [("x[0]", "float32", (8,)), ("y", "int64", ())],
+    "(([each, each],) for each in x)": PAIR[:2],
+    "((each, [each, each]) for each in x)": [
+        ("x", "float32", (8,)),
+        ("y[0]", "float32", (8,)),
+        ("y[1]", "float32", (8,)),
+    ],
+    "(([each] * 17, 1) for each in x)": [("x", "float32", (17, 8)), ("y", "int64", ())],
+    "(([each[:2].tolist()] * 2, 1) for each in x)": [("x", "float32", (2, 2)), ("y", "int64", ())],
+    "(({'b': each, 'a': 1}, n) if n % 2 else ({'a': 1, 'b': each}, n) for n, each in enumerate(x))": [
+        ("x/a", "int64", ()),
+        ("x/b", "float32", (8,)),
+        ("y", "int64", ()),
+    ],
+    "((np.float64(each), n) for n, each in enumerate(x))": [("x", "float64", (8,)), ("y", "int64", ())],
     "x": [("x", "float32", (8,))],
     "{'k': x}": [("x/k", "float32", (8,))],
 }
@@ -146,30 +161,6 @@ def test_static_shapes_tell_batches_and_the_log_says_so(workshop: Workshop) -> N
 def test_arrays_are_said_with_count_and_shapes(workshop: Workshop) -> None:
     _, _, notes = checked(workshop, "x, y")
     assert notes == ["data.py:load: returned arrays of 10 examples: x float32[8] and y int64[]"]
-
-
-class Frame:
-    """A stand-in for a DataFrame or Series of pandas, which is not needed to read one."""
-
-    def __init__(self, values: Any, dtypes: tuple[str, ...] = (), columns: tuple[str, ...] | None = None) -> None:
-        self._values = np.asarray(values)
-        self.dtypes, self.shape, self.iloc, self.dtype = dtypes, self._values.shape, None, "object"
-        if columns is not None:
-            self.columns = columns
-
-    def to_numpy(self) -> Any:
-        return self._values
-
-
-def test_pandas_frames_are_read_without_pandas() -> None:
-    from tasks.prepare_data.sources.columns import columns_of
-
-    frame, labels = Frame(np.eye(3), ("float64",) * 3, ("a", "b", "c")), Frame(np.array(["u", "v", "w"], object))
-    found = columns_of((frame, labels), where="here", remedy="")
-    assert (found.length, found.described()) == (3, "x float64[3] and y string[]")
-    mixed = Frame(np.array([[1, "u"], [2, "v"]], object), ("int64", "object"), ("age", "city"))
-    with pytest.raises(SourceError, match=r"different kinds \(age int64, city object\); .* dict\(frame\)"):
-        columns_of((mixed,), where="here", remedy="")
 
 
 def test_text_is_stored_and_read_back(workshop: Workshop) -> None:

@@ -116,13 +116,13 @@ def test_npz_arrays_become_examples(workshop: Any, save: Any) -> None:
     assert features(workshop, ref) == [
         ("x", "float32", (40, 3)),
         ("y", "uint16", ()),
-        ("sample_weight", "float64", ()),
+        ("sample_weight", "float32", ()),
     ]
     examples = workshop.examples(ref) + workshop.examples(ref, "validation")
     assert sorted(example["y"].item() for example in examples) == list(range(3000))
     for example in examples:
         np.testing.assert_array_equal(example["x"], arrays["images"][example["y"]])
-        assert example["sample_weight"] == arrays["weights"][example["y"]]
+        assert example["sample_weight"] == np.float32(arrays["weights"][example["y"]])
 
 
 def test_npz_in_fortran_and_big_endian_order(workshop: Any) -> None:
@@ -145,8 +145,8 @@ def test_user_function_yields_dicts_and_weights(workshop: Any) -> None:
     )
     ref = workshop.prepare("data.py:load", {"n": 4}, validation_fraction=0)
     assert features(workshop, ref) == [
-        ("x/a", "bool", ()),
         ("x/b", "int64", (2,)),
+        ("x/a", "bool", ()),
         ("y/out", "int64", ()),
         ("sample_weight", "float32", ()),
     ]
