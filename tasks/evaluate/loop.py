@@ -16,6 +16,7 @@ from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.hidden_state import require_no_hidden_state
+from tasks.foundation.model.loss_scaling import SCALED_LOSSES
 from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.traced_draws import exact_draws
@@ -134,7 +135,8 @@ class Evaluator(Generic[T]):
         """The concrete function for these arguments."""
         require_space_to_trace()
         try:
-            traced = function.get_concrete_function(*arguments)
+            with SCALED_LOSSES.recorded():
+                traced = function.get_concrete_function(*arguments)
         except (Exception, SystemExit) as fault:
             raise ModelError(user_error(f"{self._reference}: test_step cannot be traced:", fault)) from fault
         if traced.graph not in self._fixed:

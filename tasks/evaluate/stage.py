@@ -16,7 +16,7 @@ from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.errors import FileAlreadyThere, StorageError
-from tasks.foundation.model.metrics import require_metric
+from tasks.foundation.model.metrics import Results, require_metric
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import evaluation_on_test_of
 from tasks.foundation.runlog.log import RunLog
@@ -68,7 +68,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         wanted = call.confusion_matrix and on == "validation"
         counts = confusion_of(warm, dataset, place.root) if wanted else None
     rule = _keep_best(spec, place.log) if on == "validation" else None
-    require_metric(rule, metrics)
+    require_metric(rule, Results(numbers=metrics))
     keep_state(warm)
     examples = dataset.examples_of(on)
     body = Evaluation(checkpoint=checkpoint, metrics=metrics, examples=examples, seconds=seconds, keep_best=rule, on=on)

@@ -1,6 +1,6 @@
 """Checks a model and its callbacks before a run starts with them; the doctor runs the same checks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.callback_state import callback_state
 from tasks.foundation.model.callbacks import StartedCallbacks, require_monitors, start_callbacks
-from tasks.foundation.model.metrics import require_metric, take_metrics
+from tasks.foundation.model.metrics import Results, read_results, require_metric
 from tasks.foundation.model.remainder import require_remainder
 from tasks.foundation.model.returned_metrics import trace_returned_metrics
 from tasks.foundation.model.train_step import require_train_step
@@ -111,13 +111,13 @@ def require_best(spec: RunSpec, state: TrainState, unweighed: Sequence[Any]) -> 
         require_metric(spec.checkpoint.keep_best, _logged_metrics(spec, state, "test_step", unweighed))
 
 
-def _logged_metrics(spec: RunSpec, state: TrainState, step: str, batch: Sequence[Any]) -> Iterable[str]:
-    """Return the names of the metrics that train_step or test_step logs."""
+def _logged_metrics(spec: RunSpec, state: TrainState, step: str, batch: Sequence[Any]) -> Results:
+    """Return the results of the metrics that train_step or test_step logs."""
     accelerator = state.accelerator
     returned = trace_returned_metrics(
         state.model, step, batch, reference=spec.model.build, accelerator=accelerator, draws=state.draws
     )
-    return take_metrics(state.model, accelerator.strategy, returned)
+    return read_results(state.model, accelerator.strategy, returned)
 
 
 def require_callbacks(
@@ -143,7 +143,7 @@ def require_callbacks(
     """
     trained = _logged_metrics(spec, state, "train_step", batch)
     started = start_callbacks(state.model, spec, code_folder=code_folder, strategy=state.accelerator.strategy)
-    tested = _logged_metrics(spec, state, "test_step", unweighed) if callbacks_act_at_evaluations(spec) else ()
+    tested = _logged_metrics(spec, state, "test_step", unweighed) if callbacks_act_at_evaluations(spec) else Results()
     require_monitors(started.treatment.monitors, trained, spec, tested=tested)
     for callback in started.callbacks:
         callback_state(callback)

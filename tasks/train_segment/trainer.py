@@ -21,11 +21,12 @@ from tasks.foundation.dataset.reading_errors import original_read_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.model.compile_settings import uses_xla, xla_step
 from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
-from tasks.foundation.model.keras_steps import overrides, tracing_hints
+from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.learning_rate import learning_rate_of
-from tasks.foundation.model.loss_scaling import ScaledLosses
+from tasks.foundation.model.loss_scaling import SCALED_LOSSES
 from tasks.foundation.model.metrics import take_metrics
 from tasks.foundation.model.random_operations import stateful_operations
+from tasks.foundation.model.returned_metrics import returns_own_values
 from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
 from tasks.foundation.model.sum_order import fix_sum_order
 from tasks.foundation.model.train_step import build_train_step, op_errors_as_model_error, trace_train_step
@@ -72,7 +73,7 @@ class Trainer:
         )
         batch = apply_class_weight(zero_examples(warm.inputs.train, self._per_replica), spec.train.class_weight)
         warm.seed_as_built()
-        if self.state.returned is None and overrides(self.state.model, "train_step"):
+        if self.state.returned is None and returns_own_values(self.state.model, "train_step"):
             if self.state.step > 0:
                 warm.forget_content()  # its checkpoint may have means that nothing has read so far
             self.state.add_returned(batch, reference=spec.model.build)
@@ -188,8 +189,7 @@ class Trainer:
         self.warm.seed_as_built()
         if uses_xla(self.state.model, self.accelerator):
             align_function_numbers()
-        scaled = ScaledLosses()
-        with scaled.counted():
+        with SCALED_LOSSES.recorded():
             function = trace_train_step(self._loop, arguments, leaves=leaves, reference=reference, hints=self._hints)
         fix_sum_order(function, self.accelerator.strategy)
         draws = self.state.draws
@@ -199,7 +199,7 @@ class Trainer:
         operations = stateful_operations(function)
         if operations:
             telemetry.emit(StatefulOperations(reference=reference, operations=operations))
-        for note in step_notes(self.state, scaled, reference=reference, masked=self._masked):
+        for note in step_notes(self.state, SCALED_LOSSES.count, reference=reference, masked=self._masked):
             telemetry.emit(note)
         if self.accelerator.kind != "cpu":
             telemetry.emit(Note(text=describe_placement(leaf.variable for leaf in self.state.leaves)))

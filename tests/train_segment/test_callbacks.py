@@ -385,12 +385,50 @@ def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
             "Own: the attribute lock has type lock",
         ),
         (own("def on_train_begin(self, logs=None)", "raise ValueError('no')"), "on_train_begin of Own raised Value"),
+        (
+            own("def on_train_begin(self, logs=None)", "self.model.compile('sgd', 'mse', metrics=['mae'])"),
+            "on_train_begin of Own compiles the model anew, or replaces its optimizer or a metric",
+        ),
         (own("def get_state(self)", "return {'x': object()}"), "get_state() returned a object"),
         ("def other():\n    return []", "callbacks.py defines no function make"),
     ):
         assert words in refused(tmp_path, body)
     early = made("[keras.callbacks.EarlyStopping('val_loss')]")
     assert "set evaluate.every or evaluate.every_steps" in refused(tmp_path, early, "evaluate.every_steps=null")
+
+
+EACH = """
+
+class Each(keras.metrics.Metric):
+    def update_state(self, *_, **__):
+        pass
+
+    def result(self):
+        return ops.ones((2,))
+"""
+
+
+@pytest.mark.slow
+def test_monitor_needs_a_metric_of_one_number(tmp_path: Path) -> None:
+    make_code(tmp_path)
+    model = tmp_path / "code" / "model.py"
+    model.write_text(model.read_text().replace('["accuracy"]', "[Each()]") + EACH)
+    callback = "keras.callbacks.{}(monitor='{}', mode='min'{})"
+    for kind, monitor, settings, words in (
+        ("EarlyStopping", "val_each", "", "or name one of val_each/0 to val_each/1"),
+        ("ReduceLROnPlateau", "each", "", "Plateau has monitor = 'each', which is a metric of shape (2), and one"),
+        ("EarlyStopping", "val_each", ", restore_best_weights=True", "shape (2), and one number decides; make its"),
+    ):
+        assert words in refused(tmp_path, made(f"[{callback.format(kind, monitor, settings)}]"))
+    best = "checkpoint.keep_best={metric: each, mode: max}"
+    assert "keep_best.metric = 'each' is a metric of shape (2)" in refused(tmp_path, made("[]"), best)
+    elements = callback.format("EarlyStopping", "val_each/1", "")
+    (tmp_path / "code" / "callbacks.py").write_text(f"import keras\n\n\n{made(f'[{elements}]')}\n")
+    of_element = "checkpoint.keep_best={metric: each/0, mode: max}"
+    run = run_file(tmp_path, "elements", of_element, "train.steps=12", callbacks="make")
+    recorder = EventRecorder()
+    assert train(run, recorder=recorder).metrics["validation_each/1"] == 1.0
+    assert "model.py:build: metric each has shape (2), and is logged as each/0 to each/1" in recorder.notes
 
 
 @pytest.mark.slow

@@ -66,6 +66,8 @@ class Kinds(Auto):
             "other name": self.sums.result(),
             "deep": {"a.b": tf.cast(tf.shape(x)[0], tf.int64)},
             "vector": x[0],
+            "each": tf.reduce_sum(x, axis=1),
+            "ratio": self.sums.result() / (1.0 + self.kept.result()),
             "text": "words",
         }
 
@@ -180,8 +182,12 @@ def test_results_of_a_train_step_are_logged(lab: Lab) -> None:
         "loss": pytest.approx(np.mean(np.sum(x**2, axis=1)) * (1 + 4 + 9) / 3),
         "other name": pytest.approx(np.mean(sums)),
         "deep/a.b": 8,
+        **{f"vector/{index}": pytest.approx(2 * x[0, index]) for index in range(6)},
+        "ratio": pytest.approx(np.mean(sums) / (1 + 2 * np.mean(sums))),
     }
-    assert returned.ignored == ("vector", "text")
+    assert returned.ignored == ("each", "text")
+    # What is computed from metrics has no state of its own.
+    assert sorted(returned.metrics) == ["deep/a.b", "loss", "vector"]
     returned.step((tf.constant(x),))
     again = take_metrics(state.model, state.accelerator.strategy, returned)
     assert again["loss"] == pytest.approx(np.mean(np.sum(x**2, axis=1)))

@@ -11,9 +11,11 @@ from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import ModelError
+from tasks.foundation.messages import message
 from tasks.foundation.model.callback_treatment import Treatment, treat
 from tasks.foundation.model.code_digest import digests_of_user_code
 from tasks.foundation.model.isolated_build import RandomStates
+from tasks.foundation.model.metrics import Results
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
 
@@ -90,39 +92,58 @@ def call_hook(callback: keras.callbacks.Callback, hook: str, *arguments: Any, re
     """Call a hook of a user's callback.
 
     Raises:
-        ModelError: the hook raises.
+        ModelError: the hook raises, or compiles the model anew.
     """
+    what = f"{reference}: {hook} of {type(callback).__name__}"
+    compiled = _compiled(callback.model)
     try:
         getattr(callback, hook)(*arguments)
     except (Exception, SystemExit) as fault:
-        raise ModelError(user_error(f"{reference}: {hook} of {type(callback).__name__} raised", fault)) from fault
+        raise ModelError(user_error(f"{what} raised", fault)) from fault
+    if compiled != _compiled(callback.model):
+        raise ModelError(
+            message(
+                f"{what} compiles the model anew, or replaces its optimizer or a metric; the train step is traced "
+                "once, so it would train as before, and the new metrics would stay 0",
+                hints=[
+                    "compile in the function that builds the model; a callback can set model.optimizer.learning_rate",
+                    "to change it in mid-run, edit that function and continue with --accept compile,callbacks",
+                ],
+            )
+        )
+
+
+def _compiled(model: keras.Model) -> list[int]:
+    """Ids of what the model was compiled with. While a hook runs, none is used again: the train state keeps all."""
+    return [id(each) for each in (model.optimizer, *model.metrics)]
 
 
 def require_monitors(
-    callbacks: Iterable[keras.callbacks.Callback], metrics: Iterable[str], spec: RunSpec, *, tested: Iterable[str]
+    callbacks: Iterable[keras.callbacks.Callback], trained: Results, spec: RunSpec, *, tested: Results
 ) -> None:
-    """Refuse a callback that monitors a metric it never receives; Keras only warns, at every call.
+    """Refuse a callback that monitors a metric it never receives, or one that is no number; Keras only warns.
 
     Args:
         callbacks: see `start_callbacks`.
-        metrics: names of the training metrics, the loss included.
+        trained: of the training metrics, the loss included.
         spec: the run file.
-        tested: names of the validation metrics that callbacks receive.
+        tested: of the validation metrics that callbacks receive.
 
     Raises:
         ModelError: names the metrics that the callback receives.
     """
-    received = sorted({*metrics, *(f"val_{name}" for name in tested)})
+    received = sorted({*trained.numbers, *(f"val_{name}" for name in tested.numbers)})
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor not in received:
+            asked_by = f"{spec.train.callbacks}: {type(callback).__name__} has monitor = {monitor!r}"
+            trained.require_number(monitor, f"{asked_by}, which")
+            if monitor.startswith("val_"):
+                tested.require_number(monitor.removeprefix("val_"), f"{asked_by}, which", prefix="val_")
             remedy = ""
             if monitor.startswith("val_") and not callbacks_act_at_evaluations(spec):
                 remedy = (
                     "; for validation metrics, set evaluate.every or evaluate.every_steps, and a "
                     "data.validation_fraction above 0"
                 )
-            raise ModelError(
-                f"{spec.train.callbacks}: {type(callback).__name__} has monitor = {monitor!r}; the available metrics "
-                f"are {', '.join(received)}{remedy}"
-            )
+            raise ModelError(f"{asked_by}; the available metrics are {', '.join(received)}{remedy}")

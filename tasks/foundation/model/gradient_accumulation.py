@@ -12,9 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
+from keras.src.losses import loss as losses  # Keras's own step undoes its division by the number of replicas with it
 
 from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.errors import ModelError
+from tasks.foundation.model.returned_metrics import ReturnedMetrics
 from tasks.foundation.model.variables import layers_of
 
 _LOSS = "loss"
@@ -22,12 +24,15 @@ _LOSS = "loss"
 _TOLERANCE = 1e-2
 
 
-def accumulating_step(model: keras.Model, micro_batches: int) -> Callable[[Any], dict[str, Any]]:
+def accumulating_step(
+    model: keras.Model, micro_batches: int, returned: ReturnedMetrics | None = None
+) -> Callable[[Any], dict[str, Any]]:
     """Return a train step that does what `model.train_step` does, in micro-batches.
 
     Args:
         model: compiled, with Keras's own `train_step`.
         micro_batches: number of micro-batches; must divide the per-replica batch size.
+        returned: metrics of the values that a `compute_metrics` of the user's returns.
 
     Returns:
         A function of a batch `(x,)`, `(x, y)` or `(x, y, sample_weight)`, each tensor [per_replica_batch, ...]. It
@@ -40,7 +45,7 @@ def accumulating_step(model: keras.Model, micro_batches: int) -> Callable[[Any],
 
         def add(index: Any, *sums: Any) -> tuple[Any, ...]:
             piece = tree.map_structure(lambda value: value[index], pieces)
-            gradients = _gradients(model, weights, piece)
+            gradients = _gradients(model, weights, piece, returned)
             return index + 1, *(total + part for total, part in zip(sums, gradients, strict=True))
 
         begin = (tf.constant(0), *(tf.zeros(weight.shape, weight.dtype) for weight in weights))
@@ -111,19 +116,19 @@ def _loss_of_equal_examples(model: keras.Model, batch: Sequence[Any]) -> float:
     return float(tf.reduce_sum(model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)))
 
 
-def _gradients(model: keras.Model, weights: list[Any], piece: Any) -> list[Any]:
+def _gradients(model: keras.Model, weights: list[Any], piece: Any, returned: ReturnedMetrics | None) -> list[Any]:
     """Return the gradients of one micro-batch, and update metrics as Keras's `train_step` does."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
     with tf.GradientTape() as tape:
         predictions = model(x, training=True)
         loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
         examples = tf.shape(tree.flatten(x)[0])[0]
-        # Keras divides each replica's loss by the number of replicas, so that summed gradients are their mean.
-        replicas = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
-        _loss_tracker(model).update_state(loss * replicas, sample_weight=examples)
+        _loss_tracker(model).update_state(losses.unscale_loss_for_distribution(loss), sample_weight=examples)
         scaled = model.optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, weights)
-    model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+    logs = model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+    if returned is not None:
+        returned.keep(logs, piece)
     # A weight that does not affect the loss has no gradient; with zeros the optimizer applies weight decay only.
     return [
         tf.zeros(weight.shape, weight.dtype) if gradient is None else tf.convert_to_tensor(gradient)

@@ -47,7 +47,7 @@ def build_train_step(
         accumulate: number of micro-batches per step.
         reference: the function's name in the run file, for messages.
         accelerator: its replicas take the step.
-        returned: metrics of the values that a custom train_step returns.
+        returned: metrics of the values that a step of the user's returns.
         draws: seeds of the step's random operations.
 
     Raises:
@@ -57,7 +57,7 @@ def build_train_step(
         step = called_like_fit(model.train_step) if returned is None else returned.step
     else:
         require_accumulation(model, batch, accumulate, reference=reference, accelerator=accelerator)
-        step = accumulating_step(model, accumulate)
+        step = accumulating_step(model, accumulate, returned)
     return step if draws is None else draws.counted(step)
 
 

@@ -38,7 +38,7 @@ class TrainState:
         model: built, with every variable it uses.
         accelerator: the process's.
         host_state: state of Python objects as JSON, such as that of callbacks; None in a run without any.
-        returned: means of the metrics that a custom `train_step` returns; None if it returns none.
+        returned: means of what the user's `train_step` or `compute_metrics` returns; None if both are Keras's.
         draws: seeds of the random operations in the model's steps; no part of the state.
         model_leaves: leaves of the model, its optimizer, its metrics, and the step.
         returned_leaves: leaves of `returned`.
@@ -87,7 +87,7 @@ class TrainState:
             reference: the user's name of the model, for messages.
 
         Raises:
-            ModelError: the model's own `train_step` cannot be traced.
+            ModelError: the model's `train_step` cannot be traced.
         """
         returned = trace_returned_metrics(
             self.model,

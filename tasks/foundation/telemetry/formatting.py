@@ -1,16 +1,34 @@
 """Numbers as people write them, for the console, the commands and the report."""
 
 import math
+import re
 from collections.abc import Mapping
+from itertools import groupby
 
 _THOUSAND = 1000
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TENTHS_BELOW_SECONDS = 10
+_ELEMENT = re.compile(r"(/\d+)+$")
+_MOST_ELEMENTS = 10
 
 
 def metric_words(metrics: Mapping[str, float]) -> str:
-    """`loss 0.1234  accuracy 0.98`: four significant digits each."""
-    return "  ".join(f"{name} {number_words(value)}" for name, value in metrics.items())
+    """`loss 0.1234  accuracy 0.98`: four significant digits each; of many numbers of one metric, their range."""
+    words = []
+    for (name, is_element), group in groupby(metrics.items(), key=lambda item: _metric_of(item[0])):
+        values = dict(group)
+        if is_element and len(values) > _MOST_ELEMENTS:
+            finite = sorted(filter(math.isfinite, values.values())) or [math.nan]
+            words.append(f"{name}/0..{len(values) - 1} {number_words(finite[0])}..{number_words(finite[-1])}")
+        else:
+            words += [f"{each} {number_words(value)}" for each, value in values.items()]
+    return "  ".join(words)
+
+
+def _metric_of(name: str) -> tuple[str, bool]:
+    """The metric that `f1_score/3` or `counts/0/1` is a number of, and whether it is."""
+    metric = _ELEMENT.sub("", name)
+    return metric, metric != name
 
 
 def number_words(value: float) -> str:

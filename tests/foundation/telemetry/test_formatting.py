@@ -26,6 +26,13 @@ def test_infinite_and_nan_are_named() -> None:
     assert metric_words({"a": math.nan, "b": math.inf, "c": -math.inf}) == "a nan  b inf  c -inf"
 
 
+def test_many_numbers_of_one_metric_are_a_range() -> None:
+    few = {f"f1/{index}": 0.5 for index in range(3)}
+    assert metric_words({"loss": 1.0, **few, "a/b": 2}) == "loss 1  f1/0 0.5  f1/1 0.5  f1/2 0.5  a/b 2"
+    many = {f"f1/{index}": index / 64 for index in range(64)}
+    assert metric_words({"loss": 1.0, **many, "mae": 2}) == "loss 1  f1/0..63 0..0.9844  mae 2"
+
+
 @pytest.mark.parametrize(
     ("size", "words"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (5e9, "5.0 GB"), (2e15, "2000.0 TB")],

@@ -1,0 +1,112 @@
+"""Every result of a metric is logged as numbers, as `fit` has them, and what decides needs one number."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import metrics
+
+from tasks.foundation.contracts.run_spec import KeepBest
+from tasks.foundation.errors import ModelError
+from tasks.foundation.model.metrics import Results, read_results, require_metric, take_metrics
+
+
+class Returns(metrics.Metric):
+    """Has any result."""
+
+    def __init__(self, value: Any, name: str = "own") -> None:
+        super().__init__(name=name)
+        self.value = value
+
+    def update_state(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def result(self) -> Any:
+        return self.value
+
+
+def fitted(*extra: Any, outputs: int = 3, **settings: Any) -> tuple[keras.Model, dict[str, Any]]:
+    """A model whose metrics have seen an epoch, and what `fit` logged of it."""
+    keras.utils.set_random_seed(0)
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(20, 4)).astype("float32"), np.eye(outputs, dtype="float32")[draw.integers(0, outputs, 20)]
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(outputs, "sigmoid")])
+    model.compile("sgd", "mse", metrics=list(extra), **settings)
+    logged = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.update(logs))
+    seen: dict[str, Any] = {}
+    model.fit(x, y, batch_size=5, verbose=0, callbacks=[logged], sample_weight=np.ones(20))
+    return model, seen
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (metrics.F1Score, {"f1_score": (3,)}),
+        (lambda: metrics.FBetaScore(beta=2.0, name="f2"), {"f2": (3,)}),
+        (lambda: metrics.Precision(thresholds=[0.3, 0.5]), {"precision": (2,)}),
+        (lambda: metrics.TruePositives(thresholds=[0.1, 0.4, 0.7]), {"true_positives": (3,)}),
+        (lambda: metrics.BinaryIoU(target_class_ids=[0, 1]), {}),
+        (lambda: metrics.PrecisionAtRecall(0.5), {}),
+        (lambda: metrics.Precision(top_k=2), {}),
+        (lambda: metrics.R2Score(class_aggregation=None), {"r2_score": (3,)}),
+        (lambda: Returns({"a": 1.0, "b": {"c": [2.0, 3.0]}}), {"own/b/c": (2,)}),
+        (lambda: Returns(np.arange(4.0).reshape(2, 2)), {"own": (2, 2)}),
+        (lambda: Returns(np.array([[7]])), {}),
+        (lambda: Returns(True), {}),
+    ],
+)
+def test_results_are_those_of_fit(make: Callable[[], Any], names: dict[str, Any]) -> None:
+    model, logged = fitted(make())
+    found = read_results(model, tf.distribute.get_strategy())
+    assert found.shapes == names
+    assert not found.left_out
+    numbers = [float(number) for value in keras.tree.flatten(logged) for number in np.ravel(value)]
+    assert sorted(found.numbers.values()) == sorted(numbers)
+    for name, shape in names.items():
+        assert {key for key in found.numbers if key.startswith(f"{name}/")} == {
+            "/".join([name, *map(str, index)]) for index in np.ndindex(shape)
+        }
+    assert take_metrics(model, tf.distribute.get_strategy()) == found.numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(None, "None"), ("high", "a str"), (b"1.5", "a bytes"), (np.zeros(65), "65 numbers"), (np.zeros(0), "0 numbers")],
+)
+def test_what_is_no_number_is_left_out(value: Any, what: str) -> None:
+    model, _ = fitted()
+    model.own = Returns(value)
+    found = read_results(model, tf.distribute.get_strategy())
+    assert found.left_out == {"own": what}
+    assert list(found.numbers) == ["loss"]
+    assert found.words() == [f"not logged, because a result needs 1 to 64 numbers: own ({what})"]
+
+
+def test_metrics_of_outputs_and_weights_have_their_names() -> None:
+    model, _ = fitted(weighted_metrics=[metrics.F1Score()])
+    assert list(read_results(model, tf.distribute.get_strategy()).shapes) == ["f1_score"]
+    x = keras.Input((4,))
+    two = keras.Model(x, {"a": keras.layers.Dense(3)(x), "b": keras.layers.Dense(2)(x)})
+    two.compile("sgd", {"a": "mse", "b": "mse"}, metrics={"a": [metrics.F1Score()], "b": [metrics.F1Score()]})
+    two.fit(np.ones((4, 4)), {"a": np.ones((4, 3)), "b": np.ones((4, 2))}, verbose=0)
+    assert read_results(two, tf.distribute.get_strategy()).shapes == {"a_f1_score": (3,), "b_f1_score": (2,)}
+
+
+def test_what_decides_needs_one_number() -> None:
+    found = Results(numbers={"loss": 1.0, "f1/0": 0.5, "f1/1": 0.4}, shapes={"f1": (2,)}, left_out={"own": "a str"})
+    for name in ("loss", "f1/1"):
+        require_metric(KeepBest(metric=name, mode="max"), found)
+    require_metric(None, found)
+    for name, words in (
+        ("f1", "metric = 'f1' is a metric of shape (2), and one number decides; make its result one number, for "),
+        ("f1", 'for instance with average="macro", or name one of f1/0 to f1/1'),
+        ("own", "metric = 'own' is a metric whose result is a str; make its result one number"),
+        ("f2", "metric = 'f2' is not a metric of the model; it has: f1/0, f1/1, loss"),
+    ):
+        with pytest.raises(ModelError) as refused:
+            require_metric(KeepBest(metric=name, mode="max"), found)
+        assert words in str(refused.value)
+    assert found.words()[0] == "metric f1 has shape (2), and is logged as f1/0 to f1/1"
