@@ -48,7 +48,8 @@ def stretches_of(entries: Iterable[Entry]) -> Stretches:
     """Find the stretches of a run, oldest first.
 
     A stretch is left out if batches were skipped or the environment or identity changed on the way: its execution
-    would need the checkpoint at that place.
+    would need the checkpoint at that place. It is left out too if it was trained with another identity than the run has
+    now: its execution would need the code of that time.
     """
     every = {entry.number: entry for entry in entries}
     history = history_of(every.values())
@@ -67,9 +68,9 @@ def stretches_of(entries: Iterable[Entry]) -> Stretches:
             continue
         if start is not None:
             heads = [every[each.number - 1].head for each in way]  # the state that each commit was trained on
-            reason = _reason_against(heads)
+            reason = _reason_against(heads, history.head)
             if reason:
-                left_out.append(f"steps {start.step} to {ref.step}: {reason} on the way")
+                left_out.append(f"steps {start.step} to {ref.step}: {reason}")
             else:
                 commits = tuple(commit_of(each).checkpoint for each in way)
                 rows = tuple(row.step for each in way for row in commit_of(each).history)
@@ -108,13 +109,13 @@ def choose(found: Stretches, choice: Choice, *, count: int, seed: int, home: str
     return [found.auditable[number] for number in sorted(drawn)]
 
 
-def _reason_against(heads: Sequence[Head]) -> str:
+def _reason_against(heads: Sequence[Head], newest: Head) -> str:
     first = heads[0]
     for head in heads[1:]:
         if head.skipped_batches != first.skipped_batches:
-            return "a rewind skipped batches"
+            return "a rewind skipped batches on the way"
         if head.environment != first.environment:
-            return "the environment changed"
+            return "the environment changed on the way"
         if dict(head.identity) != dict(first.identity):
-            return "a change of the identity was accepted"
-    return ""
+            return "a change of the identity was accepted on the way"
+    return "a change of the identity was accepted later" if dict(first.identity) != dict(newest.identity) else ""

@@ -148,7 +148,8 @@ def _what(entry: Entry, before: Head | None, out: Output) -> str:  # noqa: PLR09
 
 def _accepted_words(change: Change, before: Head | None) -> str:
     found = differences(before.identity if before else {}, change.identity or {})
-    return f"accepted {', '.join(change.accepted)}: {difference_words(found)}"
+    variables = "" if change.variables is None else f"; {change.variables.words}"
+    return f"accepted {', '.join(change.accepted)}: {difference_words(found)}{variables}"
 
 
 def _environment_words(environment: Environment) -> str:

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasks.foundation.checkpoint.verify import read_manifest
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef
 from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
-from tasks.foundation.errors import StateMismatch
-from tasks.foundation.messages import HINT
 from tasks.foundation.model.batch_dependence import batch_dependent_parts, describe_dependence
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.layout import require_same_signature
+from tasks.foundation.state.carried_state import carry, is_same_tree
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -19,6 +18,11 @@ _DETERMINISTIC = (
     "continue as before)"
 )
 _NOT_DETERMINISTIC = "from here on TensorFlow may use non-deterministic operations (train.deterministic: false)"
+# Adam divides by 1 - beta**iterations to correct for averages that begin at 0; late in a run it no longer does.
+_LARGER_UPDATES = (
+    "; the first updates with fresh velocities are larger than usual, because the iterations go on: a lower learning "
+    "rate for a while helps"
+)
 
 
 def accepted_changes(
@@ -28,10 +32,10 @@ def accepted_changes(
 
     Raises:
         IdentityChanged: a key differs and was not accepted.
-        StateMismatch: the tip cannot be restored with an accepted change.
+        StateMismatch: an accepted change has other weights than the tip.
     """
     if accept and head.tip is not None and differences(head.identity, identity):
-        _require_same_variables(log, head, state)
+        _carried(log, head.tip, state)
     return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept)
 
 
@@ -71,10 +75,15 @@ def record_changes(
     """
     if not accepted and head.environment == environment:
         return head
+    carried = None if head.tip is None or not accepted else _carried(log, head.tip, state)
     if accepted:
         step = 0 if head.tip is None else head.tip.step
         identity = identity | save_code()
         telemetry.emit(Note(text=f"from step {step} on, as accepted: {difference_words(accepted)}"))
+        if carried is not None:
+            larger = step > 0 and any(path.endswith("_velocity") for path in carried.fresh)
+            words = f"variables of the checkpoint {carried.words} (each in baton log --json)"
+            telemetry.emit(Note(text=f"{words}{_LARGER_UPDATES if larger else ''}"))
     if head.environment != environment:
         telemetry.emit(Note(text=_environment_words(head.environment, environment, state), warning=True))
 
@@ -86,22 +95,20 @@ def record_changes(
         if not found and newest.environment == environment:
             return None
         keys = tuple(dict.fromkeys(each.of for each in found))
-        return Change(environment=environment, identity=identity if keys else None, accepted=keys)
+        if not keys:
+            return Change(environment=environment)
+        return Change(environment=environment, identity=identity, accepted=keys, variables=carried)
 
     entry = log.append(decide, attempt=attempt)
     return log.require_head() if entry is None else entry.head
 
 
-def _require_same_variables(log: RunLog, head: Head, state: TrainState) -> None:
-    if head.tip is None:
-        return
-    manifest = read_manifest(log.home, head.tip)
-    try:
-        require_same_signature(manifest.signature, state.signature, where=f"{log.home.uri}/{head.tip.path}")
-    except StateMismatch as fault:
-        raise StateMismatch(
-            f"{fault}\n{HINT}a change of variables cannot be accepted, because the checkpoint does not contain them"
-        ) from fault
+def _carried(log: RunLog, tip: CheckpointRef, state: TrainState) -> CarriedState | None:
+    """What becomes of the tip's variables; None if the model has the same."""
+    manifest = read_manifest(log.home, tip)
+    if is_same_tree(manifest, state.tree):
+        return None
+    return carry(manifest, state.tree, where=f"{log.home.uri}/{tip.path}", home=log.home.uri)
 
 
 def _environment_words(before: Environment, now: Environment, state: TrainState) -> str:

@@ -1,6 +1,5 @@
 """The identity of a run file, as the origin entry records it."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.epochs import TRAIN_EXAMPLES
 from tasks.foundation.contracts.evaluation_sets import SetRef
 from tasks.foundation.contracts.identity import identity_in_run_file
-from tasks.foundation.contracts.identity_keys import VALIDATION
+from tasks.foundation.contracts.identity_keys import SIGNATURE, VALIDATION
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.model.build_arguments import recorded_arguments
 from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.model.identity import model_identity, plain_values
-from tasks.foundation.state.layout import of_model
+from tasks.foundation.state.layout import signature_digest
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.transforms.identity import transforms_identity
 
@@ -46,9 +45,8 @@ def _validation(own: SetRef | None) -> dict[str, Any]:
 
 def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
     """Return the identity keys that the user's code determines."""
-    signature = "\n".join(record.model_dump_json() for record in of_model(state.signature))
     return {
-        "model.signature": hashlib.sha256(signature.encode()).hexdigest(),
+        SIGNATURE: signature_digest(state.signature),
         **callbacks_identity(spec, code_folder),
         **transforms_identity(spec, code_folder),
         **model_identity(state.model, spec.model, code_folder),

@@ -25,11 +25,9 @@ from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
-from tasks.foundation.state.train_state import build_train_state
-from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState
+from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.transforms.model_inputs import model_inputs
 from tasks.init_or_restore.changes import accepted_changes, record_changes
 from tasks.init_or_restore.identity import callback_record, run_identity, user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluations
@@ -58,7 +56,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
 
     Raises:
         IdentityChanged: the run file differs from the run in more keys than were accepted.
-        StateMismatch: an accepted change changes the variables, so the tip cannot be restored.
+        StateMismatch: an accepted change has other weights than the tip.
         InvalidInput: the run is a fork that was not finished.
         NothingToRestore: every retained checkpoint is damaged.
         RunLogError: the log has lost an entry, or cannot be read.
@@ -135,16 +133,14 @@ def _build_state(
     spec: RunSpec, manifest: DatasetManifest, *, code_folder: Path, accelerator: Accelerator, accept: Sequence[str]
 ) -> tuple[WarmState, dict[str, object]]:
     """The state of an existing run, with its initial values, and the model's identity."""
-    size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    inputs = model_inputs(spec, manifest.features, code_folder)
-    unweighed = zero_examples(inputs.validation, size)
-    batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
-    state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
-    warm = WarmState(spec, manifest.features, code_folder, state, inputs=inputs)
+    warm = warm_state_of(spec, manifest.features, code_folder=code_folder, accelerator=accelerator)
+    state, size = warm.state, per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas)
+    unweighed = zero_examples(warm.inputs.validation, size)
     # Before tracing, which may run Python code with side effects on the model. A resume traces nothing here.
     identity = user_code_identity(spec, state, code_folder)
     require_best(spec, state, unweighed)
     if spec.train.callbacks is not None and accept:
+        batch = apply_class_weight(zero_examples(warm.inputs.train, size), spec.train.class_weight)
         warm.seed_as_built()
         started = require_callbacks(spec, state, batch, unweighed, code_folder=code_folder)
         warm.keep_companion(started)

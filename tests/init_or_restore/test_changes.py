@@ -10,7 +10,7 @@ from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.errors import IdentityChanged, InvalidInput, StateMismatch
+from tasks.foundation.errors import IdentityChanged, InvalidInput
 from tasks.foundation.telemetry.events import Event, Note
 from tests.support.lab import Lab, lab_of, restored, spec_of
 
@@ -109,21 +109,6 @@ def test_learning_rate_set_by_the_model_belongs_to_the_state(tmp_path: Path) -> 
     tip = lab.train_and_commit(spec, 2, 3).tip
     assert tip is not None
     assert float(restored(lab, spec, tip).model.optimizer.learning_rate.numpy()) == 0.5**4
-
-
-def test_other_optimizer_slots_are_refused_before_logging(lab: Lab) -> None:
-    spec = spec_of("build")
-    before = lab.train_and_commit(spec, 3)
-    changed = spec_of("build", model__options={"optimizer": "adam"})
-    with pytest.raises(StateMismatch, match=r"only in the model: optimizer/\S+momentum float32") as refused:
-        begin(lab, changed, "model.options", "compile.optimizer", "model.signature")
-    assert refused.value.exit_code == 2
-    assert "hint: a change of variables cannot be accepted" in str(refused.value)
-    with pytest.raises(IdentityChanged) as caught:
-        begin(lab, changed)
-    assert "--accept" not in str(caught.value)
-    assert "set another name under run:" in str(caught.value)
-    assert lab.log(spec).head() == before
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,6 +1,7 @@
 """Restore the train state from a checkpoint, on the same or on another number of replicas."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,14 @@ import tensorflow as tf
 from tasks.foundation.checkpoint.bundle import PREFIX
 from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.identity_keys import SIGNATURE
 from tasks.foundation.errors import DamagedCheckpoint
-from tasks.foundation.model.variables import Leaf
+from tasks.foundation.model.variables import Leaf, components
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.state.carried_state import carry, is_average_of, is_iteration, is_same_tree, optimizer_path
 from tasks.foundation.state.host_state import read_host_state
-from tasks.foundation.state.layout import require_same_signature, stored_name
+from tasks.foundation.state.layout import require_same_signature, signature_digest, stored_name
 from tasks.foundation.state.returned_means import read_returned_means, stored_means
 from tasks.foundation.state.temporary_space import temporary_folder_errors
 from tasks.foundation.state.train_state import TrainState
@@ -21,13 +25,18 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.temporary_files import temporary_folder
 
 
-def restore_checkpoint(state: TrainState, home: Storage, ref: CheckpointRef) -> None:
+def restore_checkpoint(
+    state: TrainState, home: Storage, ref: CheckpointRef, *, initial: AbstractContextManager[TrainState] | None = None
+) -> None:
     """Verify a checkpoint's bytes, read them, and compare step and digest. With several hosts, all of them call it.
+
+    A checkpoint from before an accepted change may have other variables: see `carried_state.py`.
 
     Args:
         state: a state of the same model; every variable gets a new value.
         home: the run's home.
         ref: the checkpoint.
+        initial: gives a state with the values of step 0, entered if variables begin fresh; None: `state` is as built.
 
     Raises:
         DamagedCheckpoint: the bytes differ from the manifest, or the restored values differ from the log's digest. If
@@ -37,32 +46,32 @@ def restore_checkpoint(state: TrainState, home: Storage, ref: CheckpointRef) -> 
     """
     fault = None
     try:
-        _restore(state, home, ref)
+        _restore(state, home, ref, nullcontext(state) if initial is None else initial)
     except DamagedCheckpoint as found:
         fault = found
     if not state.accelerator.all_agree(fault is None):
         raise fault or DamagedCheckpoint(f"{home.uri}/{ref.path} could not be restored on another host")
 
 
-def _restore(state: TrainState, home: Storage, ref: CheckpointRef) -> None:
+def _restore(state: TrainState, home: Storage, ref: CheckpointRef, initial: AbstractContextManager[TrainState]) -> None:
     where = f"{home.uri}/{ref.path}"
     manifest = PREFETCHED_CHECKPOINT.manifest(home, ref) or read_manifest(home, ref)
-    require_same_signature(manifest.signature, state.signature, where=where)
+    carried = _carried(state, home, manifest, where)
     with temporary_folder_errors(where), temporary_folder("baton-restoring-") as local:
         fetch(home, ref, manifest, local, fetched=PREFETCHED_CHECKPOINT.take(home, ref))
         PREFETCHED_CHECKPOINT.drop()
         prefix = str(local / PREFIX)
         try:
-            _read_model(state, prefix, manifest)
+            _read_model(state, prefix, manifest, carried, initial)
             host_state = read_host_state(prefix, manifest.signature)
             returned = read_returned_means(prefix, manifest)
         except tf.errors.NotFoundError as fault:
             # On a local home these are links: retiring the checkpoint deletes the files behind them.
             raise DamagedCheckpoint(f"{where}: a file was deleted while it was being read") from fault
     state.seeds.derive()
-    same_replicas = manifest.replicas == state.accelerator.replicas
+    comparable = carried is None and manifest.replicas == state.accelerator.replicas
     digest = state.digest(stored=host_state | returned)
-    if state.step != ref.step or (same_replicas and digest != ref.state_digest):
+    if state.step != ref.step or (comparable and digest != ref.state_digest):
         raise DamagedCheckpoint(
             f"{where} was restored as step {state.step}, digest {digest[:12]}…; "
             f"the log says step {ref.step}, digest {ref.state_digest[:12]}…"
@@ -71,38 +80,90 @@ def _restore(state: TrainState, home: Storage, ref: CheckpointRef) -> None:
         state.host_state.restore(host_state)
     for leaf in state.returned_leaves:
         _assign_replicas(state, leaf, stored_means(leaf, returned, manifest.replicas))
-    _set_changed_learning_rates(state, manifest)
+    _set_changed_learning_rates(state, manifest, carried)
     state.finalize()
     state.earlier_files.remember(ref.path, manifest.files)
 
 
-def _set_changed_learning_rates(state: TrainState, manifest: CheckpointManifest) -> None:
+def _carried(state: TrainState, home: Storage, manifest: CheckpointManifest, where: str) -> CarriedState | None:
+    """What becomes of the checkpoint's variables; None if the model has the same."""
+    if is_same_tree(manifest, state.tree):
+        return None
+    head = RunLog(home).head()
+    if head is None or head.identity.get(SIGNATURE) != signature_digest(state.signature):
+        # Nobody has accepted the difference: another model, or this host has other code than the one that begins.
+        require_same_signature(manifest.signature, state.signature, where=where)
+        return None
+    return carry(manifest, state.tree, where=where, home=home.uri)
+
+
+def _set_changed_learning_rates(state: TrainState, manifest: CheckpointManifest, carried: CarriedState | None) -> None:
     """Set the learning rates that the model was compiled with, if they changed since the checkpoint was written.
 
     Others stay as restored: a schedule or a callback may have changed them since.
     """
     for leaf in state.leaves:
         compiled = state.compiled_learning_rates.get(leaf.path)
-        if compiled is not None and compiled != manifest.configured.get(leaf.path, compiled):
+        stored = leaf.path if carried is None else carried.kept.get(leaf.path, "")
+        if compiled is not None and compiled != manifest.configured.get(stored, compiled):
             leaf.variable.assign(compiled)
 
 
-def _read_model(state: TrainState, prefix: str, manifest: CheckpointManifest) -> None:
-    if manifest.replicas == state.accelerator.replicas:
+def _read_model(
+    state: TrainState,
+    prefix: str,
+    manifest: CheckpointManifest,
+    carried: CarriedState | None,
+    initial: AbstractContextManager[TrainState],
+) -> None:
+    if carried is None and manifest.replicas == state.accelerator.replicas:
         options = tf.train.CheckpointOptions(experimental_io_device=state.accelerator.io_device)
         status = state.model_checkpoint.read(prefix, options=options)
         status.assert_existing_objects_matched()
         status.expect_partial()  # no warnings about the host state, which is read separately
         return
     reader = tf.train.load_checkpoint(prefix)
+    kept = {leaf.path: leaf.path for leaf in state.model_leaves} if carried is None else carried.kept
+    records = {record.path: record for record in manifest.signature}
     for leaf in state.model_leaves:
+        if leaf.path not in kept:
+            continue
+        record = records[kept[leaf.path]]
+        values = [reader.get_tensor(stored_name(key)) for key in record.keys(manifest.replicas)]
+        if is_iteration(leaf.path):
+            values = [_iteration(value, manifest, record.path, state, leaf.path) for value in values]
         if leaf.seed:
-            state.replica_variables.first_seed(leaf).assign(reader.get_tensor(stored_name(leaf.path)))
+            state.replica_variables.first_seed(leaf).assign(values[0])
         elif leaf.per_replica:
-            keys = [replica_key(leaf.path, index) for index in range(manifest.replicas)]
-            _assign_replicas(state, leaf, [reader.get_tensor(stored_name(key)) for key in keys])
+            _assign_replicas(state, leaf, values)
         else:
-            leaf.variable.assign(reader.get_tensor(stored_name(leaf.path)))
+            leaf.variable.assign(values[0])
+    fresh = [leaf for leaf in state.model_leaves if leaf.path not in kept]
+    if fresh:
+        with initial as source:
+            _begin_fresh(state, fresh, source)
+
+
+def _begin_fresh(state: TrainState, fresh: Sequence[Leaf], source: TrainState) -> None:
+    """Give variables that the checkpoint lacks the values of step 0; an average begins at what it averages."""
+    averaged = {"_".join(leaf.path.split("/")[1:]): leaf for leaf in state.model_leaves if leaf.trainable}
+    for leaf in fresh:
+        if (weight := averaged.get(is_average_of(leaf.path) or "")) is not None:
+            leaf.variable.assign(weight.components[0].numpy())
+        elif source is not state:
+            for key, variable in state.replica_variables.saved([leaf]).items():
+                variable.assign(components(source.saved[key])[0].numpy())
+
+
+def _iteration(value: Any, manifest: CheckpointManifest, stored: str, state: TrainState, path: str) -> Any:
+    """The iteration of an optimizer, which Keras counts in batches: with other accumulation, as many updates."""
+    before, now = (
+        manifest.optimizers.get(optimizer_path(stored) or ""),
+        state.optimizers.get(optimizer_path(path) or ""),
+    )
+    if before is None or now is None or before.accumulates == now.accumulates:
+        return value
+    return value // before.accumulates * now.accumulates
 
 
 def _assign_replicas(state: TrainState, leaf: Leaf, stored: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tasks.foundation.checkpoint.bundle import Location, string_tensor
 from tasks.foundation.checkpoint.file_layout import FileLayout, arrange, resting_keys
-from tasks.foundation.contracts.checkpoint import VariableRecord, replica_key
+from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
 from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.state.layout import stored_name
 from tasks.foundation.state.object_graph import OBJECT_GRAPH
@@ -62,7 +62,7 @@ class Snapshot:
         where: added to the step in an error message, for example ", in segment 2".
         replicas: number of replicas that the state was trained on.
         signature: path, dtype and shape of each leaf.
-        compiled_learning_rates: see `TrainState`.
+        compiled_learning_rates, optimizers: see `TrainState`.
         trainable: key and path of each leaf that must be finite.
         values: TensorFlow's graph, then the values in the order of the files.
         resting_files: indices of the files whose values training does not update.
@@ -77,6 +77,7 @@ class Snapshot:
     replicas: int
     signature: tuple[VariableRecord, ...]
     compiled_learning_rates: Mapping[str, float]
+    optimizers: Mapping[str, OptimizerRecord]
     trainable: tuple[tuple[str, str], ...]
     values: tuple[StoredValue, ...]
     resting_files: frozenset[int]
@@ -132,6 +133,7 @@ def take_snapshot(state: TrainState, *, where: str = "", copy: bool = True) -> S
         replicas=state.accelerator.replicas,
         signature=state.signature,
         compiled_learning_rates=state.compiled_learning_rates,
+        optimizers=state.optimizers,
         trainable=tuple(_trainable(state)),
         values=values,
         resting_files=layout.resting_files,

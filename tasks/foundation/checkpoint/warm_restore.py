@@ -24,8 +24,9 @@ def restore_warm_state(warm: WarmState, home: Storage, ref: CheckpointRef) -> bo
     """
     if warm.state.accelerator.all_agree(warm.holds(ref)):
         return False
+    initial = warm.initial_values()
     warm.forget_content()
-    restore_checkpoint(warm.state, home, ref)
+    restore_checkpoint(warm.state, home, ref, initial=initial)
     warm.restores += 1
     warm.set_content(ref)
     return True

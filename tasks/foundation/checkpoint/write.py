@@ -139,6 +139,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         state_digest=state_digest,
         signature=snapshot.signature,
         configured=dict(snapshot.compiled_learning_rates),
+        optimizers=dict(snapshot.optimizers),
         files=tuple(files),
     ).to_json()
     home.create(f"{folder}/manifest.json", manifest)

@@ -1,5 +1,7 @@
 """A checkpoint: its files, its manifest, and the reference to it."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -37,6 +39,36 @@ def replica_key(path: str, index: int) -> str:
     return f"{path}/replica_{index}"
 
 
+class OptimizerRecord(Contract):
+    """What the slots of an optimizer mean, besides their names."""
+
+    kind: str = Field(description="its class")
+    accumulates: int = Field(default=1, ge=1, description="gradient_accumulation_steps")
+
+
+class CarriedState(Contract):
+    """What becomes of a checkpoint's variables in a model with others: each variable of both is named."""
+
+    kept: dict[str, str] = Field(description="path of each variable that keeps its value -> its path in the checkpoint")
+    fresh: tuple[str, ...] = Field(description="paths of the model's variables that begin as they are built")
+    dropped: tuple[str, ...] = Field(description="paths in the checkpoint of values that nothing takes")
+
+    @property
+    def words(self) -> str:
+        """The numbers of variables, in one line."""
+        parts = {"kept": _by_owner(self.kept), "fresh": _by_owner(self.fresh), "dropped": _by_owner(self.dropped)}
+        return "; ".join(f"{what}: {words}" for what, words in parts.items() if words)
+
+
+def _by_owner(paths: Iterable[str]) -> str:
+    """`4 of the model, 8 of the optimizer`; empty if there are none."""
+    of = {"model": "of the model", "optimizer": "of the optimizer", "metrics": "of metrics", "other": "of others"}
+    # `optimizers/` and `variables/` are those that Keras's own lists miss.
+    groups = {**{name: name for name in of}, "optimizers": "optimizer", "variables": "model", "step": "model"}
+    found = Counter(groups.get(path.partition("/")[0], "other") for path in paths)
+    return ", ".join(f"{found[owner]} {words}" for owner, words in of.items() if found[owner])
+
+
 class CheckpointManifest(Contract):
     """Written after the files that it lists, so its existence means that they are complete."""
 
@@ -49,6 +81,10 @@ class CheckpointManifest(Contract):
     signature: tuple[VariableRecord, ...]
     configured: dict[str, float] = Field(
         default_factory=dict, description="compiled learning rates, by path of their variable"
+    )
+    optimizers: dict[str, OptimizerRecord] = Field(
+        default_factory=dict,
+        description="by the path of their variables, without position; none in checkpoints of earlier versions",
     )
     files: tuple[FileRecord, ...]
 

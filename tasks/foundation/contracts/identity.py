@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, MIXTURE, TRANSFORMS, VALIDATION
+from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, MIXTURE, SIGNATURE, TRANSFORMS, VALIDATION
 from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
 from tasks.foundation.contracts.mixture import integer_weights
 from tasks.foundation.contracts.readable_values import readable
@@ -147,16 +147,11 @@ def accepted_keys(words: str) -> tuple[str, ...]:
     """Return the identity keys that `--accept` names, such as `optimizer,data` or `compile.optimizer`.
 
     Raises:
-        RunFileError: a word is not a key, or names a key whose change can never be accepted.
+        RunFileError: a word is not a key.
     """
     known = _accept_words()
     keys: list[str] = []
     for word in [part.strip() for part in words.split(",")] if words else []:
-        if word in IDENTITY and word not in known:
-            raise RunFileError(
-                f"--accept {word}: a checkpoint cannot be restored into other variables; set another name under run: "
-                "to start a new run at step 0"
-            )
         if word not in known:
             raise RunFileError(f"--accept {word or repr(word)}: unknown key; use one or more of {', '.join(known)}")
         keys.extend(known[word])
@@ -186,7 +181,9 @@ def require_same_identity(
     recorded = {**_BEFORE, **recorded}
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
-    refused = tuple(each for each in found if each.of not in accept or IDENTITY[each.of].accepted is None)
+    # Other variables follow from another change. Whether they can be accepted, the two models decide.
+    decided = tuple(each for each in found if each.of != SIGNATURE) or found
+    refused = tuple(each for each in decided if each.of not in accept)
     if refused:
         details = [str(difference) for difference in refused]
         raise IdentityChanged(
@@ -198,17 +195,16 @@ def require_same_identity(
 
 
 def difference_words(found: Sequence[Difference]) -> str:
-    """Return the first few differences and the number of further ones."""
+    """Return the first few differences and the number of further ones; digests of variables only if nothing else is."""
+    found = [each for each in found if each.of != SIGNATURE] or found
     shown = "; ".join(str(difference) for difference in found[:_SHOWN])
     return f"{shown}; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else shown
 
 
 def _remedies(found: Sequence[Difference], home: str) -> list[str]:
     revert = "restore the run file as it was"
-    begin = "or set another name under run: to start a new run"
-    keys = list(dict.fromkeys(each.of for each in found))
-    if any(IDENTITY[key].accepted is None for key in keys):
-        return [revert, begin]
+    begin = f"or set another name under run: to start a new run; init.weights: {home} begins it with these weights"
+    keys = list(dict.fromkeys(each.of for each in found if each.of != SIGNATURE)) or [SIGNATURE]
     accept = f"--accept {','.join(map(_short_name, keys))}"
     fork = f"baton fork {shlex.quote(home)} --as NEW, then baton run FILE --set run=NEW {accept}"
     return [
@@ -221,11 +217,10 @@ def _remedies(found: Sequence[Difference], home: str) -> list[str]:
 
 def _accept_words() -> dict[str, tuple[str, ...]]:
     """Return the words that `--accept` takes, and the keys that each names."""
-    acceptable = [key for key, recorded in IDENTITY.items() if recorded.accepted is not None]
-    words: dict[str, tuple[str, ...]] = {_short_name(key): (key,) for key in acceptable}
+    words: dict[str, tuple[str, ...]] = {_short_name(key): (key,) for key in IDENTITY}
     for group in ("data", "model", "compile"):
-        words[group] = tuple(key for key in acceptable if key.startswith(f"{group}."))
-    return words | {key: (key,) for key in acceptable}
+        words[group] = tuple(key for key in IDENTITY if key.startswith(f"{group}."))
+    return words | {key: (key,) for key in IDENTITY}
 
 
 def _short_name(key: str) -> str:

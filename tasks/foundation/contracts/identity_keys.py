@@ -10,19 +10,23 @@ class Recorded:
 
     Attributes:
         why: completes "a change would make it another run, with ...".
-        accepted: effect of an accepted change; None if no change can be accepted, as no checkpoint could be restored.
+        accepted: effect of an accepted change.
     """
 
     why: str
-    accepted: str | None
+    accepted: str
 
 
 CALLBACKS = "train.callbacks"
 VALIDATION = "data.validation"
 MIXTURE = "data.sources"
+SIGNATURE = "model.signature"
 TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
-_SAME_VARIABLES = "applies from that step on, if all variables stay the same"
+_CARRIED = (
+    "applies from that step on: weights, and all that means the same, keep their values; other slots, metrics and "
+    "seeds begin fresh"
+)
 _OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
 
 IDENTITY: Mapping[str, Recorded] = {
@@ -46,22 +50,25 @@ IDENTITY: Mapping[str, Recorded] = {
     "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
     "train.drop_remainder": Recorded("other batches from the second epoch on", _OTHER_BATCHES),
     "train.accumulate": Recorded("gradients summed in another order", "applies from that step on"),
-    "train.precision": Recorded("another arithmetic", _SAME_VARIABLES),
+    "train.precision": Recorded("another arithmetic", _CARRIED),
     "train.class_weight": Recorded("another loss", "applies from that step on"),
     CALLBACKS: Recorded(
         "other callbacks, or other steps at which they act",
         "applies from that step on; the callbacks start with fresh state, and a run that they had stopped continues",
     ),
     "init.weights": Recorded("other initial weights", "has no effect: the weights come from the checkpoint"),
-    "init.freeze": Recorded("other trainable variables", _SAME_VARIABLES),
-    "model.config": Recorded("another architecture", _SAME_VARIABLES),
-    "model.code": Recorded("other code in the user's layers or train_step", _SAME_VARIABLES),
-    "model.signature": Recorded("other variables", None),
-    "model.options": Recorded("other arguments of the function that builds the model", _SAME_VARIABLES),
+    "init.freeze": Recorded("other trainable variables", _CARRIED),
+    "model.config": Recorded("another architecture", _CARRIED),
+    "model.code": Recorded("other code in the user's layers or train_step", _CARRIED),
+    SIGNATURE: Recorded(
+        "other variables",
+        "is accepted with any other key; weights with other names or shapes never are: init.weights in a new run",
+    ),
+    "model.options": Recorded("other arguments of the function that builds the model", _CARRIED),
     "compile.optimizer": Recorded(
-        "another optimizer or learning rate", f"{_SAME_VARIABLES}; a changed learning rate replaces the checkpoint's"
+        "another optimizer or learning rate", f"{_CARRIED}; a changed learning rate replaces the checkpoint's"
     ),
     "compile.loss": Recorded("another loss", "applies from that step on"),
-    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _SAME_VARIABLES),
-    "compile.other": Recorded("another way to compute gradients or metrics", _SAME_VARIABLES),
+    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _CARRIED),
+    "compile.other": Recorded("another way to compute gradients or metrics", _CARRIED),
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WholeRead
 from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.lazy_identity import AS_IDENTITY
@@ -211,6 +211,9 @@ class Change(Contract):
     environment: Environment
     identity: Identity | None = Field(default=None, description="the new identity; None: unchanged")
     accepted: tuple[str, ...] = Field(default=(), description="the identity keys whose change was accepted")
+    variables: CarriedState | None = Field(
+        default=None, description="what became of the tip's variables; None: the model's are the same, or it has no tip"
+    )
 
 
 Body = Annotated[

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tasks.foundation.contracts.checkpoint import OptimizerRecord
 from tasks.foundation.errors import ModelError
 
 # TensorFlow uses this marker in a checkpoint's names.
@@ -107,6 +108,22 @@ def other_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer
         for attribute_path, item in _walk(model)
         if isinstance(item, keras.optimizers.Optimizer) and item is not model.optimizer
     }
+
+
+def optimizer_records(model: keras.Model) -> dict[str, OptimizerRecord]:
+    """Return what the slots of each optimizer mean, by the path of its leaves without position."""
+    found: dict[str, OptimizerRecord] = {}
+    optimizers = {"optimizer": model.optimizer} if model.optimizer is not None else {}
+    others = {f"optimizers/{path}": each for path, each in other_optimizers(model).items()}
+    for path, outer in {**optimizers, **others}.items():
+        # Loss scaling wraps the optimizer that has the slots.
+        for optimizer in (outer, getattr(outer, "inner_optimizer", None)):
+            if optimizer is not None:
+                found[f"{path}/{optimizer.name}"] = OptimizerRecord(
+                    kind=keras.saving.get_registered_name(type(optimizer)),
+                    accumulates=getattr(optimizer, "gradient_accumulation_steps", None) or 1,
+                )
+    return found
 
 
 def layers_of(model: keras.Model) -> Iterator[keras.Layer]:

@@ -1,6 +1,7 @@
 """The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature."""
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.foundation.contracts.checkpoint import VariableRecord
@@ -55,6 +56,12 @@ def signature_of(leaves: Iterable[Leaf]) -> tuple[VariableRecord, ...]:
     )
 
 
+def signature_digest(signature: Iterable[VariableRecord]) -> str:
+    """The sha256 of a signature, as the identity of a run records it."""
+    text = "\n".join(record.model_dump_json() for record in of_model(signature))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def of_model(signature: Iterable[VariableRecord]) -> tuple[VariableRecord, ...]:
     """The part of a signature that belongs to the model."""
     return tuple(record for record in signature if not record.path.startswith((HOST, RETURNED)))
@@ -75,16 +82,26 @@ def require_same_signature(stored: tuple[VariableRecord, ...], mine: tuple[Varia
     now: Mapping[str, VariableRecord] = {record.path: record for record in of_model(mine)}
     if before == now:
         return
-    lines = {path: f"only in the checkpoint: {_text(before[path])}" for path in before if path not in now}
-    lines |= {path: f"only in the model: {_text(now[path])}" for path in now if path not in before}
+    lines = {path: f"only in the checkpoint: {text_of(before[path])}" for path in before if path not in now}
+    lines |= {path: f"only in the model: {text_of(now[path])}" for path in now if path not in before}
     lines |= {
-        path: f"checkpoint has {_text(before[path])}, model has {_text(now[path])}"
+        path: f"checkpoint has {text_of(before[path])}, model has {text_of(now[path])}"
         for path in before
         if path in now and before[path] != now[path]
     }
     # List the model's own variables first: one more of them renumbers all variables of the optimizer.
-    ordered = [lines[path] for path in sorted(lines, key=lambda path: not path.startswith("model/"))]
-    raise StateMismatch(message(f"{where} belongs to another model", details=ordered, hints=[_REMEDY]))
+    raise other_model(where, [lines[path] for path in sorted(lines, key=lambda path: not path.startswith("model/"))])
+
+
+def other_model(where: str, differences: Sequence[str], hints: Sequence[str] = ()) -> StateMismatch:
+    """The error for a checkpoint of another model.
+
+    Args:
+        where: address of the checkpoint.
+        differences: one line for each variable.
+        hints: other ways than to go back to the model that it belongs to.
+    """
+    return StateMismatch(message(f"{where} belongs to another model", details=differences, hints=[_REMEDY, *hints]))
 
 
 def is_learning_rate(leaf: Leaf) -> bool:
@@ -93,5 +110,6 @@ def is_learning_rate(leaf: Leaf) -> bool:
     return leaf.path.startswith(("optimizer/", "optimizers/")) and name == "learning_rate"
 
 
-def _text(record: VariableRecord) -> str:
+def text_of(record: VariableRecord) -> str:
+    """Path, dtype and shape of a variable, for a message."""
     return f"{record.path} {record.dtype}{list(record.shape)}{' per replica' if record.per_replica else ''}"

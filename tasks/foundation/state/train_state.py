@@ -17,7 +17,8 @@ from tasks.foundation.model.layers import finalize_layers
 from tasks.foundation.model.returned_metrics import ReturnedMetrics, trace_returned_metrics
 from tasks.foundation.model.step_draws import StepDraws
 from tasks.foundation.model.traced_draws import exact_draws
-from tasks.foundation.model.variables import Leaf, leaves_of
+from tasks.foundation.model.variables import Leaf, leaves_of, optimizer_records
+from tasks.foundation.state.carried_state import StateTree
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.state.host_state import HostState
@@ -54,6 +55,7 @@ class TrainState:
         model_checkpoint: reads the part that belongs to `model_leaves`.
         compiled_learning_rates: learning rates that the model was compiled with, by path of their variable. A learning
             rate is a variable, so a restored one would replace what the run file says now.
+        optimizers: what the slots mean, by the path of their leaves without position.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TrainState:
         self.compiled_learning_rates = {
             leaf.path: float(leaf.components[0].numpy()) for leaf in self.leaves if is_learning_rate(leaf)
         }
+        self.optimizers = optimizer_records(model)
 
     def add_returned(self, batch: Sequence[Any], *, reference: str) -> None:
         """Add the means of the metrics that a custom `train_step` returns; a state for training has them.
@@ -116,6 +119,11 @@ class TrainState:
         self.page_buffer = PageBuffer()
         self.model_checkpoint = tf.train.Checkpoint(**tree_of(self.replica_variables.saved(self.model_leaves)))
         self.seeds = ReplicaSeeds(self.leaves, self.replica_variables, accelerator)
+
+    @property
+    def tree(self) -> StateTree:
+        """The variables, and what the slots among them mean."""
+        return StateTree(signature=self.signature, optimizers=self.optimizers)
 
     @property
     def step(self) -> int:

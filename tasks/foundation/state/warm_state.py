@@ -8,7 +8,7 @@ nobody puts it back, and the next stage builds a state and restores it from stor
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-from tasks.foundation.model.isolated_build import RandomStates
+from tasks.foundation.model.isolated_build import RandomStates, preserved_global_state
 from tasks.foundation.model.python_attributes import PythonAttributes
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
@@ -73,6 +73,7 @@ class WarmState:
         self._attributes = PythonAttributes.of(state.model)
         self._dataset: DatasetRef | None = None
         self._content: str | None = None
+        self._has_initial_values = True
         self._companions: dict[type, Any] = {}
 
     def is_of(self, recipe: Recipe, accelerator: Accelerator, storage: Storage) -> bool:
@@ -146,6 +147,18 @@ class WarmState:
     def forget_content(self) -> None:
         """Note that the variables are about to change."""
         self._content = None
+        self._has_initial_values = False
+
+    def initial_values(self) -> AbstractContextManager[TrainState]:
+        """A state with the values of step 0: this one, if nothing has changed them yet, or one that is built again."""
+        return nullcontext(self.state) if self._has_initial_values else self._built_again()
+
+    @contextmanager
+    def _built_again(self) -> Iterator[TrainState]:
+        with preserved_global_state():
+            yield warm_state_of(
+                self.spec, self.features, code_folder=self.code_folder, accelerator=self.state.accelerator
+            ).state
 
     def companion(self, kind: type[T]) -> T | None:
         """What a stage has made for this state; it is dropped together with the state."""
@@ -203,12 +216,30 @@ class ProcessState:
 
 def build_warm_state(recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> WarmState:
     """Build a train state that no process state keeps; for arguments and errors see `ProcessState.take`."""
-    spec, features = recipe.spec, load_manifest(storage, recipe.dataset).features
+    features = load_manifest(storage, recipe.dataset).features
+    return warm_state_of(recipe.spec, features, code_folder=recipe.code_folder, accelerator=accelerator)
+
+
+def warm_state_of(
+    spec: RunSpec, features: Sequence[Feature], *, code_folder: Path, accelerator: Accelerator
+) -> WarmState:
+    """Build a train state with its initial values.
+
+    Args:
+        spec: the run file.
+        features: of the prepared examples.
+        code_folder: the run file's folder.
+        accelerator: the process's.
+
+    Raises:
+        ModelError: the user's code or model cannot be used.
+        StorageError: the temporary folder has too little space for a checkpoint.
+    """
     size = per_replica_batch_size(spec.train.global_batch_size, accelerator.replicas, spec.train.accumulate)
-    inputs = model_inputs(spec, features, recipe.code_folder)
+    inputs = model_inputs(spec, features, code_folder)
     batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
-    state = build_train_state(spec, code_folder=recipe.code_folder, accelerator=accelerator, batch=batch)
-    return WarmState(spec, features, recipe.code_folder, state, inputs=inputs)
+    state = build_train_state(spec, code_folder=code_folder, accelerator=accelerator, batch=batch)
+    return WarmState(spec, features, code_folder, state, inputs=inputs)
 
 
 PROCESS_STATE = ProcessState()

@@ -121,7 +121,19 @@ TOP_LEVEL: list[Contract] = [
 ]
 
 # Mappings from free names to values.
-FREE = {"options", "metrics", "seconds", "versions", "identity", "configured", "origin", "class_weight", "rename"}
+FREE = {
+    "options",
+    "metrics",
+    "seconds",
+    "versions",
+    "identity",
+    "configured",
+    "optimizers",
+    "kept",
+    "origin",
+    "class_weight",
+    "rename",
+}
 
 
 def name(contract: Contract) -> str:
