@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from flows.run import RunHome
+from flows.run import Run, RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
@@ -34,6 +34,7 @@ from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.parallel import parallel_map
 from tasks.foundation.storage.transit_damage import require_damage_in_store
 from tasks.foundation.telemetry.formatting import size_words
+from tasks.prepare_data.sources.files import names_file
 
 _READ_TOGETHER = 64
 _CODE_REMEDY = "restore it from a backup; until then, name the run file: --run-file FILE"
@@ -57,6 +58,7 @@ class Findings:
     bytes: int = 0
     quarantined: int = 0
     dataset: str | None = None
+    not_read: int = 0  # shards in files outside of the storage, where no run file names them
     damages: list[Damage] = field(default_factory=list)
 
 
@@ -94,7 +96,7 @@ def verify_home(
         for folder, digest in sets:
             if isinstance(folder, str):
                 findings.dataset = findings.dataset or folder
-                _verify_dataset(run.root, folder, digest, findings, on_progress)
+                _verify_dataset(run, folder, digest, findings, on_progress)
     return findings
 
 
@@ -233,8 +235,9 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef, number: int) -> bool:
 
 
 def _verify_dataset(
-    root: Storage, folder: str, digest: object, findings: Findings, on_progress: Callable[[str], None]
+    run: RunHome, folder: str, digest: object, findings: Findings, on_progress: Callable[[str], None]
 ) -> None:
+    root = run.root
     path = f"{folder}/manifest.json"
     uri = f"{root.uri}/{path}"
     remedy = "`baton run` prepares the dataset again"
@@ -255,13 +258,12 @@ def _verify_dataset(
         if manifest.mixture.digest != manifest.digest:
             findings.damages.append(Damage(path, f"{uri}: its digest does not match the weights that it lists"))
         for source in manifest.mixture.sources:
-            _verify_dataset(root, source.folder, source.content_digest, findings, on_progress)
+            _verify_dataset(run, source.folder, source.content_digest, findings, on_progress)
         return
-    # A file that Baton reads in place may hold examples of both training and validation.
-    shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())
+    shards = _shards_to_read(run, manifest, findings)
     for begin in range(0, len(shards), _READ_TOGETHER):
         batch = shards[begin : begin + _READ_TOGETHER]
-        faults = parallel_map(lambda shard: _shard_fault(root.at(folder), shard), batch, workers=root.transfers)
+        faults = parallel_map(lambda shard: _shard_fault(run, folder, shard), batch, workers=root.transfers)
         for shard, fault_text in zip(batch, faults, strict=True):
             if fault_text is not None:
                 name = shard.path if shard.is_external else f"{folder}/{shard.path}"
@@ -280,10 +282,41 @@ def _content_fault(manifest: DatasetManifest, uri: str, *, logged: object) -> st
     return None
 
 
-def _shard_fault(dataset: Storage, shard: ShardRecord) -> str | None:
-    storage, name = locate_shard(dataset, shard)
+def _shards_to_read(run: RunHome, manifest: DatasetManifest, findings: Findings) -> list[ShardRecord]:
+    """The shards of a dataset; without a run file, those in the storage.
+
+    A manifest may come from a stranger: it does not decide which of this user's files are read.
+    """
+    # A file that Baton reads in place may hold examples of both training and validation.
+    shards = list({(shard.path, shard.begin): shard for shard in (*manifest.train, *manifest.validation)}.values())
+    if isinstance(run, Run):
+        return shards
+    inside = [shard for shard in shards if not shard.is_external]
+    findings.not_read += len(shards) - len(inside)
+    return inside
+
+
+def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
+    if shard.is_external and not (isinstance(run, Run) and _is_named(run, shard.path)):
+        return f"{shard.path} is outside of the storage, and data.options.path does not name it; it was not read"
+    storage, name = locate_shard(run.root.at(folder), shard)
     part = shard.is_external
+    if part and _is_too_short(storage, name, end=shard.begin + shard.size):
+        return f"{shard.path} ends before byte {shard.begin + shard.size}, which its manifest has"
     return _file_fault(storage, name, shard.size, shard.crc32c, begin=shard.begin, part=part)
+
+
+def _is_too_short(storage: Storage, path: str, *, end: int) -> bool:
+    """Whether a file on a local disk has no byte before `end`, without reading it; a missing one has other words."""
+    with suppress(FileMissing):
+        local = storage.local_path(path)
+        return local is not None and local.stat().st_size < end
+    return False
+
+
+def _is_named(run: Run, path: str) -> bool:
+    """Whether the user's run file names a file outside of the storage."""
+    return any(names_file(named, run.folder, path) for named in run.spec.data.paths_in_place)
 
 
 def _file_fault(

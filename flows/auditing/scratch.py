@@ -164,6 +164,9 @@ def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
         if shard.is_external or (storage / name).exists():
             continue
         (storage / name).parent.mkdir(parents=True, exist_ok=True)
+        on_disk = root.local_path(name)
+        if on_disk is not None and on_disk.stat().st_size != shard.size:
+            raise DamagedDataset(f"{root.uri}/{name}: its size differs from the manifest; see: baton verify")
         root.download(name, storage / name)
         if copy.checksum(name).crc32c != shard.crc32c:
             raise DamagedDataset(f"{root.uri}/{name}: its bytes differ from the manifest; see: baton verify")

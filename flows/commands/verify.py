@@ -44,6 +44,11 @@ def _say(opened: RunHome, findings: Findings) -> None:
         f"{counted(findings.checkpoints, 'checkpoint')}{dataset}: {counted(findings.files, 'file')}, "
         f"{size_words(findings.bytes)}{earlier}"
     )
+    if findings.not_read:
+        out.line(
+            f"not read: {counted(findings.not_read, 'shard')} in files outside of the storage; "
+            "baton verify FILE reads those that the run file names"
+        )
     if not findings.damages:
         out.line(Painted("all bytes agree with their manifests and the log", GOOD))
         return

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
+from pathlib import Path
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
@@ -38,6 +40,7 @@ from tasks.prepare_data.scatter import ScatterWriter, scratch_bytes
 from tasks.prepare_data.shard_upload import ShardUploads
 from tasks.prepare_data.shard_writing import BlockWriter, PartWriter
 from tasks.prepare_data.sources.base import Source
+from tasks.prepare_data.sources.files import names_file
 from tasks.prepare_data.sources.opening import open_source
 from tasks.prepare_data.splits import part_sizes, split_records
 
@@ -91,7 +94,7 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
     folder = dataset_folder(digest)
     begun_with = _earlier_folder(spec, source, folder, place)
     for known in (folder,) if begun_with is None else (begun_with, folder):
-        if (prepared := _existing(storage, known)) is not None:
+        if (prepared := _existing(storage, known, spec.data, code_folder)) is not None:
             return prepared
     if ":" in spec.data.source and place.log.head() is not None:
         # The examples were accepted when the run started; do not check again whether they are batches.
@@ -274,14 +277,24 @@ def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> Data
     return _ref(folder, manifest, already_prepared=False)
 
 
-def _existing(storage: Storage, folder: str) -> DatasetRef | None:
-    """Return the dataset if it is complete; if shards are missing, they are written again under its manifest."""
+def _existing(storage: Storage, folder: str, data: DataSpec, code_folder: Path) -> DatasetRef | None:
+    """Return the dataset if it is complete; if shards are missing, they are written again under its manifest.
+
+    Raises:
+        DamagedDataset: the manifest cannot be read, or names files outside of the storage that the run file does not.
+    """
     try:
         manifest = read_manifest(storage, folder)
     except DamagedDataset as fault:
         if isinstance(fault.__cause__, FileMissing):
             return None
         raise
+    for path in {shard.path for shard in (*manifest.train, *manifest.validation) if shard.is_external}:
+        if not any(names_file(named, code_folder, path) for named in data.paths_in_place):
+            raise DamagedDataset(
+                f"{storage.uri}/{manifest_path(folder)} lists {path}, which is outside of the storage and not named by "
+                "data.options.path; delete that folder and run again, and ask who else writes to the storage"
+            )
     existing = set(storage.files(folder))
     shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_external)
     if any(f"{folder}/{shard.path}" not in existing for shard in shards):

@@ -10,9 +10,11 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_LIMIT_SECONDS = 300.0  # a pipe that is opened never ends
 VERBS = ("status", "log", "verify", "report", "list", "compare", "fork")
 
 
@@ -24,7 +26,7 @@ class Outcome:
         codes: exit code of each verb.
         printed: what each verb printed.
         megabytes: the most memory that the process had.
-        opened: files and folders that it opened below the watched folder, links resolved.
+        opened: files and folders that it opened below the watched places, links resolved.
     """
 
     codes: dict[str, int]
@@ -33,40 +35,36 @@ class Outcome:
     opened: list[str]
 
 
-def run_light_verbs(home: Path | str, *, watched: Path, options: tuple[str, ...] = ()) -> Outcome:
+def run_light_verbs(home: Path | str, *, watched: Sequence[Path | str]) -> Outcome:
     """Run the verbs on a home, in a process of their own.
 
     Args:
         home: its folder.
-        watched: the folder of which the opened files are told.
-        options: of `verify`.
+        watched: the places of which the opened files are told.
     """
-    words = json.dumps([str(home), str(watched), options])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.light_verbs", words], capture_output=True, text=True, check=False
-    )
+    words = json.dumps([str(home), [str(place) for place in watched]])
+    command = [sys.executable, "-m", "tests.support.light_verbs", words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)
     if done.returncode:
         raise AssertionError(done.stderr[-3000:])
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _main(home: str, watched: str, options: list[str]) -> None:
+def _main(home: str, watched: list[str]) -> None:
     from flows.commands.main import main
 
     opened: set[str] = set()
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         if event in {"open", "os.listdir", "os.scandir"} and isinstance(arguments[0], str | bytes | os.PathLike):
-            real = os.path.realpath(os.fsdecode(arguments[0]))
-            if real.startswith(watched):
-                opened.add(real)
+            path = os.fsdecode(arguments[0])
+            opened.update(each for each in (path, os.path.realpath(path)) if each.startswith(tuple(watched)))
 
     sys.addaudithook(watch)
     codes, printed = {}, {}
     for verb in VERBS:
         words = {
             "list": ["list", home.rpartition("/")[0]],
-            "verify": ["verify", home, *options],
             "compare": ["compare", home, home],
             "fork": ["fork", home, "--as", "forked"],
         }.get(verb, [verb, home])

@@ -16,6 +16,11 @@ _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"
 
 
+def _stays_in_place(source: SetSpec) -> bool:
+    """Whether Baton reads the records of a source where they are, and copies none."""
+    return source.source == "tfrecord" and source.options.get("copy") is not True
+
+
 class DataSpec(Contract):
     """Where the examples come from and how they are laid out."""
 
@@ -193,8 +198,7 @@ class DataSpec(Contract):
         if given and self.validation_fraction == 0:
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
-        stays = any(each.source == "tfrecord" and each.options.get("copy") is not True for each in self._named)
-        if given and stays:
+        if given and any(map(_stays_in_place, self._named)):
             raise ValueError(
                 f"{given[0]} needs records that Baton copies, but those of source tfrecord stay in their files; set "
                 "options.copy to true, or put the held-out records into files of their own, named under validation"
@@ -216,6 +220,13 @@ class DataSpec(Contract):
     def _named(self) -> tuple[SetSpec, ...]:
         """What the training examples are from: one source, or those of a mixture."""
         return self.sources or (SetSpec(source=self.source, options=self.options, batched=self.batched),)
+
+    @property
+    def paths_in_place(self) -> tuple[str, ...]:
+        """The `options.path` of the sources whose records stay in their files: of the examples, and of the own sets."""
+        sets = (*self._named, *self.own_sets.values())
+        paths = (each.options.get("path") for each in sets if _stays_in_place(each))
+        return tuple(path for path in paths if isinstance(path, str))
 
     @property
     def source_words(self) -> str:

@@ -174,6 +174,9 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
     with _LOCK:
         if _VERIFIED.get(file) == stamp:
             return
+    size = file.stat().st_size
+    if size != record.size:  # known without reading, however large the file is
+        raise DamagedDataset(f"{where}: has {size} bytes, but its manifest lists {record.size}; {_remedy(record)}")
     found = checksum_file(file)
     if not _agrees(found, record):
         raise _damaged(where, found, record)

@@ -31,6 +31,26 @@ def local_path(path: str, code_folder: Path) -> Path:
     return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
 
 
+def names_file(path: str, code_folder: Path, uri: str) -> bool:
+    """Return whether `data.options.path` names a file, by the texts alone; `find_files` might find it.
+
+    Args:
+        path: see `find_files`.
+        code_folder: the run file's folder.
+        uri: absolute path or address of the file, as `SourceFile.uri`.
+    """
+    address = _ADDRESS.fullmatch(path)
+    named = f"{address[1]}://{address[2].strip('/')}" if address else str(local_path(path, code_folder))
+    if uri == named:
+        return True
+    parts, given = uri.split("/"), named.split("/")
+    fixed = _fixed(given)
+    below, patterns = parts[len(fixed) :], given[len(fixed) :]
+    if parts[: len(fixed)] != fixed or not below or {"", ".", ".."} & set(below):
+        return False
+    return _matches(below, patterns) if patterns else True
+
+
 def require_local_path(path: str, code_folder: Path) -> None:
     """Refuse a local path that does not exist; addresses and patterns are checked by `find_files`.
 

@@ -121,7 +121,7 @@ def test_light_verbs_take_little_memory(row: str, tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "storage", identity={SAVED_CODE: CODE}).train(100, 200)
     run.evaluate(0.5)
     ROWS[row](run)
-    done = run_light_verbs(run.address, watched=tmp_path)
+    done = run_light_verbs(run.address, watched=[tmp_path])
     assert set(done.codes) == set(VERBS)
     assert set(done.codes.values()) <= {0, 2, 4}, done
     assert "Traceback" not in "".join(done.printed.values())
