@@ -12,7 +12,12 @@ from tasks.foundation.dataset.evaluation_sets import place_of_set
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.callback_state import callback_state
-from tasks.foundation.model.callbacks import StartedCallbacks, require_monitors, start_callbacks
+from tasks.foundation.model.callbacks import (
+    StartedCallbacks,
+    require_learning_rate,
+    require_monitors,
+    start_callbacks,
+)
 from tasks.foundation.model.metrics import Results, read_results, require_metric
 from tasks.foundation.model.remainder import require_remainder
 from tasks.foundation.model.returned_metrics import trace_returned_metrics
@@ -138,13 +143,14 @@ def require_callbacks(
         The callbacks. They must not be started again on this model.
 
     Raises:
-        ModelError: a callback is not supported, monitors an unknown metric, or holds a value that a checkpoint cannot
-            store.
+        ModelError: a callback is not supported, monitors an unknown metric, sets a learning rate that cannot be set, or
+            holds a value that a checkpoint cannot store.
     """
     trained = _logged_metrics(spec, state, "train_step", batch)
     started = start_callbacks(state.model, spec, code_folder=code_folder, strategy=state.accelerator.strategy)
     tested = _logged_metrics(spec, state, "test_step", unweighed) if callbacks_act_at_evaluations(spec) else Results()
-    require_monitors(started.treatment.monitors, trained, spec, tested=tested)
+    require_monitors(started.treatment.monitors, state.model, spec, trained=trained, tested=tested)
+    require_learning_rate(started.callbacks, spec)
     for callback in started.callbacks:
         callback_state(callback)
     return started

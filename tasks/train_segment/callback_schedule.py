@@ -16,11 +16,19 @@ from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, ep
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.model.callback_state import callback_state, restore_callback_state
-from tasks.foundation.model.callbacks import StartedCallbacks, call_hook, callbacks_identity, start_callbacks
+from tasks.foundation.model.callbacks import (
+    StartedCallbacks,
+    call_hook,
+    callbacks_identity,
+    same_callbacks,
+    start_callbacks,
+)
 from tasks.foundation.runlog.history import evaluation_of, recent_rows
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
+
+_TO_GO_ON = "correct it, and go on from the newest checkpoint with --accept callbacks"
 
 
 class Callbacks:
@@ -42,6 +50,7 @@ class Callbacks:
         self._epochs = epochs_of_callbacks(spec)
         # These callbacks cannot use the state of others.
         self._identity = callbacks_identity(spec, code_folder)
+        self._record = started.treatment.record
         self._callbacks = started.callbacks
         self._target = spec.train.target
         self._log_every = spec.train.log_every_steps
@@ -56,7 +65,7 @@ class Callbacks:
     def recall(self) -> None:
         """Restore the callbacks' state from the train state; keep the initial one if there is none."""
         value = self._host_state.read()
-        if value.get("of") != self._identity:
+        if not same_callbacks(value.get("of"), self._identity, self._record):
             value = {"memories": self._fresh, "row": value.get("row"), "ended": None}
         self._row, self.ended = value["row"], value["ended"]
         self._state.model.stop_training = False
@@ -152,7 +161,7 @@ class Callbacks:
         model, unit = self._state.model, "batch" if "batch" in hook else "epoch"
         with self._state.accelerator.strategy.scope():
             for callback in self._callbacks:
-                call_hook(callback, hook, *arguments, reference=self._reference)
+                call_hook(callback, hook, *arguments, reference=self._reference, hints=[_TO_GO_ON])
                 if model.stop_training and self.ended is None:
                     self.ended = f"{type(callback).__name__} set model.stop_training in {hook} of {unit} {arguments[0]}"
 

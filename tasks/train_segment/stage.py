@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 
 from tasks.foundation.accelerator.strategy import acquire
@@ -108,8 +107,7 @@ def _train_segment(
     if request.until_step == interval.start.step or trainer.needs_evaluation(interval.start):
         interval.land(trainer.accelerator)
     interval.work.begin_cause("train")
-    # An error of a callback before the first step is an error in the run file, not in a step.
-    with nullcontext() if interval.start.step == 0 else invalid_input_as_step_failed():
+    with invalid_input_as_step_failed():
         ended = trainer.begin(place.log, interval.start)
     if ended is not None:
         interval.land(trainer.accelerator)

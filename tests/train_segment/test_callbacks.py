@@ -90,6 +90,17 @@ def sending():
     return [Sender()]
 
 
+class Batches(keras.callbacks.Callback):
+    accepts_several_steps = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def batches():
+    return [Batches()]
+
+
 def scheduled():
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5), Recorder()]
 '''
@@ -413,6 +424,7 @@ def test_monitor_needs_a_metric_of_one_number(tmp_path: Path) -> None:
     make_code(tmp_path)
     model = tmp_path / "code" / "model.py"
     model.write_text(model.read_text().replace('["accuracy"]', "[Each()]") + EACH)
+    assert "able to automatically determine" in refused(tmp_path, made("[keras.callbacks.EarlyStopping('val_each/0')]"))
     callback = "keras.callbacks.{}(monitor='{}', mode='min'{})"
     for kind, monitor, settings, words in (
         ("EarlyStopping", "val_each", "", "or name one of val_each/0 to val_each/1"),
@@ -429,6 +441,77 @@ def test_monitor_needs_a_metric_of_one_number(tmp_path: Path) -> None:
     recorder = EventRecorder()
     assert train(run, recorder=recorder).metrics["validation_each/1"] == 1.0
     assert "model.py:build: metric each has shape (2), and is logged as each/0 to each/1" in recorder.notes
+
+
+def optimizer_of(folder: Path, text: str) -> None:
+    """Compile the model with another optimizer; before it is imported."""
+    model = folder / "code" / "model.py"
+    model.write_text(model.read_text().replace("keras.optimizers.Adam(0.01)", text))
+
+
+SCHEDULES = "keras.optimizers.schedules"
+SGD = "keras.optimizers.SGD"
+COSINE = f"{SGD}({SCHEDULES}.CosineDecayRestarts(0.1, 10))"
+PLATEAU = "keras.callbacks.ReduceLROnPlateau('val_loss')"
+SCHEDULER = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: {})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "callback", "words"),
+    [
+        (COSINE, PLATEAU, "ReduceLROnPlateau sets the learning rate, but model.py:build compiles SGD with the sched"),
+        (COSINE, SCHEDULER.format("rate"), "compiles SGD with the schedule CosineDecayRestarts, which decides the"),
+        (f"{SGD}(lambda: 0.1)", PLATEAU, "compiles SGD with the function <lambda>, which decides the rate itself"),
+        (f"{SGD}(0.1)", SCHEDULER.format("1"), "should be a float. Got: 1"),
+        (f"{SGD}(0.1)", SCHEDULER.format("rate if epoch < 9 else keras.ops.exp(rate)"), "should be a float"),
+        (f"{SGD}(0.1)", SCHEDULER.format("1 / epoch"), "on_epoch_begin of LearningRateScheduler raised ZeroDivision"),
+    ],
+)
+def test_rate_that_no_callback_can_set_is_refused_first(
+    tmp_path: Path, optimizer: str, callback: str, words: str
+) -> None:
+    make_code(tmp_path)
+    optimizer_of(tmp_path, optimizer)
+    assert words in refused(tmp_path, made(f"[{callback}]"))
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_failed_hook_names_the_way_to_go_on(tmp_path: Path, hook: str) -> None:
+    """Once step 0 is committed, it is a failed step; corrected callbacks continue the run."""
+    make_code(tmp_path)
+    optimizer_of(tmp_path, COSINE)
+    sets = own(f"def {hook}(self, epoch, logs=None)", "self.model.optimizer.learning_rate = 0.5")
+    (tmp_path / "code" / "callbacks.py").write_text(f"import keras\n\n\n{sets}\n\n\ndef none():\n    return []\n")
+    failing = run_file(tmp_path, "sets", "train.steps=12", callbacks="make")
+    with pytest.raises(
+        StepFailed, match=f"{hook} of Own raised TypeError: This optimizer was created with a"
+    ) as failed:
+        train(failing)
+    assert "go on from the newest checkpoint with --accept callbacks" in str(failed.value)
+    corrected = run_file(tmp_path, "sets", "train.steps=12", callbacks="none")
+    assert train(corrected, accept=("train.callbacks",)).exit_reason == "complete"
+
+
+@pytest.mark.slow
+def test_other_steps_of_rows_have_the_same_callbacks(tmp_path: Path) -> None:
+    """Where callbacks act at evaluations, unless they see rows: in batch hooks, or by a monitor of the training."""
+    lab = make_code(tmp_path)
+    run = run_file(tmp_path, "paced")
+    train_to(Run.open(run), Goal.of(run.spec, until_step=14), telemetry=EventRecorder())
+    before = memory_of(run, lab)["memories"]
+    forget()
+    faster = run_file(tmp_path, "paced", "train.log_every_steps=2")
+    train_to(Run.open(faster), Goal.of(faster.spec, until_step=16), telemetry=EventRecorder())
+    assert memory_of(run, lab)["memories"] == before
+    assert train(run_file(tmp_path, "paced", "train.log_every_steps=3")).step == 30, "the fifth evaluation"
+    for callbacks, every in (("batches", 6), ("on_rows", 6), ("scheduled", None)):
+        rows = run_file(tmp_path, f"{callbacks}-{every}", callbacks=callbacks, every=every)
+        train_to(Run.open(rows), Goal.of(rows.spec, until_step=4), telemetry=EventRecorder())
+        forget()
+        changed = run_file(tmp_path, rows.spec.run, "train.log_every_steps=2", callbacks=callbacks, every=every)
+        with pytest.raises(IdentityChanged, match=r"train\.callbacks\.train\.log_every_steps: 4 -> 2"):
+            train(changed)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 
 # For information, as `data.source`: the code of the callbacks decides whether they changed.
 CALLBACK_RECORD = "callbacks.record"
+# In what the identity has of callbacks; it counts unless they ignore rows.
+LOG_EVERY = "train.log_every_steps"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -34,6 +36,16 @@ class CallbackRecord(Contract):
     keep_best: KeepBest | None = Field(default=None, description="of ModelCheckpoint, or of restore_best_weights")
     csv_files: tuple[CsvFile, ...] = Field(default=(), description="of CSVLogger")
     on_train_end: bool = Field(default=False, description="whether a callback has its own on_train_end")
+    sees_rows: bool | None = Field(
+        default=None,
+        description="whether callbacks depend on the steps of rows: they act at them, have batch hooks, or monitor a "
+        "training metric; None: not recorded",
+    )
+
+    @property
+    def ignores_rows(self) -> bool:
+        """Whether another `train.log_every_steps` has the same callbacks."""
+        return self.sees_rows is False
 
 
 def recorded_callbacks(identity: Mapping[str, Any]) -> CallbackRecord:

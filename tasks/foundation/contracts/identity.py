@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.foundation.contracts.callback_record import LOG_EVERY, recorded_callbacks
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, MIXTURE, SIGNATURE, TRANSFORMS, VALIDATION
 from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
@@ -181,6 +182,8 @@ def require_same_identity(
     recorded = {**_BEFORE, **recorded}
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
+    if recorded_callbacks(recorded).ignores_rows:
+        found = tuple(each for each in found if each.key != f"{CALLBACKS}.{LOG_EVERY}")
     # Other variables follow from another change. Whether they can be accepted, the two models decide.
     decided = tuple(each for each in found if each.of != SIGNATURE) or found
     refused = tuple(each for each in decided if each.of not in accept)

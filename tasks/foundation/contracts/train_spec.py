@@ -66,7 +66,10 @@ class TrainSpec(Contract):
     )
     log_every_steps: Annotated[
         int,
-        operational("says when metrics are read, not what is trained; train.callbacks, if given, act at these steps"),
+        operational(
+            "says when metrics are read, not what is trained; part of train.callbacks if these act at rows, have batch "
+            "hooks, or monitor a training metric"
+        ),
     ] = Field(
         default=50, ge=1, description="metrics are read, logged and reset at each multiple of this number of steps"
     )

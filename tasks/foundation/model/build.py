@@ -2,7 +2,7 @@
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     """
     reference = spec.model.build
     function, policy = _load_build_function(reference, code_folder, spec.train.seed)
+    if isinstance(function, keras.Model):
+        name = reference.partition(":")[2]
+        raise ModelError(
+            f"{reference} is a model, made when its file was imported; name a function that makes and compiles it, so "
+            f"that it has the run's seed, precision and devices: def build_model(): ... return {name}"
+        )
     # Automatic names count up within a process; starting from zero they are the same in every process. Clearing also
     # resets the dtype policy, so global settings and the seed come after it.
     keras.utils.clear_session(free_memory=False)
@@ -133,8 +139,10 @@ def create_variables(
         if own_step and not (all_layers_are_built(model) and optimizers_are_built(model)):
             first_use.take()
         frozen = freeze(model, freeze_patterns, reference=reference)
+        optimized = _optimized(model, first_use)
+        _require_made_in_scope(optimized, accelerator, reference)
         with _as_model_error(f"{reference}: its optimizer cannot be built"):
-            model.optimizer.build(_optimized(model, first_use))
+            model.optimizer.build(optimized)
         _use_loss_and_metrics(model, (x, y, sample_weight), predictions, first_use, reference=reference, shapes=shapes)
         model.reset_metrics()
     first_use.require_created(reference, has_call=has_call)
@@ -239,6 +247,20 @@ def _optimized(model: keras.Model, first_use: FirstUse) -> list[Any]:
     known = {id(variable) for variable in model.trainable_variables}
     others = {id(each): each for each in first_use.applied if id(each) not in known}
     return [*model.trainable_variables, *others.values()]
+
+
+def _require_made_in_scope(variables: Iterable[Any], accelerator: Accelerator, reference: str) -> None:
+    """Refuse variables that are on one device only, where several replicas need them.
+
+    Raises:
+        ModelError: names the first of them.
+    """
+    alone = [each.path for each in variables if not hasattr(each.value, "values")]
+    if accelerator.strategy.num_replicas_in_sync > 1 and alone:  # the doctor has one replica, whatever is trained on
+        raise ModelError(
+            f"{reference}: {alone[0]} was made when its file was imported, so it is not on the {accelerator.replicas} "
+            "replicas; make all layers within the function"
+        )
 
 
 def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:

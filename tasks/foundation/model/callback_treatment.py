@@ -95,14 +95,17 @@ def treat(
             called.append(callback)
         words = _called_words(callback, spec) if remedy is None else f"not called: {remedy}"
         notes.append(f"callback {name}: {words}{'' if rule is None else _best_words(rule, spec)}")
+    has_batch_hooks = any(own_hooks(callback, _BATCH_HOOKS) for callback in called)
+    of_training = any(not str(getattr(each, "monitor", "val_")).startswith("val_") for each in monitors)
     return Treatment(
         called=tuple(called),
         monitors=tuple(monitors),
-        has_batch_hooks=any(own_hooks(callback, _BATCH_HOOKS) for callback in called),
+        has_batch_hooks=has_batch_hooks,
         record=CallbackRecord(
             keep_best=_one_rule(rules, spec, reference),
             csv_files=tuple(files.values()),
             on_train_end=any(own_hooks(callback, ("on_train_end",)) for callback in called),
+            sees_rows=has_batch_hooks or of_training or not callbacks_act_at_evaluations(spec),
         ),
         notes=tuple(notes),
     )
@@ -158,11 +161,15 @@ def _best_rule(callback: Any, model: keras.Model, spec: RunSpec, reference: str)
     metric = callback.monitor.removeprefix("val_")
     if not callbacks_act_at_evaluations(spec):
         return KeepBest(metric=metric, mode="min")  # refused when its metric is looked up
-    return KeepBest(metric=metric, mode=_mode(callback, model, reference))
+    return KeepBest(metric=metric, mode=mode_of(callback, model, reference))
 
 
-def _mode(callback: Any, model: keras.Model, reference: str) -> Any:
-    """`min` or `max`, as Keras decides it for mode='auto': by the compiled metric."""
+def mode_of(callback: Any, model: keras.Model, reference: str) -> Any:
+    """Return `min` or `max`, as Keras decides it for mode='auto' at the first epoch: by the compiled metric.
+
+    Raises:
+        ModelError: Keras cannot decide it.
+    """
     copied = copy.copy(callback)
     copied.set_model(model)
     try:

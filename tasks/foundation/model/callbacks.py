@@ -1,20 +1,25 @@
 """The user's Keras callbacks: creates them, decides how each is treated, and attaches them to the model."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
+from keras.src.callbacks.monitor_callback import MonitorCallback  # Keras's callbacks with a monitor inherit it
 
+from tasks.foundation.contracts.callback_record import LOG_EVERY, CallbackRecord
 from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.model.callback_treatment import Treatment, treat
+from tasks.foundation.model.callback_treatment import Treatment, mode_of, treat
 from tasks.foundation.model.code_digest import digests_of_user_code
 from tasks.foundation.model.isolated_build import RandomStates
+from tasks.foundation.model.learning_rate import unsettable_rate
 from tasks.foundation.model.metrics import Results
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
@@ -51,11 +56,25 @@ def callbacks_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
             "function": reference.partition(":")[2],
             "code": digests_of_user_code(function, reference),
             "evaluate.every_steps": spec.evaluate.every_steps,
-            "train.log_every_steps": spec.train.log_every_steps,
+            LOG_EVERY: spec.train.log_every_steps,
             # Left out by default, as in logs of earlier versions.
             **({} if spec.evaluate.every is None else {"evaluate.every": spec.evaluate.every}),
         }
     }
+
+
+def same_callbacks(recorded: Any, now: dict[str, Any], record: CallbackRecord) -> bool:
+    """Return whether two values of `callbacks_identity` are of the same callbacks.
+
+    Args:
+        recorded: the value in a checkpoint; None if it has none.
+        now: the value of this process.
+        record: of the callbacks of this process.
+    """
+    if recorded is None or not record.ignores_rows:
+        return bool(recorded == now)
+    both = ({**identity[CALLBACKS], LOG_EVERY: None} for identity in (recorded, now))
+    return next(both) == next(both)
 
 
 def start_callbacks(model: keras.Model, spec: RunSpec, *, code_folder: Path, strategy: Any) -> StartedCallbacks:
@@ -88,8 +107,10 @@ def start_callbacks(model: keras.Model, spec: RunSpec, *, code_folder: Path, str
     return StartedCallbacks(treatment.called, RandomStates.now(), treatment)
 
 
-def call_hook(callback: keras.callbacks.Callback, hook: str, *arguments: Any, reference: str) -> None:
-    """Call a hook of a user's callback.
+def call_hook(
+    callback: keras.callbacks.Callback, hook: str, *arguments: Any, reference: str, hints: Sequence[str] = ()
+) -> None:
+    """Call a hook of a user's callback. `hints` end the message of an error.
 
     Raises:
         ModelError: the hook raises, or compiles the model anew.
@@ -99,7 +120,7 @@ def call_hook(callback: keras.callbacks.Callback, hook: str, *arguments: Any, re
     try:
         getattr(callback, hook)(*arguments)
     except (Exception, SystemExit) as fault:
-        raise ModelError(user_error(f"{what} raised", fault)) from fault
+        raise ModelError(user_error(f"{what} raised", fault, hints=hints)) from fault
     if compiled != _compiled(callback.model):
         raise ModelError(
             message(
@@ -119,24 +140,31 @@ def _compiled(model: keras.Model) -> list[int]:
 
 
 def require_monitors(
-    callbacks: Iterable[keras.callbacks.Callback], trained: Results, spec: RunSpec, *, tested: Results
+    callbacks: Iterable[keras.callbacks.Callback],
+    model: keras.Model,
+    spec: RunSpec,
+    *,
+    trained: Results,
+    tested: Results,
 ) -> None:
     """Refuse a callback that monitors a metric it never receives, or one that is no number; Keras only warns.
 
     Args:
         callbacks: see `start_callbacks`.
-        trained: of the training metrics, the loss included.
+        model: that they were started for.
         spec: the run file.
+        trained: of the training metrics, the loss included.
         tested: of the validation metrics that callbacks receive.
 
     Raises:
-        ModelError: names the metrics that the callback receives.
+        ModelError: names the metrics that the callback receives, the shape of its own, or that `mode` is missing.
     """
+    reference = spec.train.callbacks or ""
     received = sorted({*trained.numbers, *(f"val_{name}" for name in tested.numbers)})
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and monitor not in received:
-            asked_by = f"{spec.train.callbacks}: {type(callback).__name__} has monitor = {monitor!r}"
+            asked_by = f"{reference}: {type(callback).__name__} has monitor = {monitor!r}"
             trained.require_number(monitor, f"{asked_by}, which")
             if monitor.startswith("val_"):
                 tested.require_number(monitor.removeprefix("val_"), f"{asked_by}, which", prefix="val_")
@@ -147,3 +175,37 @@ def require_monitors(
                     "data.validation_fraction above 0"
                 )
             raise ModelError(f"{asked_by}; the available metrics are {', '.join(received)}{remedy}")
+        if isinstance(callback, MonitorCallback):
+            mode_of(callback, model, reference)
+
+
+def require_learning_rate(callbacks: Iterable[keras.callbacks.Callback], spec: RunSpec) -> None:
+    """Refuse a callback of Keras that sets the learning rate, if it cannot be set, or not to the callback's value.
+
+    Args:
+        callbacks: see `start_callbacks`.
+        spec: the run file.
+
+    Raises:
+        ModelError: names the callback and the schedule, or what a `LearningRateScheduler` has raised.
+    """
+    reference = spec.train.callbacks or ""
+    setting = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    for callback in (each for each in callbacks if isinstance(each, setting)):
+        name = type(callback).__name__
+        if instead := unsettable_rate(callback.model):
+            raise ModelError(
+                message(
+                    f"{reference}: {name} sets the learning rate, but {spec.model.build} compiles {instead}, which "
+                    "decides the rate itself",
+                    hints=["compile it with a number, such as Adam(0.001), or leave out the callback"],
+                )
+            )
+        if isinstance(callback, keras.callbacks.LearningRateScheduler):
+            # Its first call is after step 0. On a model that has a learning rate only, it has no effect.
+            rate = float(keras.ops.convert_to_numpy(callback.model.optimizer.learning_rate))
+            tried = copy.copy(callback)
+            tried.verbose = 0
+            for epoch in (0, epochs_of_callbacks(spec).last(spec.train.target)):
+                tried.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=rate), metrics=[]))
+                call_hook(tried, "on_epoch_begin", epoch, reference=reference)

@@ -54,8 +54,9 @@ def _serialized(serialize: Any, spec: ModelSpec, code_folder: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns that the result cannot be loaded; it is never loaded
             text = json.dumps(serialize(), default=str)
-    except (NotImplementedError, TypeError, ValueError, AttributeError):
-        text = ""  # Keras raises any of these when it cannot serialize
+    except (NotImplementedError, TypeError, ValueError, AttributeError, RecursionError):
+        # Keras raises any of these when it cannot serialize; the last one if a rate is computed from its own optimizer.
+        text = ""
     if not text or _ADDRESS.search(text):
         return {"source": module_digest(spec.build, code_folder)}
     return json.loads(_PRIVATE_PACKAGE.sub("user", text), object_hook=_without_bytecode)

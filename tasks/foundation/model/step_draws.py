@@ -60,6 +60,7 @@ class StepDraws:
         """
         self._seed = seed
         self._local_replicas = accelerator.local_replicas
+        self._strategy = accelerator.strategy
         self.leaf = Leaf(path="draws", variable=_counter_in(accelerator.strategy), per_replica=True)
         self.kept: list[KeptOperation] = []
         self.step_graph: Any = None
@@ -126,9 +127,9 @@ class StepDraws:
 
     def _of_this_replica(self) -> Any:
         components: Sequence[Any] = self.leaf.components
-        if len(components) == 1 or tf.distribute.in_cross_replica_context():
-            return components[0]
-        return self.leaf.variable
+        # Outside of a step's replicas, as in a symbolic call when a file is imported, what is drawn does not matter.
+        is_replica = self._strategy is tf.distribute.get_strategy() and not tf.distribute.in_cross_replica_context()
+        return self.leaf.variable if is_replica and len(components) > 1 else components[0]
 
 
 @lru_cache(maxsize=1)

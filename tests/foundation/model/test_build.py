@@ -2,12 +2,13 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
 
-from tasks.foundation.errors import ModelError
-from tests.support.lab import Lab, built, lab_of, spec_of
+from tasks.foundation.errors import IdentityChanged, ModelError
+from tests.support.lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 HOLDING = """
 class Holding(keras.layers.Layer):
@@ -275,3 +276,131 @@ def test_call_without_training_argument_is_accepted(tmp_path: Path) -> None:
         """,
     )
     assert "model/simple/dense/kernel" in {record.path for record in built(lab, spec_of("build")).signature}
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("as_lambda", None),
+        ("as_partial", None),
+        ("as_object", None),
+        ("as_method", None),
+        ("Net", None),
+        (
+            "model",
+            "model.py:model is a model, made when its file was imported; name a function that makes and",
+        ),
+        ("width", "model.py has no function width"),
+    ],
+)
+def test_run_file_names_anything_that_makes_a_model(tmp_path: Path, name: str, error: str | None) -> None:
+    lab = lab_of(
+        tmp_path,
+        """
+        import functools
+
+
+        def make(width=4):
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(width), keras.layers.Dense(3)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            return model
+
+
+        class Net(keras.Model):
+            def __init__(self, width=4):
+                super().__init__()
+                self.one, self.other = keras.layers.Dense(width), keras.layers.Dense(3)
+                self.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+            def call(self, x):
+                return self.other(self.one(x))
+
+
+        class Maker:
+            def __call__(self, width=4):
+                return make(width)
+
+
+        as_lambda = lambda width=4: make(width)
+        as_partial = functools.partial(make, width=5)
+        as_object = Maker()
+        as_method = as_object.__call__
+        width = 3
+        """,
+    )
+    if name == "model":
+        (lab.code / "model.py").write_text((lab.code / "model.py").read_text() + "\n\nmodel = make()\n")
+    spec = spec_of(name, run="run", model__options={"width": 2})
+    if error is None:
+        assert {each.shape for each in built(lab, spec).signature if each.path.endswith("kernel")} == {(6, 2), (2, 3)}
+        return
+    with pytest.raises(ModelError) as refused:
+        built(lab, spec)
+    assert error in str(refused.value)
+
+
+def test_rate_may_be_computed_from_its_own_optimizer(tmp_path: Path) -> None:
+    """Keras cannot serialize it; the identity has the code in its place."""
+    lab = lab_of(
+        tmp_path,
+        """
+        def make(first):
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            sgd = keras.optimizers.SGD(lambda: first / (1.0 + ops.cast(sgd.iterations, "float32")))
+            model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            return model
+        """,
+    )
+    tips = []
+    for run, cuts in (("straight", (11,)), ("cut", (4, 11))):
+        head = lab.train_and_commit(spec_of("make", run=run, model__options={"first": 0.5}), *cuts)
+        assert head.tip is not None
+        tips.append(head.tip.state_digest)
+    assert len(set(tips)) == 1
+    with pytest.raises(IdentityChanged, match=r"model\.options\.first: 0\.5 -> 0\.25"):
+        lab.begin(spec_of("make", run="cut", model__options={"first": 0.25}))
+
+
+def on_two_replicas(folder: str) -> list[Any]:
+    lab, found = Lab(Path(folder), Path(folder) / "code"), []
+    for build in ("sampled", "outside"):
+        try:
+            found.append(len(built(lab, spec_of(build, replicas=2)).leaves[0].components))
+        except ModelError as fault:
+            found.append(str(fault))
+    return found
+
+
+def test_layers_that_are_made_at_import_are_on_one_device_only(tmp_path: Path) -> None:
+    """What draws there without a generator has no replica."""
+    lab_of(
+        tmp_path,
+        """
+        class Noise(keras.layers.Layer):
+            def call(self, x):
+                return x + tf.random.normal(tf.shape(x))
+
+
+        x = keras.Input((6,))
+        sampler = keras.Model(x, Noise()(x))
+        encoder = keras.Model(x, keras.layers.Dense(3, name="early")(sampler(x)))
+
+
+        def compiled(first):
+            model = keras.Sequential([keras.Input((6,)), first, keras.layers.Dense(3)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            return model
+
+
+        def sampled():
+            return compiled(sampler)
+
+
+        def outside():
+            return compiled(encoder)
+        """,
+    )
+    components, refused = in_fresh_process(on_two_replicas, folder=str(tmp_path))
+    assert components == 2
+    words = "early/kernel was made when its file was imported, so it is not on the 2 replicas; make all layers within"
+    assert words in refused
