@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from flows.doctor.data_sample import DataSample
-from flows.doctor.finding import Finding
+from flows.doctor.finding import Finding, Verdict
 from flows.doctor.graph_scan import UnsupportedOp, find_unsupported_ops
 from flows.doctor.input_speed import first_batch
 from flows.doctor.run_file_checks import Target, examples_per_replica
@@ -26,6 +26,7 @@ from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
+from tasks.foundation.model.callback_state import large_state_words
 from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.random_operations import require_exact_draws
@@ -125,7 +126,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
     else:
         state = build_train_state(spec, code_folder=run.folder, accelerator=as_target, batch=batch, training=True)
     state.accelerator = cpu
-    _check_start(replace(run, spec=spec), state, sample, batch, unweighted, inputs=inputs)
+    doubtful = _check_start(replace(run, spec=spec), state, sample, batch, unweighted, inputs=inputs)
     train_step = build_train_step(
         state.model,
         batch,
@@ -163,7 +164,8 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
     )
     parameters = sum(count_of(leaf) for leaf in state.leaves if is_parameter(leaf))
     text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
-    return Finding(check="model", verdict="pass", text=text, value=built)
+    verdict: Verdict = "warn" if doubtful else "pass"
+    return Finding(check="model", verdict=verdict, text="; ".join([text, *doubtful]), value=built)
 
 
 def _enough(run: RunFile, sample: DataSample) -> int:
@@ -179,17 +181,19 @@ def _check_start(
     unweighted: Sequence[Any],
     *,
     inputs: ModelInputs,
-) -> None:
-    """Check metrics, callbacks, the test step and initial weights as a run does at its start."""
+) -> list[str]:
+    """Check metrics, callbacks, the test step and initial weights as a run does at its start; return warnings."""
     spec, cpu = run.spec, state.accelerator
     if spec.data.is_evaluated_on:
         require_best(spec, state, unweighted)
         require_test_step(state.model, unweighted, reference=spec.model.build, accelerator=cpu, draws=state.draws)
         if sample.validation_examples:
             require_evaluation(spec, state, inputs.validation, sample.validation_examples)
+    callbacks: tuple[keras.callbacks.Callback, ...] = ()
     if spec.train.callbacks is not None:
-        require_callbacks(spec, state, batch, unweighted, code_folder=run.folder)
+        callbacks = require_callbacks(spec, state, batch, unweighted, code_folder=run.folder).callbacks
     load_weights(state, spec.init, code_folder=run.folder, telemetry=Silent(), seed=spec.train.seed)
+    return list(filter(None, map(large_state_words, callbacks)))
 
 
 def check_dtype(built: BuiltModel, target: Target) -> Finding:

@@ -6,6 +6,7 @@ From then on, the state includes theirs. After the run's last evaluation they ar
 Batch hooks are called at logged rows.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
-from tasks.foundation.model.callback_state import callback_state, restore_callback_state
+from tasks.foundation.model.callback_state import (
+    LARGE_STATE_BYTES,
+    callback_state,
+    large_state_words,
+    restore_callback_state,
+)
 from tasks.foundation.model.callbacks import (
     StartedCallbacks,
     call_hook,
@@ -28,6 +34,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 
+_LOGGER = logging.getLogger(__name__)
 _TO_GO_ON = "correct it, and go on from the newest checkpoint with --accept callbacks"
 
 
@@ -59,6 +66,7 @@ class Callbacks:
         # Of the newest epoch in this process; on_train_end gets it.
         self._logs: dict[str, float] = {}
         self._fresh = [callback_state(callback) for callback in self._callbacks]
+        self._said_size = LARGE_STATE_BYTES
         # Metrics of the newest row, in a run whose epochs end with an evaluation; None if the state has none.
         self._row: dict[str, float] | None = None
 
@@ -168,7 +176,11 @@ class Callbacks:
     def _keep(self) -> None:
         memories: list[Any] = [callback_state(callback) for callback in self._callbacks]
         value = {"of": self._identity, "memories": memories, "row": self._row, "ended": self.ended}
-        self._host_state.write(value)
+        size = self._host_state.write(value)
+        if size > self._said_size:  # again if it has doubled
+            self._said_size = 2 * size
+            for words in filter(None, map(large_state_words, self._callbacks)):
+                _LOGGER.warning("%s: %s", self._reference, words)
 
 
 def callbacks_of(warm: WarmState) -> Callbacks:

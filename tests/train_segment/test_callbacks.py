@@ -22,10 +22,11 @@ from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
 from tasks.foundation.model import built_model
-from tasks.foundation.model.callback_state import callback_state, restore_callback_state
+from tasks.foundation.model.callback_state import callback_state, large_state_words, restore_callback_state
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
+from tasks.foundation.state.host_state import HostState
 from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Waiting
@@ -540,6 +541,7 @@ class Keeps(keras.callbacks.Callback):
     [
         None, True, 3, -0.0, 0.1, float("inf"), "text", [1, [2.5]], (1, (2,)), {"a": {1: None}}, {3, 1, 2},
         np.float32(0.1), np.int64(7), np.arange(6, dtype=np.float32).reshape(2, 3), keras.ops.less,
+        np.arange(600, dtype=">f4").reshape(20, 30).T, [np.zeros(999), {"deep": (np.ones((9, 99), bool), np.eye(40))}],
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -551,13 +553,47 @@ def test_memory_of_a_callback_is_restored_exactly(value: Any) -> None:
     other.set_model(model)
     fresh = callback_state(other)
     one.value, other.late = value, 1
-    memory = json.loads(json.dumps(callback_state(one)))
-    restore_callback_state(other, memory, initial=fresh)
+    kept = HostState("callbacks")
+    kept.write({"memories": [fresh, callback_state(one)]})
+    restore_callback_state(other, kept.read()["memories"][1], initial=fresh)
     assert repr(other.value) == repr(value)
     assert type(other.value) is type(value)
     assert not hasattr(other, "late")
     restore_callback_state(other, fresh, initial=fresh)
     assert not hasattr(other, "value")
+
+
+def test_large_memory_is_kept_as_it_is_and_named(tmp_path: Path) -> None:
+    class Own(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.images, self.labels, self.count = np.zeros((1000, 250), np.float32), list(range(99_999)), 3
+
+    one, kept = Own(), HostState("callbacks")
+    one.set_model(model := keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
+    model.compile()
+    state = callback_state(one)
+    size = kept.write({"memories": [state]})
+    assert 1_000_000 < size < 2_000_000
+    words = large_state_words(one)
+    assert "callback Own keeps 1.0 MB in images and 688.9 kB in labels: each checkpoint has them" in words
+    assert "define get_state() and set_state(state)" in words
+    one.images = one.images[:1]
+    assert large_state_words(one) == ""
+    # As earlier versions have written it.
+    hexadecimal = {"images": {"array": ["<f4", [1000, 250], (b"\1" * 1_000_000).hex()]}}
+    restore_callback_state(one, hexadecimal, initial=state)
+    assert one.images.tobytes() == b"\1" * 1_000_000
+    make_code(tmp_path)
+    (tmp_path / "code" / "callbacks.py").write_text(
+        "import keras\nimport numpy as np\n\n\n"
+        + own("def on_epoch_end(self, epoch, logs=None)", "self.seen = np.full((epoch, 1000, 100), epoch, 'f8')")
+    )
+    grows = run_file(tmp_path, "grows", "train.steps=30", "train.segment_steps=12", callbacks="make", every=6)
+    recorder = EventRecorder()
+    train(grows, 14, recorder=recorder)
+    warned = [note for note in recorder.notes if "callbacks.py:make: callback Own keeps" in note]
+    assert [note.partition(" in seen")[0].rpartition(" keeps ")[2] for note in warned] == ["1.6 MB"]
 
 
 def test_callback_may_define_its_own_memory() -> None:

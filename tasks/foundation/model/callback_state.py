@@ -1,6 +1,7 @@
 """The state of a callback as JSON values: the plain values among its attributes, or what its `get_state()` returns.
 
-A callback may define `get_state()`, which returns plain values, and `set_state(state)`; then nothing else is saved.
+A callback may define `get_state()`, which returns plain values, and `set_state(state)`; then nothing else is saved. The
+numbers of a large array are bytes, which are no JSON: `HostState` keeps them beside it.
 """
 
 import enum
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 
 from tasks.foundation.errors import ModelError
+from tasks.foundation.telemetry.formatting import size_words
 
 # Keras sets these again in every process.
 _SET_BY_KERAS = {"_model", "model", "params"}
@@ -35,6 +37,11 @@ _STATELESS = (
     enum.Enum,
 )
 _NUMBERS = "biufc"
+# Arrays from this size on are bytes; the states of most callbacks stay text.
+_LARGE_ARRAY_BYTES = 1024
+# A state of this size is worth a word, because each checkpoint has it.
+LARGE_STATE_BYTES = 1_000_000
+_MOST_ATTRIBUTES = 8
 _GET_STATE = "get_state"
 
 
@@ -92,6 +99,26 @@ def restore_callback_state(
         setattr(callback, key, _decoded(value))
 
 
+def large_state_words(callback: keras.callbacks.Callback) -> str:
+    """Return what to tell the user of a callback whose state makes checkpoints large; "" if it does not."""
+    sizes = {name: _size(value) for name, value in callback_state(callback).items()}
+    total = sum(sizes.values())
+    if total < LARGE_STATE_BYTES:
+        return ""
+    largest = {name: size for name, size in sizes.items() if size >= total / _MOST_ATTRIBUTES}
+    kept = " and ".join(f"{size_words(size)} in {name}" for name, size in largest.items())
+    return (
+        f"callback {type(callback).__name__} keeps {kept}: each checkpoint has them, and they are copied whenever the "
+        "callback acts; define get_state() and set_state(state) in it, which return and take only what changes"
+    )
+
+
+def _size(encoded: Any) -> int:
+    """The size of an encoded value in a checkpoint, in bytes."""
+    held: list[int] = []
+    return len(json.dumps(encoded, default=lambda data: held.append(len(data)))) + sum(held)
+
+
 def _is_stateless(value: Any, model: keras.Model) -> bool:
     known = (model, model.optimizer, *model.layers)
     return isinstance(value, _STATELESS) or any(value is each for each in known)
@@ -104,8 +131,8 @@ def _encoded(value: Any) -> Any:  # noqa: PLR0911 - one a type
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS:
         array = np.asarray(value)
-        form = "scalar" if isinstance(value, np.generic) else "array"
-        return {form: [array.dtype.str, list(array.shape), array.tobytes().hex()]}
+        form, data = "scalar" if isinstance(value, np.generic) else "array", array.tobytes()
+        return {form: [array.dtype.str, list(array.shape), data if len(data) >= _LARGE_ARRAY_BYTES else data.hex()]}
     if kind is list:
         return [_encoded(item) for item in value]
     if kind is tuple:
@@ -132,7 +159,8 @@ def _decoded(value: Any) -> Any:  # noqa: PLR0911 - one a kind
     match kind:
         case "scalar" | "array":
             dtype, shape, data = held
-            array = np.frombuffer(bytes.fromhex(data), np.dtype(dtype)).reshape(shape).copy()
+            data = data if isinstance(data, bytes) else bytes.fromhex(data)
+            array = np.frombuffer(data, np.dtype(dtype)).reshape(shape).copy()
             return array if kind == "array" else array[()]
         case "tuple":
             return tuple(map(_decoded, held))

@@ -1,7 +1,8 @@
 """The `host/` part of the train state: state of Python objects as JSON, such as that of callbacks.
 
 It is saved beside the model's variables and counts in the digest. A checkpoint without it, or with one that this
-process does not use, belongs to the same model.
+process does not use, belongs to the same model. Values of type bytes, such as the numbers of large arrays, follow the
+JSON text as they are, after one zero byte, which JSON never has. The text has their places.
 """
 
 import json
@@ -17,10 +18,11 @@ from tasks.foundation.state.layout import HOST, stored_name
 
 # Never of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
 _EMPTY = b"{}"
+_PLACE, _END = "place after the text", b"\0"
 
 
 class HostState:
-    """One leaf `host/<name>`: a JSON object as bytes, uint8 [length], of any length."""
+    """One leaf `host/<name>`: a JSON object and values of type bytes, uint8 [length], of any length."""
 
     def __init__(self, name: str) -> None:
         # Outside of a strategy's scope: it is the same on every replica, and never part of a step.
@@ -28,13 +30,42 @@ class HostState:
         self.leaf = Leaf(path=f"{HOST}{name}", variable=self._variable, per_replica=False)
 
     def read(self) -> dict[str, Any]:
-        """The JSON object; empty until something is written."""
-        value: dict[str, Any] = json.loads(self._variable.numpy().tobytes())
+        """The JSON object, with values of type bytes; empty until something is written."""
+        text, _, tail = self._variable.numpy().tobytes().partition(_END)
+
+        def placed(held: dict[str, Any]) -> Any:
+            if held.keys() != {_PLACE}:
+                return held
+            begin, size = held[_PLACE]
+            return tail[begin : begin + size]
+
+        value: dict[str, Any] = json.loads(text, object_hook=placed)
         return value
 
-    def write(self, value: Mapping[str, Any]) -> None:
-        """Keep a JSON object; the order of its keys, NaN and infinity are kept too."""
-        self._variable.assign(_uint8(json.dumps(value).encode()))
+    def write(self, value: Mapping[str, Any]) -> int:
+        """Keep a JSON object; the order of its keys, NaN and infinity are kept too.
+
+        Args:
+            value: values of type bytes are allowed anywhere in it.
+
+        Returns:
+            Its size in bytes.
+        """
+        tail: list[bytes] = []
+        size = 0
+
+        def place(held: Any) -> dict[str, list[int]]:
+            nonlocal size
+            if not isinstance(held, bytes):
+                raise TypeError(f"a {type(held).__name__} is no JSON")
+            tail.append(held)
+            size += len(held)
+            return {_PLACE: [size - len(held), len(held)]}
+
+        text = json.dumps(value, default=place).encode()
+        whole = b"".join([text, _END, *tail] if tail else [text])
+        self._variable.assign(_uint8(whole))
+        return len(whole)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take this leaf's value from what `read_host_state` returned; empty if the checkpoint has none."""
