@@ -25,6 +25,7 @@ from flows.saved_run import run_of_deployment, write_run_file
 from flows.train_run import run_name
 from tasks.foundation.contracts.audit_receipt import AuditReceipt
 from tasks.foundation.runlog.audits import store_receipt
+from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
@@ -51,9 +52,12 @@ def audit(
         seed: draws the sample; null: a new one each time.
         trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
-    telemetry = PrefectRunLogger()
-    run = run_of_deployment(run_file, overrides, trust_code=trust_code, telemetry=telemetry)
+    notes: list[str] = []
+    run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
     with tags(*tags_of(run.spec)):
+        telemetry = PrefectRunLogger()
+        for text in notes:
+            telemetry.emit(Note(text=text))
         tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
             write_run_file(run)  # for the processes that execute it

@@ -24,7 +24,7 @@ from flows.saved_run import run_of_deployment
 from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
@@ -50,9 +50,12 @@ def evaluate_best(
         on: the set, validation or test.
         trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
-    telemetry = PrefectRunLogger(logger_of_stage)
-    run = run_of_deployment(run_file, overrides, trust_code=trust_code, telemetry=telemetry)
+    notes: list[str] = []
+    run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
     with tags(*tags_of(run.spec)):
+        telemetry = PrefectRunLogger(logger_of_stage)
+        for text in notes:
+            telemetry.emit(Note(text=text))
         tag_flow_run(run.spec, telemetry)
         with warnings_as_notes(telemetry):
             try:

@@ -22,10 +22,11 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code
+from tasks.foundation.contracts.tracking_spec import TrackingSpec
 from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, ModelError, RunLogError, SourceError
+from tasks.foundation.masking import MASK
 from tasks.foundation.messages import HINT, listed, message
 from tasks.foundation.model.saved_code import functions_of
-from tasks.foundation.telemetry.events import Note, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,17 @@ def open_with_code(
     return opened, RunFile(path=opened.file, spec=opened.spec)
 
 
-def run_of_deployment(address: str, overrides: list[str] | None, *, trust_code: bool, telemetry: Sink) -> Run:
+def run_of_deployment(
+    address: str, overrides: list[str] | None, *, trust_code: bool, note: Callable[[str], None]
+) -> Run:
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
+    if not address:
+        load_run_file(Path(address))  # says what is missing; an empty address would be the working folder's home
     opened, file = open_with_code(
         address,
         overrides,
         trust_code=trust_code and not names_run_file(address),
-        note=lambda text: telemetry.emit(Note(text=text)),
+        note=note,
         remedies=OF_DEPLOYMENTS,
     )
     root, home, log = opened.root, opened.home, opened.log
@@ -138,7 +143,16 @@ def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies
     saved = _parsed(data, where)
     if not trust_code:
         _require_own(opened, path, data, saved, remedies)
-    spec = saved.run_file.model_copy(update={"run": opened.name, "storage": opened.root.uri, "stages": StagesSpec()})
+    if MASK in saved.run_file.model.model_dump_json():
+        raise InvalidInput(
+            message(
+                f"{where} has no secrets, and model.options had one, so its model cannot be built as it was",
+                hints=[remedies.own_code],
+            )
+        )
+    # What is asked of a home sends no curves.
+    changes = {"storage": opened.root.uri, "stages": StagesSpec(), "tracking": TrackingSpec()}
+    spec = saved.run_file.model_copy(update={"run": opened.name, **changes})
     folder = _scratch_folder(saved, where)
     return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=folder, file=folder / "run.yaml")
 

@@ -38,6 +38,7 @@ from flows.run import Run  # noqa: E402
 from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
+from tasks.foundation.messages import shown_lines  # noqa: E402
 from tasks.foundation.stops.hangup import terminal_closed  # noqa: E402
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
@@ -132,13 +133,18 @@ def _train(options: argparse.Namespace) -> int:
     except (Terminated, KeyboardInterrupt) as fault:
         unreachable, reason = unreachable_store(fault), stop_reason(fault)
         by = f" by {stop_signal_name()}" if reason == "sigterm" and terminal_closed() else ""
-        sys.stderr.write(f"stopped: {reason}{by}\n" + (f"{unreachable}\n" if unreachable is not None else ""))
+        _say(f"stopped: {reason}{by}" + (f"\n{unreachable}" if unreachable is not None else ""))
         return RESUMABLE
     except BatonError as fault:
-        sys.stderr.write(f"error: {type(fault).__name__}: {fault}\n")
+        _say(f"error: {type(fault).__name__}: {fault}")
         return fault.exit_code
     sys.stdout.write(result.model_dump_json() + "\n")
     return RESUMABLE if result.stopped else 0
+
+
+def _say(text: str) -> None:
+    """Print to standard error, without secrets and control characters."""
+    sys.stderr.write(shown_lines(text) + "\n")
 
 
 if __name__ == "__main__":

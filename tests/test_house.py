@@ -16,9 +16,10 @@ HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
 # What may be imported from where, besides itself, the standard library and installed packages.
 ALLOWED = {
-    "contracts": {"errors", "messages", "version"},
-    "errors": set(),
-    "messages": set(),
+    "contracts": {"errors", "masking", "messages", "version"},
+    "errors": {"masking"},
+    "masking": set(),
+    "messages": {"masking"},
     "version": set(),
     "storage": {"contracts", "errors", "messages"},
     "process": set(),
@@ -46,7 +47,7 @@ ALLOWED = {
     "user_errors": {"messages", "user_frames"},
     "user_code": {"errors", "seeding", "user_errors", "user_folder", "user_frames"},
     "stage": {"checkpoint", "contracts", "runlog", "storage", "telemetry"},
-    "stops": {"contracts", "errors", "hosts", "storage", "telemetry"},
+    "stops": {"contracts", "errors", "hosts", "messages", "storage", "telemetry"},
 }
 # Of the checkpoint: what commits, selects, retires and forks needs no TensorFlow.
 LIGHT_CHECKPOINT = (
@@ -68,6 +69,7 @@ LIGHT = (
     "contracts/",
     "errors.py",
     "hosts.py",
+    "masking.py",
     "messages.py",
     "process.py",
     "storage/",

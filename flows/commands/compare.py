@@ -150,9 +150,7 @@ def _write_page(
     }
     text = comparison_page(
         runs=[
-            RunColumn(
-                name=run.name, home=run.home, step=run.step, validation=run.validation, best=_best_words(run.best)
-            )
+            RunColumn(name=run.name, step=run.step, validation=run.validation, best=_best_words(run.best))
             for run in runs
         ],
         settings=table,

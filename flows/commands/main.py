@@ -18,7 +18,7 @@ from flows.commands.verbs import VerbGroup
 from flows.process.standard_streams import tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.messages import without_password
+from tasks.foundation.masking import masked
 from tasks.foundation.version import baton_version
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -102,9 +102,9 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return per kind of
 
 
 def _fail(fault: BaseException, text: str, exit_code: int, *, as_json: bool) -> int:
-    text = without_password(text)
+    text = masked(text)
     if os.environ.get("BATON_DEBUG"):
-        typer.echo(without_password("".join(traceback.format_exception(fault))), err=True)
+        typer.echo(masked("".join(traceback.format_exception(fault))), err=True)
     Output.to(sys.stderr).message(f"error: {text}")
     if as_json:
         say_json({"error": type(fault).__name__, "message": text, "exit_code": exit_code})

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self, TextIO
 
-from tasks.foundation.messages import folded, shown, without_password, wrapped_lines
+from tasks.foundation.masking import masked_values
+from tasks.foundation.messages import folded, shown, wrapped_lines
 from tasks.foundation.telemetry.formatting import ago_words, checkpoint_name
 from tasks.foundation.telemetry.terminal import Style, columns_of, has_colors, painted, painted_label, style_of
 
@@ -204,7 +205,7 @@ def say(text: str = "", *, aside: bool = False) -> None:
 def say_json(value: Mapping[str, object]) -> None:
     """Print one line of strict JSON with a `schema_version`; numbers that are not finite become null."""
     facts = {"schema_version": JSON_SCHEMA_VERSION, **value}
-    sys.stdout.write(without_password(json.dumps(_finite(facts), allow_nan=False)) + "\n")
+    sys.stdout.write(json.dumps(masked_values(_finite(facts)), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

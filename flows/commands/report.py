@@ -18,6 +18,9 @@ def report(
     overrides: Overrides = None,
     *,
     in_browser: Annotated[bool, typer.Option("--open", help="show the page in the web browser")] = False,
+    places: Annotated[
+        bool, typer.Option("--places", help="also name hosts, and the folders of home and storage, in the page")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's report into its home."""
@@ -27,7 +30,7 @@ def report(
     if in_browser and not isinstance(opened.home, LocalStorage):
         raise InvalidInput(f"--open: {opened.home.uri} is not on this machine; leave --open out, and copy the page")
     opened.require_head()  # if the log is damaged, its error names the lost entry
-    page = write_report(opened.log, title=opened.name)
+    page = write_report(opened.log, title=opened.name, places=places)
     if as_json:
         say_json({"run": opened.name, "home": opened.home.uri, "report": page})
     else:

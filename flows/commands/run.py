@@ -25,6 +25,7 @@ from flows.run import Run
 from flows.summary.run_summary import print_summary
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.masking import masked
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
@@ -56,7 +57,7 @@ def run(
     require_lasting_storage(opened)
     parameters = {
         "run_file": str(opened.file),
-        "overrides": overrides or [],
+        "overrides": [masked(override) for override in overrides or []],  # Prefect stores them
         "until_step": until_step,
         "max_segments": max_segments,
         "max_seconds": max_seconds,

@@ -21,7 +21,7 @@ from prefect.states import Cancelling
 
 from flows.prefect_compat.api_refusals import require_temporary
 from tasks.foundation.errors import InvalidInput, StageLost
-from tasks.foundation.messages import without_password
+from tasks.foundation.masking import masked
 from tasks.foundation.stops.uninterrupted import last_stop
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -158,7 +158,7 @@ class FlowRuns:
             except (httpx.TransportError, PrefectHTTPStatusError) as fault:
                 require_temporary(fault)
                 waited = self.clock() - began
-                absent = without_password(f"Prefect's API is not responding ({type(fault).__name__}: {fault})")
+                absent = masked(f"Prefect's API is not responding ({type(fault).__name__}: {fault})")
                 if waited >= (_RETRY_SECONDS if last_stop() is None else _RETRY_SECONDS_ON_STOP):
                     raise StageLost(
                         f"{absent}, for {waited:.0f} seconds now; committed checkpoints are kept. Run the same command "
@@ -177,7 +177,7 @@ def _is_stuck(state: State | None) -> bool:
 
 
 def _no_such_deployment(client: SyncPrefectClient, name: str, *, of: str) -> InvalidInput:
-    url = without_password(str(client.api_url))
+    url = masked(str(client.api_url))
     return InvalidInput(
         f"{of} = {name}: Prefect's API at {url} has no such deployment. Deploy it (prefect "
         "deploy --all --prefect-file deploy/prefect.yaml), set PREFECT_API_URL to the server that has it, "

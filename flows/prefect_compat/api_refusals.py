@@ -6,7 +6,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.messages import without_password
+from tasks.foundation.masking import masked
 
 _SERVER_FAULT: Final = 500
 _TEMPORARY: Final = frozenset({408, 429})  # timeout, too many requests
@@ -24,7 +24,7 @@ def require_temporary(fault: Exception) -> None:
         return
     code = fault.response.status_code
     if code in _REFUSED:
-        url = without_password(str(PREFECT_API_URL.value()))
+        url = masked(str(PREFECT_API_URL.value()))
         raise InvalidInput(
             f"PREFECT_API_URL = {url}: Prefect's API refuses the credentials (HTTP {code}). Set "
             "PREFECT_API_KEY (Prefect Cloud) or PREFECT_API_AUTH_STRING (a server with a password), or set "

@@ -22,7 +22,8 @@ from typing import IO, Final, NoReturn
 
 from flows.process.children import start_child
 from tasks.foundation.errors import PrefectUnavailable
-from tasks.foundation.messages import message, without_password
+from tasks.foundation.masking import masked
+from tasks.foundation.messages import message
 from tasks.foundation.stops.leave_at_once import before_leaving_at_once
 
 SERVER_LEVEL: Final = "PREFECT_SERVER_LOGGING_LEVEL"
@@ -163,7 +164,7 @@ class EmbeddedServer:
         raise PrefectUnavailable(
             message(
                 f"PREFECT_HOME = {os.environ.get('PREFECT_HOME', '~/.prefect')}: Prefect's embedded server does not "
-                f"start: {without_password(why)}",
+                f"start: {masked(why)}",
                 hints=[
                     "set PREFECT_HOME to another folder, or PREFECT_API_URL to a server",
                     f"{SERVER_LEVEL}=ERROR shows its log",

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.messages import without_password
+from tasks.foundation.masking import masked
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.telemetry.events import Note, Sink
 
@@ -99,7 +99,7 @@ class PrefectStatus:
         if not self.responds():
             self.absent(telemetry)
             return
-        why = without_password(f"{type(fault).__name__}: {fault}".splitlines()[0])
+        why = masked(f"{type(fault).__name__}: {fault}".splitlines()[0])
         telemetry.emit(Note(text=f"Prefect could not record {label} ({why}); the run continues", warning=True))
 
 
@@ -300,4 +300,4 @@ class PrefectTasks:
 
 
 def _words(fault: BaseException) -> str:
-    return without_password(f"{type(fault).__name__}: {fault}".strip(": "))
+    return masked(f"{type(fault).__name__}: {fault}".strip(": "))

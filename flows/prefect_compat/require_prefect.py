@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import httpx
 
 from tasks.foundation.errors import PrefectUnavailable
-from tasks.foundation.messages import message, without_password
+from tasks.foundation.masking import masked
+from tasks.foundation.messages import message
 
 if TYPE_CHECKING:
     from prefect.exceptions import PrefectHTTPStatusError
@@ -131,8 +132,8 @@ def _refuse_other_service(url: str, why: str, fault: Exception) -> NoReturn:
 
 
 def _refuse_url(url: str, why: str, hints: Sequence[str], fault: Exception) -> NoReturn:
-    why = why.replace(url, without_password(url))
-    raise PrefectUnavailable(message(f"PREFECT_API_URL = {without_password(url)}: {why}", hints=hints)) from fault
+    why = why.replace(url, masked(url))
+    raise PrefectUnavailable(message(f"PREFECT_API_URL = {masked(url)}: {why}", hints=hints)) from fault
 
 
 def _is_tls_error(fault: BaseException) -> bool:

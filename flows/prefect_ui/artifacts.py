@@ -12,6 +12,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from flows.prefect_ui.commit_table import CommitTable
+from tasks.foundation.masking import masked
 from tasks.foundation.messages import counted
 from tasks.foundation.runlog.history import History
 from tasks.foundation.telemetry.events import Training
@@ -158,7 +159,7 @@ def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(masked(text).split()))
 
 
 class PrefectArtifacts:

@@ -46,6 +46,8 @@ import traceback
 from collections.abc import Mapping
 from typing import ClassVar
 
+from tasks.foundation.masking import masked
+
 _TRACEBACK_CHARACTERS = 40_000
 
 
@@ -59,6 +61,9 @@ class BatonError(Exception):
 
     exit_code: ClassVar[int] = 1
     field_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))  # an error goes to terminals, records and Prefect
 
     @property
     def fields(self) -> Mapping[str, int | float | str]:
@@ -255,14 +260,14 @@ class NonFinite(BlowUp):
 
 
 def whole_traceback(error: BaseException) -> str | None:
-    """Return the traceback of an error and of its causes, without its middle if it is very long.
+    """Return the traceback of an error and of its causes, without secrets, and without its middle if it is very long.
 
     Returns:
         The text; None if the error was never raised.
     """
     if error.__traceback__ is None:
         return None
-    text = "".join(traceback.format_exception(error))
+    text = masked("".join(traceback.format_exception(error)))
     if len(text) <= _TRACEBACK_CHARACTERS:
         return text
     half = _TRACEBACK_CHARACTERS // 2

@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from tasks.foundation.masking import masked
+
 HINT: Final = "hint: "
 _SHOWN = 8
 # Longer lines lose their middle, because the remedy comes last.
@@ -14,7 +16,6 @@ _SHOWN_CHARACTERS = 4000
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 120
 # Stays on one line with the first word after it, even if that is a long path.
 _LABEL = re.compile(r"^([A-Za-z]{1,12}:) ")
-_USER_INFO = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)[^/\s'\"<>]*@")
 # Control characters, line separators, direction marks and surrogates: text from a file must not control the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _NO_BREAK = "\0"
@@ -92,18 +93,13 @@ def folded(text: str, columns: int | None, *, indent: int = 0) -> list[str]:
 
 
 def shown(line: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    """One line that is safe to print: without control characters and passwords, and not too long."""
-    return abridged(visible(without_password(line)), characters)
+    """One line that is safe to print: without control characters and secrets, and not too long."""
+    return abridged(visible(masked(line)), characters)
 
 
 def shown_lines(text: str) -> str:
     """`shown` for every line of a text."""
-    return "\n".join(map(shown, text.split("\n")))
-
-
-def without_password(text: str) -> str:
-    """Text with `***@` for `user:password@` in its URLs, so that it may be printed and logged."""
-    return _USER_INFO.sub(r"\1***@", text)
+    return "\n".join(map(shown, masked(text).split("\n")))
 
 
 def visible(text: str) -> str:

@@ -24,7 +24,6 @@ from tasks.foundation.errors import InvalidInput, RunLogError
 from tasks.foundation.model.saved_code import MOST_BYTES, save_code
 from tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 from tests.support.lab import Lab, lab_of, spec_of
 from tests.support.small_logs import ENVIRONMENT
@@ -173,9 +172,10 @@ def test_code_of_others_is_named_and_runs_only_if_trusted(
         error = capsys.readouterr().err
         assert f"note: run file and code are those in {home.home.uri}/code/{code.name}" in error
         assert "others can have written it" not in error
+    notes: list[str] = []
     with pytest.raises(InvalidInput, match=r"rights.*others can have(.|\n)*hint: if you trust.*trust_code: true"):
-        run_of_deployment(home.home.uri, None, trust_code=False, telemetry=EventRecorder())
-    run = run_of_deployment(home.home.uri, None, trust_code=True, telemetry=EventRecorder())
+        run_of_deployment(home.home.uri, None, trust_code=False, note=notes.append)
+    run = run_of_deployment(home.home.uri, None, trust_code=True, note=notes.append)
     assert (run.folder / "model.py").read_bytes() == (tmp_path / "model.py").read_bytes()
     assert not (tmp_path / "ran").exists()
 

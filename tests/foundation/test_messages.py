@@ -6,6 +6,7 @@ from hypothesis import strategies as some
 
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.errors import IdentityChanged
+from tasks.foundation.masking import masked
 from tasks.foundation.messages import (
     abridged,
     counted,
@@ -14,7 +15,6 @@ from tasks.foundation.messages import (
     message,
     shown,
     with_place,
-    without_password,
     wrapped_lines,
 )
 
@@ -103,7 +103,10 @@ def test_changed_identity_is_a_list_of_differences() -> None:
             "hint: or try the change in a copy of the run: baton fork /runs/iris --as NEW, then baton run FILE "
             f"--set run=NEW {keys}"
         ),
-        "hint: or set another name under run: to start a new run",
+        (
+            "hint: or set another name under run: to start a new run; init.weights: /runs/iris begins it with these "
+            "weights"
+        ),
     ]
 
 
@@ -119,7 +122,7 @@ def test_changed_identity_is_a_list_of_differences() -> None:
     ],
 )
 def test_passwords_in_urls_are_hidden(text: str, safe: str) -> None:
-    assert without_password(text) == safe
+    assert masked(text) == safe
     assert shown(text) == safe
     assert list(wrapped_lines(text, columns=None)) == [safe]
 

@@ -9,6 +9,7 @@ from tasks.evaluate.report.saved_code_sections import cut_text, read_saved_code,
 from tasks.evaluate.report.tables import Section
 from tasks.foundation.contracts.log_entry import Change, Entry
 from tasks.foundation.contracts.saved_code import SAVED_CODE
+from tasks.foundation.masking import masked_values
 from tasks.foundation.storage.base import Storage
 
 _CHANGES_SHOWN = 50
@@ -54,5 +55,5 @@ def _files(home: Storage, path: object) -> Mapping[str, str] | None:
     saved = read_saved_code(home, path)
     if saved is None:
         return None
-    run_file = yaml_text(saved.run_file.model_dump(mode="json"))
+    run_file = yaml_text(masked_values(saved.run_file.model_dump(mode="json")))
     return {_RUN_FILE: run_file, **{file.path: file.text for file in saved.files if file.text is not None}}

@@ -23,7 +23,6 @@ class RunColumn:
     """What the page says of one run."""
 
     name: str
-    home: str
     step: int
     validation: Mapping[str, float]
     best: str
@@ -49,14 +48,13 @@ def comparison_page(
             number(f"{run.step:,}", run.step),
             Cell(metric_words(run.validation)),
             Cell(run.best),
-            Cell(run.home, "wrap code"),
         ]
         for run in runs
     ]
     sections = [
         Section(
             heading="Runs",
-            table=Table(headings=("run", "step", "validation", "best", "home"), rows=rows, numbers=frozenset({1})),
+            table=Table(headings=("run", "step", "validation", "best"), rows=rows, numbers=frozenset({1})),
         )
     ]
     if settings:

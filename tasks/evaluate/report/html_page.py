@@ -3,13 +3,15 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from tasks.evaluate.report.curves import Curves
 from tasks.evaluate.report.svg import svg_of
 from tasks.evaluate.report.tables import Section
+from tasks.foundation.masking import masked
 
 
 class Tile(NamedTuple):
@@ -35,6 +37,7 @@ def html_page(
     curves: Curves,
     keys: Sequence[Key],
     sections: Sequence[Section],
+    clean: Callable[[str], str] = masked,
 ) -> str:
     """The page as HTML. The same arguments give the same page; all text is escaped.
 
@@ -46,6 +49,7 @@ def html_page(
         curves: what the charts show.
         keys: of the charts.
         sections: tables and notes.
+        clean: returns a text without what does not belong into the page.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
 
@@ -55,7 +59,9 @@ def html_page(
         autoescape=True,  # names of metrics and layers are the user's
         undefined=StrictUndefined,
         keep_trailing_newline=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,  # not what the page itself has as HTML
     )
+    curves = replace(curves, events=tuple(replace(event, text=clean(event.text)) for event in curves.events))
     return environment.get_template("page.html.jinja").render(
         title=title,
         address=address,

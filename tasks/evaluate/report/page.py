@@ -1,8 +1,10 @@
 """The report's page: what it says of a run."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tasks.evaluate.report.changes import changes_section, origin_lines
@@ -14,12 +16,14 @@ from tasks.evaluate.report.times import goodput_words, time_sections, workers_se
 from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.readable_values import readable
+from tasks.foundation.masking import masked
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
 
 _VALUE_CHARACTERS = 140
+_USERS_FOLDER = re.compile(r"(?<![\w.~-])/(?:(?:home|Users)/[^/\s\"'<>:]+|root(?![\w.-]))")
 # A shorter run is mostly its start, which says nothing about the machines.
 _GOODPUT_FROM_SECONDS = 3600.0
 
@@ -34,6 +38,7 @@ def render(
     curves: Curves,
     confusion: Sequence[Section] = (),
     more: Sequence[Section] = (),
+    places: bool = False,
 ) -> str:
     """The page as HTML. The same arguments give the same page.
 
@@ -46,16 +51,18 @@ def render(
         curves: what its charts show.
         confusion: the section with the confusion matrix, if there is one.
         more: sections from other files of the home.
+        places: whether to name hosts, and the folders of the home and its storage; a page is often sent to others.
     """
     head = entries[-1].head
     return html_page(
         title=title,
-        address=address,
+        address=address if places else "",
         introduction=list(_introduction(entries, history)),
         tiles=list(_tiles(history, head, account)),
         curves=curves,
         keys=list(_keys(curves)),
-        sections=[*_sections(entries, history, account, confusion), *more, _elsewhere(title, address)],
+        sections=[*_sections(entries, history, account, confusion, places=places), *more, _elsewhere(title, address)],
+        clean=masked if places else partial(_without_places, home=address),
     )
 
 
@@ -105,10 +112,15 @@ def _tiles(history: History, head: Head, account: Account | None) -> Iterator[Ti
 
 
 def _sections(
-    entries: Sequence[Entry], history: History, account: Account | None, confusion: Sequence[Section]
+    entries: Sequence[Entry],
+    history: History,
+    account: Account | None,
+    confusion: Sequence[Section],
+    *,
+    places: bool,
 ) -> Iterator[Section]:
     head = entries[-1].head
-    yield from time_sections(account)
+    yield from time_sections(account, hosts=places)
     yield from workers_section(workers_of(history))
     yield checkpoints_section(entries, head)
     yield from evaluations_section(history)
@@ -116,6 +128,15 @@ def _sections(
     yield from changes_section(entries)
     yield Section(heading="Environment", table=_facts(_environment(head)))
     yield Section(heading="Identity", table=_facts(head.identity))
+
+
+def _without_places(text: str, *, home: str) -> str:
+    """A text without secrets, with HOME, STORAGE and ~ for the folders of the home, its storage and of users."""
+    text = masked(text)
+    for place, word in ((home, "HOME"), (home.rpartition("/")[0], "STORAGE")):
+        if place.strip(":/") and place in text:
+            text = re.sub(rf"{re.escape(place)}(?![\w.-])", word, text)
+    return _USERS_FOLDER.sub("~", text)
 
 
 def _elsewhere(run: str, address: str) -> Section:

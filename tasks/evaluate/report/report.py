@@ -22,13 +22,14 @@ _FIRST_BYTES = 64
 _ENTRY = re.compile(rb"<!-- log entry (\d{1,12}) -->")
 
 
-def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str:
+def write_report(log: RunLog, *, title: str, now: datetime | None = None, places: bool = False) -> str:
     """Write the report of a run. The same log, attempts and audits give the same page.
 
     Args:
         log: the run's log, which remembers the entries that this process has read.
         title: the page's title, such as the run's name.
         now: current time in UTC, to decide which attempts are still running; None for the machine's clock.
+        places: see `render`.
 
     Returns:
         Address of the page.
@@ -55,6 +56,7 @@ def write_report(log: RunLog, *, title: str, now: datetime | None = None) -> str
             *code_changes_section(home, entries),
             *saved_code_sections(home, entries[-1].head),
         ],
+        places=places,
     )
     home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
     return f"{home.uri}/{PAGE}"

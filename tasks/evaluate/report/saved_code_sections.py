@@ -9,6 +9,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, is_saved_code
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
+from tasks.foundation.masking import masked_values
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 
@@ -29,13 +30,16 @@ def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
         return
     if saved.model is not None:
         yield _model_section(saved.model)
-    spec = saved.run_file
+    spec = saved.run_file  # in which earlier versions saved secrets
     shown = [
         (
             "run file, the keys that differ from their defaults",
-            yaml_text(spec.model_dump(mode="json", exclude_defaults=True)),
+            yaml_text(masked_values(spec.model_dump(mode="json", exclude_defaults=True))),
         ),
-        ("run file, all keys", yaml_text(spec.model_dump(mode="json"))),
+        (
+            "run file, all keys",
+            yaml_text(masked_values(spec.model_dump(mode="json"))),
+        ),
         *((file.path, file.text) for file in saved.files if file.text is not None),
     ]
     yield Section(

@@ -1,6 +1,7 @@
 """Where the time went, the attempts and the workers: sections of the report's page."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, number, time_words
 from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
@@ -12,8 +13,13 @@ _HOST_CHARACTERS = 40
 _ATTEMPTS_SHOWN = 200
 
 
-def time_sections(account: Account | None) -> Iterator[Section]:
-    """The time by cause and the attempts; a note if no attempts are recorded."""
+def time_sections(account: Account | None, *, hosts: bool = False) -> Iterator[Section]:
+    """The time by cause and the attempts; a note if no attempts are recorded.
+
+    Args:
+        account: where the time went; None if no attempts are recorded.
+        hosts: whether to name the hosts; otherwise they are numbered.
+    """
     heading = "Where the time went"
     if account is None:
         yield Section(
@@ -23,7 +29,7 @@ def time_sections(account: Account | None) -> Iterator[Section]:
         )
         return
     yield Section(heading=heading, table=_causes(account), note=" ".join(_sentences(account)))
-    yield _attempts(account.attempts)
+    yield _attempts(account.attempts, hosts=hosts)
 
 
 def goodput_words(account: Account) -> str:
@@ -96,18 +102,20 @@ def _sentences(account: Account) -> Iterator[str]:
         yield f"Unreadable attempt records, not included: {account.unreadable}."
 
 
-def _attempts(attempts: tuple[Attempt, ...]) -> Section:
+def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
     rows = []
+    names = dict.fromkeys(attempt.record.host for attempt in attempts)
+    words = {} if hosts else {host: f"host {number}" for number, host in enumerate(names, start=1)}
     for attempt in attempts[-_ATTEMPTS_SHOWN:]:
         record = attempt.record
         rows.append(
             [
                 Cell(time_words(record.began)),
-                Cell(cut(record.host, _HOST_CHARACTERS)),
+                Cell(words.get(record.host) or cut(record.host, _HOST_CHARACTERS)),
                 number(duration_words(record.wall_seconds), record.wall_seconds),
                 number(f"{record.from_step:,} → {max(record.step, record.committed_step):,}", record.from_step),
                 number(duration_words(attempt.lost_seconds) if attempt.lost_seconds else "", attempt.lost_seconds),
-                Cell(_end_words(attempt), "wrap"),
+                Cell(_end_words(attempt, words), "wrap"),
             ]
         )
     headings = ("began, UTC", "host", "lived", "steps", "lost", "ended")
@@ -119,7 +127,7 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Section:
     )
 
 
-def _end_words(attempt: Attempt) -> str:
+def _end_words(attempt: Attempt, hosts: Mapping[str, str]) -> str:
     record = attempt.record
     if attempt.alive:
         return f"running: {record.doing}"
@@ -127,4 +135,7 @@ def _end_words(attempt: Attempt) -> str:
         return f"killed or crashed in {record.doing}"
     reason = record.ended.replace("_", " ")
     message = " ".join((record.message or "").split())
+    for host, word in hosts.items():
+        if host and host in message:
+            message = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", word, message)
     return f"{reason}: {cut(message, _ERROR_CHARACTERS)}" if message else reason

@@ -17,6 +17,7 @@ from tasks.foundation.contracts.mixture import integer_weights
 from tasks.foundation.contracts.readable_values import readable
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import IdentityChanged, RunFileError
+from tasks.foundation.masking import masked_values
 from tasks.foundation.messages import message
 
 _IN_RUN_FILE = (
@@ -77,8 +78,9 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     """Return the values that differ, in the order of `IDENTITY`."""
     found: list[Difference] = []
     for key in IDENTITY:
-        before = dict(leaves(key, recorded[key])) if key in recorded else {}
-        after = dict(leaves(key, now[key])) if key in now else {}
+        # Without secrets: they are not recorded, but earlier versions did.
+        before = dict(leaves(key, masked_values(recorded[key]))) if key in recorded else {}
+        after = dict(leaves(key, masked_values(now[key]))) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
             if old != new and not _differs_in_batch_size(leaf, old, new):
@@ -107,6 +109,7 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
         "init.weights": [source.model_dump(mode="json") for source in spec.init.weights],
         "init.freeze": list(spec.init.freeze),
     }
+    identity = dict(masked_values(identity))
     identity |= {key: None for key, reference in spec.data.transform_of_key.items() if reference is None}
     # The identity of callbacks and transforms is their code, which is read when the model is built.
     return identity if spec.train.callbacks else identity | {CALLBACKS: None}

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from tasks.foundation.contracts.plain_yaml import KeyPath, Place, dotted, shortened, shown
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.masking import MASK, names_secret
 
 SHOWN_ERRORS = 5
 _NO_OTHER_TPU = "Baton uses the TPU of the machine that it runs on; drop the key and run baton on the TPU VM itself"
@@ -70,6 +71,8 @@ def _sentence(
     value = _at(data, path)
     place = places.get(path, Place(file, None))
     spelled = place.spelling or shown(value)
+    if path and names_secret(path[-1], value):
+        spelled = MASK
     if path in _REMOVED_KEYS:
         return f"{place.where}: {name} (here {spelled}) was removed; {_REMOVED_KEYS[path]}"
     if fault["type"] == "extra_forbidden":

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import posixpath
 import re
 from typing import Annotated, Final, Literal
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.masking import masked_values
 
 # The key of a recorded identity that names the saved code; for information, so it is never compared.
 SAVED_CODE: Final = "code.saved"
@@ -92,8 +94,12 @@ class SavedCode(Contract):
         revision: GitRevision | None = None,
         model: ModelSummary | None = None,
     ) -> "SavedCode":
-        """Return the saved form of a run file with its code, by path."""
+        """Return the saved form of a run file with its code, by path. Secrets in the run file are not saved."""
         train = spec.train.model_copy(update={"epoch_examples": None})  # follows from the data
+        values = spec.model_copy(update={"train": train}).model_dump(mode="json", by_alias=True)
+        without_secrets = masked_values(values)
         run_file = spec.model_copy(update={"train": train})
+        if without_secrets != values:
+            run_file = RunSpec.model_validate_json(json.dumps(without_secrets))
         saved = tuple(SavedFile.of(path, files[path]) for path in sorted(files))
         return cls(run_file=run_file, files=saved, revision=revision, model=model)

@@ -116,8 +116,15 @@ C = TypeVar("C", bound=StageCall)
 
 
 def pack(call: StageCall, context: RemoteContext) -> str:
-    """One flat JSON object with the keys of a call and of its context."""
-    return json.dumps(call.model_dump(mode="json", by_alias=True) | context.model_dump(mode="json"))
+    """One flat JSON object with the keys of a call and of its context.
+
+    It is stored in Prefect. So it says nothing of trackers, whose addresses often have passwords: no stage needs them.
+    """
+    values = call.model_dump(mode="json", by_alias=True)
+    for holder in (values, values.get("request")):
+        if isinstance(holder, dict) and isinstance(holder.get("spec"), dict):
+            holder["spec"].pop("tracking", None)
+    return json.dumps(values | context.model_dump(mode="json"))
 
 
 def unpack(kind: type[C], text: str) -> tuple[C, RemoteContext]:

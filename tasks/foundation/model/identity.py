@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tasks.foundation.contracts.run_spec import ModelSpec
+from tasks.foundation.masking import masked_values
 from tasks.foundation.model.batch_shapes import has_fixed_batch_size, without_batch_sizes
 from tasks.foundation.model.code_digest import digests_of_user_code, module_digest
 from tasks.foundation.model.variables import other_optimizers
@@ -40,7 +41,7 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
     identity["compile.other"] = compiled | {"optimizers": others} if others else compiled
     identity["model.code"] = digests_of_user_code(model, spec.build)
     identity["model.options"] = spec.options
-    return plain_values(identity)
+    return dict(masked_values(plain_values(identity)))
 
 
 def plain_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from tasks.foundation.contracts.run_spec import StopSpec
+from tasks.foundation.messages import shown_lines
 from tasks.foundation.stops.hang_rule import Hang, HangRule
 from tasks.foundation.stops.process_stop import PROCESS_STOP
 from tasks.foundation.storage.downloaded import DOWNLOADED
@@ -153,9 +154,10 @@ def _memory_file() -> IO[bytes]:
 
 
 def _write_to_stderr(event: Hung) -> None:
+    text = shown_lines(f"hung: {event.message}\n{event.stacks}")
     with suppress(OSError):  # closed
         # Write to the file descriptor: another thread may hold the stream.
-        os.write(_STDERR, f"\nhung: {event.message}\n{event.stacks}\n".encode())
+        os.write(_STDERR, f"\n{text}\n".encode())
 
 
 def _run_within(seconds: float, actions: Iterable[Callable[[], object]]) -> None:

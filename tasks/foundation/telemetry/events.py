@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tasks.foundation.contracts.evaluation_sets import SetName
+from tasks.foundation.masking import masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,9 @@ class Note:
 
     text: str
     warning: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", masked(self.text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

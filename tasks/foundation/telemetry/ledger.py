@@ -27,7 +27,7 @@ from tasks.foundation.contracts.attempt import (
 )
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import whole_traceback
-from tasks.foundation.messages import without_password
+from tasks.foundation.masking import masked
 from tasks.foundation.process import age_seconds, process_name
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Phase, Training
@@ -130,10 +130,9 @@ class Ledger:
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
         if self._ended is None:
-            self._ended = ("left", None) if kind is None else (kind.__name__, str(fault)[:_MESSAGE_CHARACTERS] or None)
+            self._ended = ("left", None) if kind is None else (kind.__name__, _message(str(fault)))
         if isinstance(fault, Exception):  # a signal says nothing about the code that it interrupts
-            text = whole_traceback(fault)
-            self._traceback = None if text is None else without_password(text)
+            self._traceback = whole_traceback(fault)
         self._left.set()
         self._wake.set()
         if self._whole_process:
@@ -199,7 +198,7 @@ class Ledger:
             message: of the error that ended it, if any.
         """
         if self._ended is None:
-            self._ended = (reason, message[:_MESSAGE_CHARACTERS] if message else None)
+            self._ended = (reason, _message(message or ""))
         self.heartbeat()
 
     def hung(self, message: str, stacks: str) -> None:
@@ -210,8 +209,8 @@ class Ledger:
             stacks: of all threads.
         """
         if self._ended is None:
-            self._traceback = without_password(stacks[:_STACKS_CHARACTERS])
-            self._ended = (HUNG, message[:_MESSAGE_CHARACTERS])
+            self._traceback = masked(stacks[:_STACKS_CHARACTERS])
+            self._ended = (HUNG, _message(message))
         self.heartbeat()
 
     def staged(self, path: str) -> None:
@@ -296,3 +295,8 @@ class Ledger:
                 return
             if self._home.exists(attempt_path(self.attempt)):
                 self._write(warns=False)
+
+
+def _message(text: str) -> str | None:
+    """A message as the record has it; None for an empty one."""
+    return masked(text)[:_MESSAGE_CHARACTERS] or None

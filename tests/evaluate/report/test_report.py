@@ -88,8 +88,8 @@ class Run:
         record = record_of(name, **changes)
         self.home.write(f"attempts/{name}.json", record.to_json())
 
-    def report(self, title: str = "a-run") -> str:
-        address = write_report(RunLog(self.home), title=title, now=NOON + timedelta(seconds=10))
+    def report(self, title: str = "a-run", *, places: bool = False) -> str:
+        address = write_report(RunLog(self.home), title=title, now=NOON + timedelta(seconds=10), places=places)
         assert address == f"{self.home.uri}/report/index.html"
         return Path(address).read_text(encoding="utf-8")
 
@@ -197,7 +197,7 @@ def rows_below(page: str, heading: str) -> list[list[str]]:
 
 
 def test_time_by_cause_and_attempts_are_shown(run: Run) -> None:
-    page = tried(trained(run)).report()
+    page = tried(trained(run)).report(places=True)
     assert rows_below(page, "Where the time went") == [
         ["lost work", "42 s", "34.6%", "badput"],
         ["compile", "40 s", "32.9%", "badput"],
@@ -270,9 +270,31 @@ def test_lineage_goes_back_to_the_first_run(tmp_path: Path) -> None:
 
 
 def test_page_says_where_else_the_run_is_shown(run: Run) -> None:
-    page = trained(run).report()
+    page = trained(run).report(places=True)
     assert f"tensorboard --logdir {run.home.uri}/tensorboard" in page
+    assert "tensorboard --logdir HOME/tensorboard" in run.report()
     assert "the flow runs with the tag run:" in page
+
+
+def test_page_names_neither_hosts_nor_folders_of_people_unless_asked(run: Run) -> None:
+    """A page is sent to others; the home keeps the names."""
+    trained(run)
+    folder, host = run.home.uri, "trainer-7.example.org"
+    storage = folder.rpartition("/")[0]
+    messages = (f"{folder}/log is full", f"/home/ada/iris/model.py: no; {storage}/other", f"process 3 on {host}")
+    for number, message in enumerate(messages):
+        run.attempt(f"{number}" * 32, ended="StorageError", message=message, host=host)
+    page = run.report()
+    for name in (folder, storage, host, "/home/ada"):
+        assert name not in page
+    assert [row[1] for row in rows_below(page, "Attempts")] == ["host 1"] * 3
+    assert [row[5] for row in rows_below(page, "Attempts")] == [
+        "StorageError: HOME/log is full", "StorageError: ~/iris/model.py: no; STORAGE/other",
+        "StorageError: process 3 on host 1",
+    ]  # fmt: skip
+    page = run.report(places=True)
+    for name in (folder, host, "/home/ada/iris/model.py"):
+        assert name in page
 
 
 def test_steps_are_spread_over_the_time_of_their_segment(run: Run) -> None:

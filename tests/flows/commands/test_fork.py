@@ -63,7 +63,7 @@ def test_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"  200  checkpoints/00000200-\S+  .*  forked$", lines[1])
     assert main(["report", home]) == 0
     page = (Path(home) / "report" / "index.html").read_text()
-    assert f"forked from step 200 of {run.address} ({facts['forked_from']['path']})" in page
+    assert f"forked from step 200 of STORAGE/digits ({facts['forked_from']['path']})" in page
 
 
 @pytest.mark.parametrize(
