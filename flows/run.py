@@ -16,7 +16,7 @@ from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.storage.opening import open_home, open_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +150,8 @@ def open_run(address: str, overrides: Sequence[str] | None = None) -> Run | RunH
         remedy = f"the run file {address} has not been run yet; start it with: baton run {address}"
     else:
         refuse_overrides(address, overrides)
-        home = open_storage(address, relative_to=Path.cwd())
-        opened = RunHome(root=_parent(home), home=home, log=RunLog(home))
+        root, home = open_home(address, relative_to=Path.cwd())
+        opened = RunHome(root=root, home=home, log=RunLog(home))
         remedy = "name a run file, or a run's home, <storage>/<run>; `baton list` shows the runs of a storage folder"
     if not _has_begun(opened):
         raise NoSuchRun(f"no run is at {opened.home.uri} (it holds no {FIRST_ENTRY}): {remedy}")
@@ -185,9 +185,3 @@ def holds_a_log(home: Storage) -> bool:
     """Return whether a folder is a run's home."""
     # A run that lost its first entry is damaged, but it is still a run.
     return home.exists(FIRST_ENTRY) or any(entry_number(path) is not None for path in home.files("log"))
-
-
-def _parent(home: Storage) -> Storage:
-    """The storage root of a home whose run file is not known."""
-    root = home.uri.rsplit("/", 1)[0]
-    return open_storage(f"{root}/" if root.endswith(":/") or not root else root, relative_to=Path.cwd())

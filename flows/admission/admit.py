@@ -106,7 +106,7 @@ def admit(
     chief = is_chief(run.spec.accelerator, os.environ)
     if chief:  # the other hosts would find their own chief's heartbeat
         require_idle(run, take_over=take_over, telemetry=telemetry, attempts=attempts)
-    notes = run.root.probe()
+    notes = run.root.probe(run.spec.run)
     return Admitted(
         run=run,
         goal=goal,

@@ -26,7 +26,7 @@ def check_storage(run: RunFile) -> Finding:
         StorageError: the storage refuses or fails.
     """
     storage = storage_of(run)
-    notes = storage.probe()
+    notes = storage.probe(run.spec.run)
     with scratch_folder(storage) as scratch:
         scratch.create("file", _PROBE)
         if scratch.read("file") != _PROBE:

@@ -96,6 +96,8 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
     for known in (folder,) if begun_with is None else (begun_with, folder):
         if (prepared := _existing(storage, known, spec.data, code_folder)) is not None:
             return prepared
+    if storage.transfers == 1:  # only now is it known that this folder is written to; one probe tells all of a bucket
+        storage.at(folder).probe()
     if ":" in spec.data.source and place.log.head() is not None:
         # The examples were accepted when the run started; do not check again whether they are batches.
         source = open_source(spec.data, code_folder, spec.train.seed, note=note, accepted=True)

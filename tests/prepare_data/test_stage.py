@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.errors import DamagedDataset, SourceError, StorageError
+from tasks.foundation.errors import DamagedDataset, SourceError, StorageError, StoreRefused
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Preparing
 from tasks.prepare_data import stage
@@ -60,6 +60,24 @@ def test_preparing_twice_writes_nothing(workshop: Any) -> None:
     again = workshop.prepare("data.py:load")
     assert again == first.model_copy(update={"already_prepared": True})
     assert workshop.files() == before
+
+
+def test_folder_of_datasets_is_tried_before_anything_is_read(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.write("data.py", COUNTING)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        with pytest.raises(StoreRefused, match="no permission to create files") as refused:
+            workshop.prepare("data.py:load")
+    assert refused.value.exit_code == 2
+    assert workshop.files() == {}
+    assert workshop.events == []
+    workshop.prepare("data.py:load")
+    monkeypatch.setattr(os, "link", refuse)
+    assert workshop.prepare("data.py:load").already_prepared  # as on a shared disk that is read-only
 
 
 def test_another_store_gets_the_same_bytes(workshop: Any, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ class Stepped:
         self._turn("delete", folder)
         self._store.delete(folder, files=files)
 
-    def probe(self) -> list[str]:
+    def probe(self, home: str = "") -> list[str]:  # noqa: ARG002
         return []
 
     def _turn(self, verb: str, path: str) -> Call:

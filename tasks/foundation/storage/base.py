@@ -164,8 +164,11 @@ class Storage(Protocol):
             files: all files below the folder, if the caller has just listed them; a remote store then lists none.
         """
 
-    def probe(self) -> list[str]:
+    def probe(self, home: str = "") -> list[str]:
         """Check early that files can be created, read and deleted. Leaves nothing behind.
+
+        Args:
+            home: a run's folder, whose folders must be writable too as far as they exist; left out: none.
 
         Returns:
             Warnings about this store for the user.

@@ -16,7 +16,13 @@ from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.direct_files import compare_with_buffers, write_buffers_durably
 from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
 from tasks.foundation.storage.durable_files import copy_durably, make_durably, sync_folder, write_durably
-from tasks.foundation.storage.local_probe import NO_HARD_LINKS, NO_SPACE, no_hard_links, require_writable
+from tasks.foundation.storage.local_probe import (
+    NO_HARD_LINKS,
+    NO_SPACE,
+    no_hard_links,
+    require_folders_writable,
+    require_writable,
+)
 from tasks.foundation.storage.path_guard import is_inside, opened_own, require_inside, require_links_inside
 from tasks.foundation.storage.temporary_files import temporary_file
 
@@ -185,9 +191,11 @@ class LocalStorage:
             else:
                 target.unlink()
 
-    def probe(self) -> list[str]:
+    def probe(self, home: str = "") -> list[str]:
         """See `Storage.probe`."""
         require_writable(self.root, _UNFINISHED)
+        if home:
+            require_folders_writable(self.at(home).root, _UNFINISHED)
         return []
 
     def _bounded(self, path: str, source: IO[bytes]) -> bytes:

@@ -140,7 +140,7 @@ class MemoryStorage:
         with _LOCK, suppress(FileNotFoundError):
             self._files.rm(self._full(folder), recursive=True)
 
-    def probe(self) -> list[str]:
+    def probe(self, home: str = "") -> list[str]:  # noqa: ARG002 - for local disks
         """See `Storage.probe`. There is nothing to check."""
         return []
 

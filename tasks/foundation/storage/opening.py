@@ -35,6 +35,33 @@ def open_storage(address: str, *, relative_to: Path, guarded: bool = True) -> St
     raise InvalidInput(f"storage {address}: {scheme}:// is unknown; use a local folder or gs://")
 
 
+def open_home(address: str, *, relative_to: Path) -> tuple[Storage, Storage]:
+    """Open a run's home, and the storage root that holds it. Nothing is read or written.
+
+    A local home may be a link, to a larger disk for example. Its storage is where the address names it, as it is for
+    the run file that began the run, and not where the link leads.
+
+    Args:
+        address: see `open_storage`.
+        relative_to: the working folder.
+
+    Returns:
+        The root and the home.
+
+    Raises:
+        InvalidInput: see `open_storage`.
+    """
+    home = open_storage(address, relative_to=relative_to)
+    if not isinstance(home, LocalStorage):
+        above = home.uri.rpartition("/")[0]
+        return open_storage(f"{above}/" if above.endswith(":/") else above, relative_to=relative_to), home
+    named = relative_to / Path(address.removeprefix("file://")).expanduser()
+    if named.name in {"", ".."}:
+        named = home.root
+    root = LocalStorage(named.parent.resolve())
+    return root, LocalStorage(root.root / named.name)
+
+
 def _cloud(address: str, rest: str, *, guarded: bool) -> Storage:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):

@@ -40,6 +40,19 @@ def test_fork_by_run_file_prints_the_next_command(run: FakeRun, capsys: pytest.C
     assert (facts["forked_from"]["home"], facts["forked_from"]["step"]) == (run.address, 100)
 
 
+def test_fork_of_a_linked_home_lies_beside_the_link(
+    run: FakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = tmp_path / "other-storage"
+    storage.mkdir()
+    (storage / "link").symlink_to(run.home.root)
+    before = sorted(run.root.root.rglob("*"))
+    facts = json_of(capsys, "fork", str(storage / "link"), "--as", "other")
+    assert facts["home"] == str(storage / "other")
+    assert json_of(capsys, "status", facts["home"])["step"] == 200
+    assert sorted(run.root.root.rglob("*")) == before
+
+
 def test_fork_by_address(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json_of(capsys, "fork", run.address, "--as", "other")
     home = f"{run.root.uri}/other"

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.storage.opening import open_home, open_storage
 
 
 @pytest.mark.parametrize("address", ["a\0b", "x" * 5000, "taken/sub"])
@@ -28,6 +28,30 @@ def test_addresses_open_their_store(tmp_path: Path) -> None:
         assert store.uri == str(tmp_path / "runs")
     assert open_storage("memory://a/b", relative_to=tmp_path).uri == "memory://a/b"
     assert list(tmp_path.iterdir()) == []  # opening writes nothing
+
+
+def test_linked_home_belongs_to_the_storage_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, disk = tmp_path / "storage", tmp_path / "disk"
+    (disk / "moved" / "log").mkdir(parents=True)
+    storage.mkdir()
+    (storage / "run").symlink_to(disk / "moved")
+    (tmp_path / "way").symlink_to(storage)  # a link on the way is followed, as in a run file
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for address in (
+        "storage/run",
+        "storage/run/",
+        "storage/./run",
+        f"file://{storage}/run",
+        "way/run",
+        "~/storage/run",
+    ):
+        root, home = open_home(address, relative_to=tmp_path)
+        assert (root.uri, home.uri) == (str(storage), f"{storage}/run"), address
+    for address in ("storage/run/log/..", "disk/moved", "storage/run/../moved"):
+        root, home = open_home(address, relative_to=tmp_path)
+        assert (root.uri, home.uri) == (str(disk), f"{disk}/moved"), address
+    root, home = open_home("memory://a/b", relative_to=tmp_path)
+    assert (root.uri, home.uri) == ("memory://a", "memory://a/b")
 
 
 def test_unknown_scheme_and_file_are_refused(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class CloudStorage:
         own = [self._key(folder)] if folder and files is None else []
         delete_all(self._bucket, [*below, *own], workers=_TRANSFERS)
 
-    def probe(self) -> list[str]:
+    def probe(self, home: str = "") -> list[str]:  # noqa: ARG002 - roles are of buckets and prefixes
         """See `Storage.probe`. Creates and deletes an object, because nothing else shows all permissions."""
         settings = self._bucket.settings(FIELDS) or {}
         problems = check_settings(settings, bucket=f"gs://{self._bucket.name}", prefix=self._prefix)
