@@ -163,6 +163,7 @@ def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: st
         reading=checker.reading,
         train=shards,
         validation=(),
+        extremes=checker.extremes,
     )
     storage.create(manifest_path(folder), manifest.to_json())
     train, validation = part_sizes(run.spec.data, length, seed=run.spec.train.seed) or (None, None)

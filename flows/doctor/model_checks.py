@@ -42,6 +42,7 @@ from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
 from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
+from tasks.init_or_restore.extreme_values import extremes_of, require_extremes
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
 from tasks.init_or_restore.weights.loading import load_weights
 from tasks.init_or_restore.yielded_batches import build_state_from_examples
@@ -189,6 +190,8 @@ def _check_start(
         require_test_step(state.model, unweighted, reference=spec.model.build, accelerator=cpu, draws=state.draws)
         if sample.validation_examples:
             require_evaluation(spec, state, inputs.validation, sample.validation_examples)
+    extremes = extremes_of(spec, sample.ref, sample.storage)
+    require_extremes(state, extremes, reference=spec.model.build, size=len(tree.flatten(tuple(batch))[0]))
     callbacks: tuple[keras.callbacks.Callback, ...] = ()
     if spec.train.callbacks is not None:
         callbacks = require_callbacks(spec, state, batch, unweighted, code_folder=run.folder).callbacks

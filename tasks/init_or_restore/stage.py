@@ -29,6 +29,7 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_sta
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.changes import accepted_changes, record_changes
+from tasks.init_or_restore.extreme_values import extremes_of, require_extremes
 from tasks.init_or_restore.identity import callback_record, run_identity, user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluations
 from tasks.init_or_restore.new_run import build_new_run
@@ -94,6 +95,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             telemetry.emit(Note(text=repeats, warning=True))
     else:
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
+    _require_extremes(call, head, warm, place)
     _note_environment(accelerator, telemetry)
     identity = run_identity(spec, dataset, of_model)
     accelerator.require_same(identity)
@@ -146,6 +148,14 @@ def _build_state(
         warm.keep_companion(started)
         identity |= callback_record(started)
     return warm, identity
+
+
+def _require_extremes(call: InitOrRestoreCall, head: Head | None, warm: WarmState, place: Place) -> None:
+    """Refuse a new run, or an accepted change, whose model cannot be trained on a value of its data."""
+    if head is None or head.tip is None or call.accept:
+        size = per_replica_batch_size(call.spec.train.global_batch_size, warm.state.accelerator.replicas)
+        extremes = extremes_of(call.spec, call.dataset, place.root)
+        require_extremes(warm.state, extremes, reference=call.spec.model.build, size=size)
 
 
 def _save_code(home: Storage, spec: RunSpec, warm: WarmState) -> dict[str, str]:

@@ -3,12 +3,13 @@
 import numpy as np
 
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.dataset import Feature, Reading
+from tasks.foundation.contracts.dataset import ExtremeValue, Feature, Reading
 from tasks.foundation.dataset.features import PAD, Array, flatten
 from tasks.foundation.dataset.structure import is_list_of_equals, items_of_example
 from tasks.foundation.dataset.text_values import STRING, dtype_name
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
+from tasks.prepare_data.extreme_values import Extremes
 from tasks.prepare_data.packing import Packing
 from tasks.prepare_data.padding import Padding
 from tasks.prepare_data.sources.base import Row
@@ -33,6 +34,7 @@ class Checker:
         self._first = ""
         self._kinds: list[_Kind] = []
         self._reading: Reading = "examples"
+        self._extremes = Extremes()
 
     def check(self, where: str, example: object) -> dict[str, Array]:
         """Return the example as named arrays.
@@ -70,7 +72,13 @@ class Checker:
             _check_finite(where, arrays)
         if self._classes is not None:
             _check_label(where, arrays, self._classes)
+        self._extremes.add(where, arrays)
         return arrays
+
+    @property
+    def extremes(self) -> tuple[ExtremeValue, ...]:
+        """The extreme values of the examples so far."""
+        return self._extremes.found()
 
     @property
     def features(self) -> tuple[Feature, ...]:

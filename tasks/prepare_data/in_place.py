@@ -68,6 +68,7 @@ def index_in_place(
         train=train,
         validation=validation,
         held_out=held_out,
+        extremes=checker.extremes,
     )
 
 

@@ -210,6 +210,7 @@ def _write(
         reading=checker.reading,
         train=train,
         validation=validation,
+        extremes=checker.extremes,
     )
 
 

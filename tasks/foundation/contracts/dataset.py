@@ -62,6 +62,14 @@ class ShardRecord(Contract):
         return self.examples if self.records is None else self.records
 
 
+class ExtremeValue(Contract):
+    """One of the two smallest or the two largest values of a feature, and the first example that has it."""
+
+    feature: str
+    value: int | float
+    where: str = Field(description="the position of the example in its source")
+
+
 class HeldOut(Contract):
     """Selects the records for validation where shards contain both parts, see `dataset.held_out`."""
 
@@ -91,6 +99,9 @@ class DatasetManifest(Contract):
     reading: Reading = "examples"
     held_out: HeldOut | None = Field(
         default=None, description="set if shards contain records of both parts; None: each shard has one part"
+    )
+    extremes: tuple[ExtremeValue, ...] = Field(
+        default=(), description="of integer features, and of labels that are one number; earlier versions wrote none"
     )
     mixture: Mixture | None = Field(default=None, description="the datasets that it mixes; None: it is one itself")
 

@@ -168,7 +168,7 @@ def _use_loss_and_metrics(
             with _as_model_error(what):
                 model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
                 if model.loss is not None or not own_step:
-                    _compute_loss(model, x, y, predictions, sample_weight)
+                    compute_loss(model, x, y, predictions, sample_weight)
         except ModelError:
             # Only train_step knows how it uses y.
             if not (own_step and first_use.take() and metrics_are_built(model)):
@@ -263,10 +263,10 @@ def _require_made_in_scope(variables: Iterable[Any], accelerator: Accelerator, r
         )
 
 
-def _compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> None:
+def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
     """Call compute_loss as Keras does: a custom `compute_loss` may have no `training` parameter."""
     settings = {"training": False} if "training" in inspect.signature(model.compute_loss).parameters else {}
-    model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, **settings)
+    return model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, **settings)
 
 
 @contextmanager
