@@ -134,7 +134,7 @@ def relay(
                         sinks.emit(Waiting(on="the save in flight"))  # the committer waits for it
             except StageStopped as stop:
                 ledger.end(stop.reason)
-                result = result_of_interrupted(run, admitted.goal, stop.reason, since=head)
+                result = result_of_interrupted(run, admitted.goal, stop.reason, since=head, telemetry=telemetry)
                 if result is None:
                     raise StageLost(f"{stop}; the run has not begun; run the same command again to begin it") from stop
                 telemetry.emit(Note(text=str(stop), warning=True))
@@ -232,7 +232,8 @@ class _Relay:
         self.evaluations.join()
         self.place.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads the ledger
-        return result_of(run, segments=segments, exit_reason=ended, report=self._reports(ended))
+        reports, telemetry = self._reports(ended), self.place.telemetry
+        return result_of(run, segments=segments, exit_reason=ended, telemetry=telemetry, report=reports)
 
     def _reports(self, ended: str) -> bool:
         """Whether this process writes the report."""

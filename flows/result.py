@@ -1,6 +1,8 @@
 """What a command reached, read from the run's log."""
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal, cast
 
 from pydantic import Field
@@ -11,10 +13,11 @@ from flows.tracking import tracking
 from tasks.evaluate.report.report import PAGE, reported_entry, write_report
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import Commit, Head
+from tasks.foundation.contracts.log_entry import Commit, Entry, Head
 from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
-from tasks.foundation.errors import RunLogError, StorageError
+from tasks.foundation.errors import BatonError, RunLogError, StorageError
 from tasks.foundation.telemetry.csv_files import write_csv_files
+from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.tensorboard import write_curves
 
 # After these exit reasons the machine may disappear within seconds.
@@ -56,13 +59,16 @@ def leaves_time(exit_reason: str) -> bool:
     return exit_reason not in _MACHINE_ENDS
 
 
-def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = True) -> RelayResult:
+def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink, report: bool = True) -> RelayResult:
     """Read the state of the run from its log, and write the report.
+
+    The work is committed by then, so a report that cannot be written is a warning, whatever the reason.
 
     Args:
         run: the run.
         segments: number of segments that this command trained.
         exit_reason: why the command ends.
+        telemetry: receives the warning.
         report: whether to write the report.
 
     Returns:
@@ -70,7 +76,6 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = T
 
     Raises:
         RunLogError: the run has no checkpoint.
-        StorageError: the report cannot be written.
     """
     is_done = exit_reason == "nothing_to_do"  # the log has just been read then
     newest = run.log.newest_seen() if is_done else run.log.newest()
@@ -86,11 +91,8 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = T
     if totals.test is not None:
         metrics |= {f"test_{name}": value for name, value in totals.test.metrics.items()}
     # If a command was killed before it wrote curves and report, the next one writes them.
-    if report and not (is_done and reported_entry(run.home) == newest.number):
-        write_curves(run.log)
-        if isinstance(run, Run):
-            write_csv_files(run.log, run.with_recorded_examples(newest.head).spec)
-        write_report(run.log, title=run.name)
+    if report:
+        report = _write_all(run, newest, telemetry, unless_up_to_date=is_done)
     return RelayResult(
         run=run.name,
         home=run.home.uri,
@@ -106,7 +108,32 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, report: bool = T
     )
 
 
-def result_of_interrupted(run: Run, goal: Goal, reason: str, *, since: Head | None) -> RelayResult | None:
+def _write_all(run: RunHome, newest: Entry, telemetry: Sink, *, unless_up_to_date: bool) -> bool:
+    """Write what is made from the log; a failure is a warning. Returns whether the report has the newest entry."""
+    with suppress(StorageError):  # whatever is wrong, writing says it
+        if unless_up_to_date and reported_entry(run.home) == newest.number:
+            return True
+    files: dict[str, Callable[[], object]] = {"the curves": lambda: write_curves(run.log)}
+    if isinstance(run, Run):
+        spec = run.with_recorded_examples(newest.head).spec
+        files["the CSV files of callbacks"] = lambda: write_csv_files(run.log, spec)
+    files["the report"] = lambda: write_report(run.log, title=run.name)
+    failed = set()
+    for what, write in files.items():
+        try:
+            write()
+        except Exception as fault:  # noqa: BLE001 - nothing that is shown may fail a run whose work is committed
+            failed.add(what)
+            why = str(fault) if isinstance(fault, BatonError) else f"{type(fault).__name__}: {fault}"
+            again = f"baton report {run.home.uri} tries again"
+            text = f"all work is committed, but {what} could not be written: {why}; {again}"
+            telemetry.emit(Note(text=text, warning=True))
+    return "the report" not in failed
+
+
+def result_of_interrupted(
+    run: Run, goal: Goal, reason: str, *, since: Head | None, telemetry: Sink
+) -> RelayResult | None:
     """Read the state of the run after a signal ended the command. Write no report if the machine may disappear.
 
     Args:
@@ -114,6 +141,7 @@ def result_of_interrupted(run: Run, goal: Goal, reason: str, *, since: Head | No
         goal: the command's goal; if the run has reached it, the exit reason is the goal's.
         reason: the exit reason of the interrupted command.
         since: the head of the log when the command began; None: there was no log.
+        telemetry: see `result_of`.
 
     Returns:
         What the command reached; None if the run has no checkpoint yet.
@@ -128,8 +156,4 @@ def result_of_interrupted(run: Run, goal: Goal, reason: str, *, since: Head | No
     run = run.with_recorded_examples(head)
     if goal.reached(head, run.spec):
         reason = goal.reason(head, run.spec)
-    try:
-        return result_of(run, segments=segments, exit_reason=reason, report=report)
-    except StorageError:
-        # The checkpoints are committed, so a failure to write the report must not turn a stop into an error.
-        return result_of(run, segments=segments, exit_reason=reason, report=False)
+    return result_of(run, segments=segments, exit_reason=reason, telemetry=telemetry, report=report)

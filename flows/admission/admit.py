@@ -93,7 +93,7 @@ def admit(
     head = run.log.head_seen() if run.spec.init.weights else run.log.head()
     run = run.with_recorded_examples(head)
     goal.require_within(run.spec)
-    done = result_if_done(run, goal, head, accept=accept)
+    done = result_if_done(run, goal, head, accept=accept, telemetry=telemetry)
     if done is not None:
         return done
     require_packages_and_source(run)
@@ -167,8 +167,10 @@ def require_recorded_identity(run: Run, head: Head | None, *, accept: Sequence[s
         require_same_identity(head.identity, identity_in_run_file(run.spec), home=run.home.uri, accept=accept)
 
 
-def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[str] = ()) -> RelayResult | None:
-    """The result where nothing is left to do, from the log alone.
+def result_if_done(
+    run: Run, goal: Goal, head: Head | None, *, accept: Sequence[str] = (), telemetry: Sink
+) -> RelayResult | None:
+    """The result where nothing is left to do, from the log alone; `telemetry` gets a warning if a report fails.
 
     Raises:
         IdentityChanged: the run on disk differs from the run file in a key that is not accepted.
@@ -182,7 +184,7 @@ def result_if_done(run: Run, goal: Goal, head: Head | None, *, accept: Sequence[
     if head is not None and head.finished is not None and CALLBACKS in accept:
         return None  # changed callbacks may continue a run that callbacks ended; init-or-restore compares them
     chief = is_chief(run.spec.accelerator, os.environ)
-    return result_of(run, segments=0, exit_reason="nothing_to_do", report=chief)
+    return result_of(run, segments=0, exit_reason="nothing_to_do", telemetry=telemetry, report=chief)
 
 
 def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = None) -> None:

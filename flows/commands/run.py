@@ -115,7 +115,8 @@ def _train(admitted: Admitted, parameters: Mapping[str, object], console: Consol
             train_beside(admitted, flow_run, console=console, on_result=reached.append)
     except (Terminated, KeyboardInterrupt) as fault:
         # Prefect has already recorded the flow run as crashed.
-        return result_of_interrupted(run, admitted.goal, stop_reason(fault), since=admitted.head)
+        reason = stop_reason(fault)
+        return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=console)
     except Exception as fault:
         if not reached:
             raise

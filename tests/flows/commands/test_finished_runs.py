@@ -16,6 +16,7 @@ from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.events import Silent
 from tests.support.fake_run import FakeRun
 
 REASON = "EarlyStopping set model.stop_training in on_epoch_end of epoch 1 <b>"
@@ -37,12 +38,12 @@ def test_a_finished_run_is_done_after_its_last_evaluation(run: FakeRun) -> None:
     assert goal.reached(run.head, opened.spec)
     assert goal.reason(run.head, opened.spec) == "finished_early"
     assert Goal.of(opened.spec, until_step=200).reason(run.head, opened.spec) == "until_step"
-    done = result_if_done(opened, goal, run.head)
+    done = result_if_done(opened, goal, run.head, telemetry=Silent())
     assert done is not None
     assert (done.exit_reason, done.step, done.stopped) == ("nothing_to_do", 200, False)
     # Whether the callbacks have changed is known only after they are loaded.
-    assert result_if_done(opened, goal, run.head, accept=("train.callbacks",)) is None
-    assert result_if_done(opened, goal, run.head, accept=("train.seed",)) is not None
+    assert result_if_done(opened, goal, run.head, accept=("train.callbacks",), telemetry=Silent()) is None
+    assert result_if_done(opened, goal, run.head, accept=("train.seed",), telemetry=Silent()) is not None
 
 
 def test_status_log_and_report_show_the_early_end(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +84,7 @@ def test_only_the_chief_writes_if_nothing_is_left_to_do(
     run.evaluate(0.9)
     opened = Run.open(load_run_file(run.run_file(steps=200), ["accelerator.kind=multi_worker"]))
     before = run.files()
-    done = result_if_done(opened, Goal.of(opened.spec), run.head)
+    done = result_if_done(opened, Goal.of(opened.spec), run.head, telemetry=Silent())
     assert done is not None
     assert done.exit_reason == "nothing_to_do"
     assert (run.files() != before) == writes

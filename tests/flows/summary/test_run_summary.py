@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from flows import result
 from flows.admission.admit import result_if_done
 from flows.commands.main import main
 from flows.goal import Goal
-from flows.result import result_of_interrupted
+from flows.result import result_of, result_of_interrupted
 from flows.run import Run
 from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.console import Console
+from tasks.foundation.telemetry.events import Silent
+from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 
 
@@ -87,20 +90,35 @@ def test_a_stop_writes_the_report_if_the_machine_stays(reason: str, written: boo
     began = run.head
     run.train(100)
     opened = Run.open(load_run_file(run.run_file(steps=300)))
-    result = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began)
+    result = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began, telemetry=Silent())
     assert result is not None
     assert (result.exit_reason, result.step, result.stopped) == (reason, 100, True)
     assert run.path("report/index.html").is_file() == written == (result.report is not None)
 
 
-def test_an_unwritable_report_does_not_fail_a_stop(run: FakeRun) -> None:
+@pytest.mark.parametrize("why", ["in the way", "KeyError"])
+def test_a_report_that_fails_is_a_warning(run: FakeRun, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """All work is committed: whether a command is stopped, ends, or finds nothing to do, its result is the same."""
     began = run.head
-    run.train(100)
-    run.path("report").write_text("in the way of the folder")
-    opened = Run.open(load_run_file(run.run_file(steps=300)))
-    result = result_of_interrupted(opened, Goal.of(opened.spec), "sigint", since=began)
-    assert result is not None
-    assert (result.stopped, result.report) == (True, None)
+    run.train(100).evaluate(0.5)
+    if why == "in the way":
+        run.path("report").write_text("in the way of the folder")
+    else:
+        monkeypatch.setattr(result, "write_report", lambda *_given, **_named: {}["KeyError"])
+    opened = Run.open(load_run_file(run.run_file(steps=100)))
+    goal, recorder = Goal.of(opened.spec), EventRecorder()
+    for done in (
+        result_of_interrupted(opened, goal, "sigint", since=began, telemetry=recorder),
+        result_of(opened, segments=1, exit_reason="complete", telemetry=recorder),
+        result_if_done(opened, goal, run.head, telemetry=recorder),
+    ):
+        assert done is not None
+        assert (done.stopped, done.step, done.report) == (False, 100, None)
+    assert len(recorder.notes) == 3
+    for note in recorder.notes:
+        assert note.startswith("all work is committed, but the report could not be written: ")
+        assert ("a file is in place of a folder" if why == "in the way" else "KeyError: 'KeyError'") in note
+        assert f"baton report {opened.home.uri} tries again" in note
 
 
 def test_summary_if_nothing_is_left_to_do(run: FakeRun) -> None:
@@ -130,6 +148,6 @@ def test_the_printed_command_continues_the_run(
     assert words[1:3] == ["run", file]
     overrides = [word for flag, word in pairwise(words) if flag == "--set"]
     again = Run.open(load_run_file(Path(file), overrides))
-    assert result_if_done(again, Goal.of(again.spec), again.log.head()) is None
+    assert result_if_done(again, Goal.of(again.spec), again.log.head(), telemetry=Silent()) is None
     assert main(["status", file]) == 0
     assert re.search(rf"^step +{where.removeprefix('step ')}$", capsys.readouterr().out, re.MULTILINE)
