@@ -1,7 +1,7 @@
 """A small sample of the run's data, for one training step and for measuring the speed of the input pipeline."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,12 +11,13 @@ from flows.doctor.finding import Finding
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.content_digest import content_digest
-from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, read_manifest
+from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, plain_datasets, read_manifest
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.dataset_name import dataset_digest
 from tasks.prepare_data.evaluation_sets import first_features, require_features_of_training
 from tasks.prepare_data.example_checks import Checker
@@ -54,6 +55,12 @@ class DataSample:
     train_examples: int | None = None
     validation_examples: int | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is read once though the source does it anew in each pass."""
+        found = [self.manifest, *(plain for _, plain in plain_datasets(self.storage, self.manifest, self.ref.folder))]
+        return tuple(dict.fromkeys(text for manifest in found for text in manifest.warnings))
+
 
 def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     """Check the prepared dataset, or the first examples of the source.
@@ -82,18 +89,21 @@ def check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     else:
         sources = f"the {len(run.spec.data.sources)} sources" if run.spec.data.sources else "the source"
         text = f"the first {manifest.train_examples} examples of {sources} are valid: {features}"
+    warnings = list(sample.warnings)
     if sample.train_examples is not None:
         repeats = oversized_batch_warning(sample.train_examples, run.spec.train.global_batch_size)
-        if repeats is not None:
-            return Finding(check="data", verdict="warn", text=f"{text}; {repeats}", value=sample)
-    return Finding(check="data", verdict="pass", text=text, value=sample)
+        warnings += [] if repeats is None else [repeats]
+    return Finding(
+        check="data", verdict="warn" if warnings else "pass", text="; ".join([text, *warnings]), value=sample
+    )
 
 
 def _sample(run: RunFile, storage: Storage | None, folder: Path, name: str = "sample") -> DataSample:
     """Return the prepared dataset of a run with a single source, or a sample of it."""
-    source = open_source(run.spec.data, run.folder, run.spec.train.seed)
+    said: list[Note] = []
+    source = open_source(run.spec.data, run.folder, run.spec.train.seed, note=said.append)
     prepared = None if storage is None else _prepared(storage, dataset_folder(dataset_digest(run.spec, source)))
-    return prepared or _sample_source(run, source, LocalStorage(folder), name)
+    return prepared or _sample_source(run, source, LocalStorage(folder), name, said)
 
 
 def _sample_mixture(run: RunFile, storage: Storage | None, folder: Path) -> DataSample:
@@ -141,7 +151,7 @@ def _prepared(storage: Storage, folder: str) -> DataSample | None:
     )
 
 
-def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: str) -> DataSample:
+def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: str, said: Sequence[Note]) -> DataSample:
     checker = Checker(run.spec.data)
     folder = dataset_folder(name)
     length = source.length
@@ -164,6 +174,7 @@ def _sample_source(run: RunFile, source: Source, storage: LocalStorage, name: st
         train=shards,
         validation=(),
         extremes=checker.extremes,
+        warnings=tuple(dict.fromkeys(each.text for each in said if each.warning)),
     )
     storage.create(manifest_path(folder), manifest.to_json())
     train, validation = part_sizes(run.spec.data, length, seed=run.spec.train.seed) or (None, None)
@@ -184,7 +195,8 @@ def _write_shards(
 
     with ShardUploads(storage) as uploads:
         shard_examples = run.spec.data.shard_examples or _MAX_EXAMPLES
-        writer = BlockWriter(uploads, part="train", seed=run.spec.train.seed, shard_examples=shard_examples)
+        seed = run.spec.train.seed if run.spec.data.shuffle else None
+        writer = BlockWriter(uploads, part="train", seed=seed, shard_examples=shard_examples)
         records = first.take(encode(checker.check(where, example)) for where, example in source.read())
         if checker.packing is not None:
             records = (row for _, row in checker.packing.pack((False, record) for record in records))

@@ -85,6 +85,7 @@ def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: in
         global_batch_size=per_replica * replicas,
         window_shards=run.spec.data.window_shards,
         first_batch=0,
+        shuffle=run.spec.data.shuffle,
         local_replicas=replicas,
         functions=inputs.training_functions,
     )

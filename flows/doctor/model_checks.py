@@ -29,6 +29,7 @@ from tasks.foundation.model.build import require_test_step
 from tasks.foundation.model.callback_state import large_state_words
 from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.keras_steps import tracing_hints
+from tasks.foundation.model.layers import stateful_layers_warning
 from tasks.foundation.model.random_operations import require_exact_draws
 from tasks.foundation.model.step_draws import saved_or_drawn
 from tasks.foundation.model.train_step import (
@@ -165,6 +166,8 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
     )
     parameters = sum(count_of(leaf) for leaf in state.leaves if is_parameter(leaf))
     text = f"{spec.model.build}: {parameters:,} parameters; built and traced in {duration_words(built.seconds)}"
+    if warning := stateful_layers_warning(state.model, shuffle=spec.data.shuffle):
+        doubtful = [*doubtful, warning]
     verdict: Verdict = "warn" if doubtful else "pass"
     return Finding(check="model", verdict=verdict, text="; ".join([text, *doubtful]), value=built)
 

@@ -20,6 +20,7 @@ from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.order import oversized_batch_warning
+from tasks.foundation.model.layers import stateful_layers_warning
 from tasks.foundation.model.model_summary import summarize
 from tasks.foundation.model.saved_code import save_code
 from tasks.foundation.runlog.log import RunLog
@@ -91,8 +92,11 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
         )
         warm, of_model, weights = new.warm, new.identity, new.loaded
         require_evaluations(spec, warm, dataset, place.root)
-        if repeats := oversized_batch_warning(dataset.train_examples, spec.train.global_batch_size):
-            telemetry.emit(Note(text=repeats, warning=True))
+        _warn(
+            telemetry,
+            oversized_batch_warning(dataset.train_examples, spec.train.global_batch_size),
+            stateful_layers_warning(warm.state.model, shuffle=spec.data.shuffle),
+        )
     else:
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _require_extremes(call, head, warm, place)
@@ -161,6 +165,11 @@ def _require_extremes(call: InitOrRestoreCall, head: Head | None, warm: WarmStat
 def _save_code(home: Storage, spec: RunSpec, warm: WarmState) -> dict[str, str]:
     """Save the run file, its code and the summary of its model; returns what the identity records of them."""
     return save_code(home, spec, warm.code_folder, summarize(warm.state.model))
+
+
+def _warn(telemetry: Sink, *warnings: str | None) -> None:
+    for text in filter(None, warnings):
+        telemetry.emit(Note(text=text, warning=True))
 
 
 def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:

@@ -39,6 +39,8 @@ def dataset_digest(spec: RunSpec, source: Source, *, arrays_as_given: bool = Fal
     if ":" in spec.data.source and not arrays_as_given:
         decides["arrays"] = f"as in fit, {floatx()}"
     # Newer settings; without them, the name stays the same.
+    if not spec.data.shuffle:
+        decides["shuffle"] = False
     if spec.data.batched:
         decides["batched"] = True
     if spec.data.examples is not None:

@@ -1,4 +1,4 @@
-"""Writes checked examples to shards of equal counts, in a seeded order."""
+"""Writes checked examples to shards of equal counts, in a seeded order, or in that of the source."""
 
 from concurrent.futures import Future
 from typing import Protocol
@@ -24,13 +24,13 @@ class PartWriter(Protocol):
 class BlockWriter:
     """Writes a part of unknown length: permutes each block of four shards, and writes it when it is full."""
 
-    def __init__(self, uploads: ShardUploads, *, part: str, seed: int, shard_examples: int) -> None:
+    def __init__(self, uploads: ShardUploads, *, part: str, seed: int | None, shard_examples: int) -> None:
         """Create a writer; nothing is written yet.
 
         Args:
             uploads: receives the shards.
             part: `train` or `validation`.
-            seed: seed of the permutations.
+            seed: seed of the permutations; None: the order stays.
             shard_examples: examples per shard.
         """
         self._uploads = uploads
@@ -59,10 +59,11 @@ class BlockWriter:
 
     def _flush(self) -> None:
         block, self._block = self._block, []
-        order = permuted_positions(f"{self._part}/{self._blocks}", self._seed, len(block))
-        permuted = [record for _, record in sorted(zip(order, block, strict=True))]
+        if self._seed is not None:
+            order = permuted_positions(f"{self._part}/{self._blocks}", self._seed, len(block))
+            block = [record for _, record in sorted(zip(order, block, strict=True))]
         self._blocks += 1
-        for begin in range(0, len(permuted), self._shard_examples):
+        for begin in range(0, len(block), self._shard_examples):
             name = f"{self._part}-{len(self._shards):05d}.tfrecord"
-            chosen = permuted[begin : begin + self._shard_examples]
+            chosen = block[begin : begin + self._shard_examples]
             self._shards.append(self._uploads.write(name, chosen))

@@ -86,8 +86,12 @@ def _prepare(spec: RunSpec, place: Place) -> DatasetRef:
 def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck | None = None) -> DatasetRef:
     storage, code_folder, telemetry = place.root, place.code_folder, place.telemetry
 
-    def note(text: str) -> None:
-        telemetry.emit(Note(text=text))
+    warnings: list[str] = []
+
+    def note(said: Note) -> None:
+        telemetry.emit(said)
+        if said.warning:
+            warnings.append(said.text)
 
     source = open_source(spec.data, code_folder, spec.train.seed, note=note)
     digest = dataset_digest(spec, source)
@@ -95,7 +99,10 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
     begun_with = _earlier_folder(spec, source, folder, place)
     for known in (folder,) if begun_with is None else (begun_with, folder):
         if (prepared := _existing(storage, known, spec.data, code_folder)) is not None:
-            return prepared
+            if place.log.head_seen() is None:
+                for text in prepared.warnings:
+                    telemetry.emit(Note(text=text, warning=True))
+            return _ref(known, prepared, already_prepared=True)
     if storage.transfers == 1:  # only now is it known that this folder is written to; one probe tells all of a bucket
         storage.at(folder).probe()
     if ":" in spec.data.source and place.log.head() is not None:
@@ -105,6 +112,7 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
         written = _write_confirmed(
             spec, source, digest=digest, storage=storage.at(folder), telemetry=telemetry, check_features=check_features
         )
+        written = written.model_copy(update={"warnings": tuple(dict.fromkeys(warnings))})
         return _commit(written, storage=storage, folder=folder)
     except InvalidInput:
         # The corrected input has another digest, so nothing would use or delete this folder.
@@ -243,9 +251,11 @@ def _writers(
     seed = spec.train.seed
     shard_examples = spec.data.shard_examples or max(1, _SHARD_BYTES // record_bytes)
     sizes = part_sizes(spec.data, length, seed=seed)
-    if length is None or sizes is None:
-        return [BlockWriter(uploads, part=part, seed=seed, shard_examples=shard_examples) for part in _PARTS]
-    require_space(uploads.storage, length * (record_bytes + 16), includes_written_shards=True)
+    if length is not None and sizes is not None:
+        require_space(uploads.storage, length * (record_bytes + 16), includes_written_shards=True)
+    if sizes is None or not spec.data.shuffle:
+        of_blocks = seed if spec.data.shuffle else None
+        return [BlockWriter(uploads, part=part, seed=of_blocks, shard_examples=shard_examples) for part in _PARTS]
     require_scratch_space(sum(scratch_bytes(size, record_bytes) for size in sizes))
     return [
         ScatterWriter(
@@ -280,8 +290,8 @@ def _commit(manifest: DatasetManifest, *, storage: Storage, folder: str) -> Data
     return _ref(folder, manifest, already_prepared=False)
 
 
-def _existing(storage: Storage, folder: str, data: DataSpec, code_folder: Path) -> DatasetRef | None:
-    """Return the dataset if it is complete; if shards are missing, they are written again under its manifest.
+def _existing(storage: Storage, folder: str, data: DataSpec, code_folder: Path) -> DatasetManifest | None:
+    """Return the manifest of a complete dataset; if shards are missing, they are written again under it.
 
     Raises:
         DamagedDataset: the manifest cannot be read, or names files outside of the storage that the run file does not.
@@ -302,7 +312,7 @@ def _existing(storage: Storage, folder: str, data: DataSpec, code_folder: Path) 
     shards = (shard for shard in (*manifest.train, *manifest.validation) if not shard.is_external)
     if any(f"{folder}/{shard.path}" not in existing for shard in shards):
         return None
-    return _ref(folder, manifest, already_prepared=True)
+    return manifest
 
 
 def _delete_unfinished(storage: Storage, folder: str) -> None:

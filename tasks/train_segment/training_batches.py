@@ -44,6 +44,7 @@ def training_batches(
             hosts=context.num_input_pipelines,
             local_replicas=accelerator.replicas // context.num_input_pipelines,
             drop_remainder=spec.train.drop_remainder,
+            shuffle=spec.data.shuffle,
             functions=inputs.training_functions,
             in_memory=in_memory,
         )

@@ -1,5 +1,6 @@
 """Training on data as `fit` takes it: lists, weights for each output, and text reach the model with their structure."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,60 @@ def grouped_alone():
     return model
 
 
+class Own(keras.Model):
+    # Its step broadcasts labels and predictions, so their shapes and dtypes decide its loss.
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="tanh")
+        self.last = keras.layers.Dense(1)
+        self.mean = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def call(self, x):
+        parts = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else [x]
+        return self.last(self.hidden(keras.ops.concatenate([keras.ops.cast(each, "float32") for each in parts], -1)))
+
+    def train_step(self, data):
+        x, y, w = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            squares = keras.ops.square(predicted if y is None else predicted - y)
+            loss = keras.ops.mean(squares if w is None else squares * w)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.mean.update_state(loss)
+        return {"loss": self.mean.result()}
+
+
+def own():
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
+def alone():
+    inputs = [keras.Input((3,)), keras.Input((3,))]
+    outputs = keras.layers.Dense(1)(keras.layers.Subtract()(inputs))
+    model = Alone(inputs, outputs)
+    model.compile("sgd")
+    return model
+
+
+class Alone(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        assert y is None
+        return keras.ops.mean(keras.ops.square(y_pred - 1))
+
+
+def stateful():
+    layers = [keras.Input(batch_shape=(8, 2, 1)), keras.layers.LSTM(3, stateful=True), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
 def words():
     inputs = keras.Input((1,), dtype="string")
     ids = keras.layers.TextVectorization(vocabulary=["a", "b", "c"], output_sequence_length=4)(inputs)
@@ -56,6 +111,7 @@ def words():
 """
 DATA = """
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
 draw = np.random.default_rng(0)
@@ -80,6 +136,48 @@ def grouped():
 def left_alone(example, *, seed):
     x, y = example
     return x["left"], y
+
+
+frame = pd.DataFrame({"z": a[:, 0], "m": np.arange(40) % 3, "b": a[:, 1] > 0}).astype({"z": "float64"})
+
+
+def series():
+    return frame, frame.z
+
+
+def float64():
+    return a.astype("float64"), p.astype("float64"), w.astype("float64")[:, None]
+
+
+def columns():
+    return dict(frame), p
+
+
+def series_of_weights():
+    return b, pd.Series(p[:, 0]), pd.Series(w.astype("float64"))
+
+
+def pairs():
+    for left, right, label in zip(a, b, p):
+        yield [left, right], label
+
+
+def pairs_for_fit():
+    return (a, b), p
+
+
+def alone():
+    for left, right in zip(a, b):
+        yield [left, right]
+
+
+def alone_for_fit():
+    return ((a, b),)
+
+
+def stateful():
+    steps = np.sin(np.arange(80) / 3).reshape(40, 2, 1)
+    return steps, np.roll(steps[:, 0], -1)
 
 
 def words():
@@ -134,6 +232,66 @@ def test_form_trains_and_a_cut_changes_no_bit(form: str, tmp_path: Path) -> None
     assert cut is not None
     assert straight.state_digest == cut.state_digest
     assert np.isfinite(lab.evaluate(spec(form, "straight"), straight)["loss"])
+
+
+# Rows of a table: what load gives, and its model.
+IN_ORDER = {
+    "series": "own",
+    "float64": "own",
+    "columns": "own",
+    "series_of_weights": "own",
+    "pairs": "own",
+    "alone": "alone",
+    "stateful": "stateful",
+}
+
+
+def in_order(form: str, run: str, **changes: Any) -> Any:
+    keys: dict[str, Any] = {"data__shuffle": False, "data__validation_fraction": 0, "train__log_every_steps": 1}
+    keys |= {"model": f"model.py:{IN_ORDER[form]}"}
+    return spec(form, run, **keys | changes)
+
+
+@pytest.mark.parametrize("form", IN_ORDER)
+def test_losses_are_those_of_fit_on_what_load_gives(form: str, tmp_path: Path) -> None:
+    """Without shuffling, each step sees the rows that it sees in Keras alone, in each epoch, and after a cut."""
+    import keras
+
+    from tests.support.lab import built
+
+    lab = lab_at(tmp_path)
+    of = in_order(form, "straight")
+    head = lab.begin(of)
+    assert head.tip is not None
+    losses = [row.metrics["loss"] for row in lab.train(of, head.tip, 10).history]
+    code = runpy.run_path(str(lab.code / "data.py"))
+    given = code.get(f"{form}_for_fit", code[form])()
+    found: list[float] = []
+
+    class EachStep(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            self.model.reset_metrics()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            found.append(float(logs["loss"]))
+
+    x, y, weights = (*given, None, None)[:3]
+    built(lab, of).model.fit(
+        x, y, sample_weight=weights, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[EachStep()]
+    )
+    np.testing.assert_allclose(losses, found, rtol=1e-5)
+    cut = in_order(form, "cut")
+    assert lab.relay(cut, 3, 7, 10, cold=True).tip.state_digest == lab.relay(of, 10).tip.state_digest
+
+
+def test_stateful_layer_on_shuffled_examples_is_warned_of(tmp_path: Path) -> None:
+    lab = lab_at(tmp_path)
+    lab.begin(in_order("stateful", "kept"))
+    assert lab.recorder.warnings == []
+    lab.begin(in_order("stateful", "shuffled", data__shuffle=True))
+    (warning,) = lab.recorder.warnings
+    assert warning.startswith("lstm: stateful=True")
+    assert "data.shuffle: false" in warning
 
 
 def train_on_two_replicas(root: str) -> list[str]:

@@ -220,6 +220,7 @@ def fit_losses(
         global_batch_size=spec.train.global_batch_size,
         window_shards=spec.data.window_shards,
         first_batch=0,
+        shuffle=spec.data.shuffle,
         functions=model_inputs(spec, load_manifest(lab.storage, dataset).features, lab.code).training_functions,
     ).take(steps)
     if len(batches.element_spec) == 1:

@@ -8,8 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
 from tasks.foundation.errors import DamagedDataset, SourceError, StorageError, StoreRefused
 from tasks.foundation.storage.local import LocalStorage
@@ -43,6 +45,38 @@ def test_shards_have_equal_counts_and_a_manifest(workshop: Any) -> None:
     assert sorted(example["y"] for example in examples) == list(range(100))
     assert all((example["x"] == example["y"]).all() for example in examples)
     assert workshop.events[-1] == Preparing(examples=100)
+
+
+@pytest.mark.parametrize("source", ["function", "arrays", "npz"])
+def test_order_of_the_source_is_kept_on_request(workshop: Any, source: str) -> None:
+    """The last examples are held out, as by `fit(validation_split)`."""
+    workshop.write("data.py", f"{COUNTING}\ndef arrays():\n    return np.zeros((100, 3)), np.arange(100)\n")
+    workshop.write("data.npz", {"x": np.zeros((100, 3)), "y": np.arange(100)})
+    named = {
+        "function": ("data.py:load", {}),
+        "arrays": ("data.py:arrays", {}),
+        "npz": ("npz", {"path": "data.npz", "y": "y"}),
+    }
+    name, options = named[source]
+    ref = workshop.prepare(name, options, shuffle=False, validation_fraction=0.2, shard_examples=7)
+    parts = [[int(each["y"]) for each in workshop.examples(ref, part)] for part in ("train", "validation")]
+    assert parts == [list(range(80)), list(range(80, 100))]
+    assert workshop.prepare(name, options, validation_fraction=0.2, shard_examples=7).folder != ref.folder
+    whole = workshop.prepare(name, options, shuffle=False, validation_fraction=0)
+    assert [int(each["y"]) for each in workshop.examples(whole)] == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"split": "random"}, "split = random takes examples out of the order"),
+        ({"split_by": "user"}, "split_by = user takes examples out of the order"),
+        ({"source": "tfrecord"}, r"split = last \(shuffle = false\) needs records that Baton copies"),
+    ],
+)
+def test_split_with_gaps_in_the_order_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataSpec(**{"source": "data.py:load", "shuffle": False, **keys})
 
 
 def test_shard_names_contain_the_total_if_known(workshop: Any) -> None:

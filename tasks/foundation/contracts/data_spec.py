@@ -129,6 +129,12 @@ class DataSpec(Contract):
         "BATON_CACHE_BYTES) or memory (all training examples, decoded, before data.transform; each process reads them "
         "once when it starts; if half of the free memory is too little: disk, with a warning)",
     )
+    shuffle: Annotated[bool, identity("another order", "data.shuffle", _EXAMPLES)] = Field(
+        default=True,
+        description="false keeps the order of the source in every epoch, as fit(shuffle=False) does, and holds out its "
+        "last examples (split: last); an epoch that ends within a batch goes on with the next one; each source of a "
+        "mixture keeps its own order",
+    )
     shard_examples: Annotated[int | None, identity("other shards, and so another order", _EXAMPLES)] = Field(
         default=None, ge=1, description="examples in a shard; left out: about 32 MiB of them"
     )
@@ -143,6 +149,18 @@ class DataSpec(Contract):
         if isinstance(values, Mapping) and own and "validation_fraction" not in values:
             return {**values, "validation_fraction": 0.0}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _last_examples_of_an_order(cls, values: object) -> object:
+        """Examples that are held out at random would leave gaps in an order that is kept."""
+        if not isinstance(values, Mapping) or values.get("shuffle") is not False:
+            return values
+        if {"split", "split_by"} & values.keys():
+            return values
+        fraction = values.get("validation_fraction", cls.model_fields["validation_fraction"].default)
+        splits = fraction != 0 and values.get("validation") is None
+        return {**values, "split": "last"} if splits else values
 
     @model_validator(mode="before")
     @classmethod
@@ -188,13 +206,19 @@ class DataSpec(Contract):
         given = [
             words
             for words, is_given in (
-                (f"split = {self.split}", self.split != "random"),
+                (f"split = {self.split}{'' if self.shuffle else ' (shuffle = false)'}", self.split != "random"),
                 (f"split_by = {self.split_by}", self.split_by is not None),
             )
             if is_given
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are two ways to split; remove one")
+        if not self.shuffle and self.validation_fraction > 0 and self.split != "last":
+            words = given[0] if given else f"split = {self.split}"
+            raise ValueError(
+                f"{words} takes examples out of the order that shuffle = false keeps; set split: last, or name the "
+                "held-out examples under validation"
+            )
         if given and self.validation_fraction == 0:
             why = "validation is a set of its own" if self.validation is not None else "validation_fraction is 0"
             raise ValueError(f"{given[0]} splits nothing, because {why}; remove it, or set validation_fraction")
@@ -276,6 +300,7 @@ class DataSpec(Contract):
             validation_fraction=0.0,
             classes=self.classes,
             allow_nan=self.allow_nan,
+            shuffle=self.shuffle,
             shard_examples=self.shard_examples,
             pad=self.pad,
             pack=self.pack,

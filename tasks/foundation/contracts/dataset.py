@@ -104,6 +104,9 @@ class DatasetManifest(Contract):
         default=(), description="of integer features, and of labels that are one number; earlier versions wrote none"
     )
     mixture: Mixture | None = Field(default=None, description="the datasets that it mixes; None: it is one itself")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="what the source does anew in each pass, and was read once: said to every new run"
+    )
 
     @model_validator(mode="after")
     def _has_training_examples(self) -> Self:

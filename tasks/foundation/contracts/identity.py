@@ -11,7 +11,15 @@ from typing import Any
 
 from tasks.foundation.contracts.callback_record import LOG_EVERY, recorded_callbacks
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.identity_keys import CALLBACKS, IDENTITY, MIXTURE, SIGNATURE, TRANSFORMS, VALIDATION
+from tasks.foundation.contracts.identity_keys import (
+    CALLBACKS,
+    IDENTITY,
+    MIXTURE,
+    SHUFFLE,
+    SIGNATURE,
+    TRANSFORMS,
+    VALIDATION,
+)
 from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
 from tasks.foundation.contracts.mixture import integer_weights
 from tasks.foundation.contracts.readable_values import readable
@@ -35,6 +43,7 @@ _IN_RUN_FILE = (
 # The values of keys that earlier versions did not record.
 _BEFORE: Mapping[str, Any] = {
     MIXTURE: None,
+    SHUFFLE: True,
     VALIDATION: None,
     "train.drop_remainder": False,
     "train.accumulate": 1,
@@ -99,6 +108,7 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
     """Return the identity keys that depend only on the run file, not on data or model."""
     identity = {
         MIXTURE: _mixture(spec.data),
+        SHUFFLE: spec.data.shuffle,
         "data.window_shards": spec.data.window_shards,
         "train.seed": spec.train.seed,
         "train.global_batch_size": spec.train.global_batch_size,
@@ -122,6 +132,7 @@ def part_in_run_file(identity: Mapping[str, Any]) -> dict[str, Any]:
     """
     part = {key: identity[key] for key in _IN_RUN_FILE if key in identity}
     part |= {MIXTURE: identity[MIXTURE]} if identity.get(MIXTURE) is not None else {}
+    part |= {SHUFFLE: False} if identity.get(SHUFFLE) is False else {}
     part |= {key: True for key in TRANSFORMS if identity.get(key) is not None}
     return part if identity.get(CALLBACKS, "") is not None else part | {CALLBACKS: None}
 

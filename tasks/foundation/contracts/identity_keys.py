@@ -20,6 +20,7 @@ class Recorded:
 CALLBACKS = "train.callbacks"
 VALIDATION = "data.validation"
 MIXTURE = "data.sources"
+SHUFFLE = "data.shuffle"
 SIGNATURE = "model.signature"
 TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
@@ -36,6 +37,7 @@ IDENTITY: Mapping[str, Recorded] = {
         "another validation set, so that early stopping, keep-best and the curves would compare two sets",
         "applies from that step on; the best checkpoint is chosen anew, on the new set",
     ),
+    SHUFFLE: Recorded("another order of the examples", _OTHER_BATCHES),
     "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
     "data.transform": Recorded("another transform of the training examples", "applies from that step on"),
     "data.batch_transform": Recorded("another transform of the training batches", "applies from that step on"),

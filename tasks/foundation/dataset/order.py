@@ -5,6 +5,9 @@ memory. The windows of all epochs, in order, form the stream of examples. Global
 [b * B, (b + 1) * B) of the stream; it may cross the border of a window or an epoch. So the position of any batch
 follows from the counts. Where the remainder is dropped, an epoch ends with its last whole batch, and the examples that
 would follow are left out.
+
+With `data.shuffle: false` nothing is permuted: every epoch has the order of the shards, which is that of the source.
+Windows, batches and positions are the same arithmetic.
 """
 
 import hashlib
@@ -29,7 +32,13 @@ class Window:
 
 
 def windows(
-    counts: Sequence[int], *, seed: int, window_shards: int, first_example: int, epoch_examples: int | None = None
+    counts: Sequence[int],
+    *,
+    seed: int,
+    window_shards: int,
+    first_example: int,
+    epoch_examples: int | None = None,
+    shuffle: bool = True,
 ) -> Iterator[Window]:
     """Yield the windows from `first_example` of the stream on, without end.
 
@@ -39,6 +48,7 @@ def windows(
         window_shards: shards in a window, at least 1; the last window of an epoch may have fewer.
         first_example: position in the stream, from 0; it lies at `skip` in the first window.
         epoch_examples: examples after which an epoch ends, at most all. None: all.
+        shuffle: whether the shards of each epoch are permuted.
 
     Raises:
         ValueError: there are no shards, a shard is empty, or a number is out of range.
@@ -54,7 +64,7 @@ def windows(
     epoch, skip = divmod(first_example, length)
     while True:
         left = length
-        shards = permutation(len(counts), seed_of(seed, epoch))
+        shards = permutation(len(counts), seed_of(seed, epoch)) if shuffle else list(range(len(counts)))
         for number, begin in enumerate(range(0, len(shards), window_shards)):
             chosen = tuple(shards[begin : begin + window_shards])
             examples = sum(counts[shard] for shard in chosen)

@@ -45,6 +45,7 @@ def training_dataset(
     hosts: int = 1,
     local_replicas: int = 1,
     drop_remainder: bool = False,
+    shuffle: bool = True,
     functions: TrainingFunctions | None = None,
     in_memory: bool = False,
     worker: WorkerFiles | None = None,
@@ -65,6 +66,7 @@ def training_dataset(
         hosts: number of hosts that feed accelerators.
         local_replicas: replicas on each host.
         drop_remainder: whether an epoch ends with its last whole batch.
+        shuffle: whether each epoch has another order; False: that of the source.
         functions: transforms of the examples and batches; None: examples as they were prepared.
         in_memory: whether all examples are decoded into memory first. The batches are the same.
         worker: the dataset is for a host that runs no Python of Baton, and ends after its batches, which are the same;
@@ -91,6 +93,7 @@ def training_dataset(
         window_shards=window_shards,
         first_example=first_batch * global_batch_size,
         epoch_examples=epoch.examples,
+        shuffle=shuffle,
     )
     per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.

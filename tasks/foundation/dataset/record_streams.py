@@ -27,12 +27,18 @@ class StreamStart:
         window_shards: shards that are read and permuted together.
         first_example: position of the first record.
         epoch_examples: examples after which an epoch ends; None: all.
+        shuffle: whether shards and examples are permuted; False: they stay in the order of the source.
     """
 
     seed: int
     window_shards: int
     first_example: int
     epoch_examples: int | None = None
+    shuffle: bool = True
+
+    def indices(self, size: Any, window_seed: Any) -> Any:
+        """Return the order of the examples of a window, an int64 tensor [size]."""
+        return order.shuffled_indices(size, window_seed) if self.shuffle else tf.range(tf.cast(size, tf.int64))
 
 
 def training_records(
@@ -78,7 +84,7 @@ def windows_of_rows(manifest: DatasetManifest, start: StreamStart, first_row: in
             yield np.concatenate([rows[shard] for shard in window.shards]), window.seed, (window.skip, window.end)
 
     def read(of_window: Any, window_seed: Any, taken: Any) -> Any:
-        return tf.gather(of_window, order.shuffled_indices(tf.size(of_window), window_seed)[taken[0] : taken[1]])
+        return tf.gather(of_window, start.indices(tf.size(of_window), window_seed)[taken[0] : taken[1]])
 
     signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int64), tf.TensorSpec([2], tf.int64))
     return tf.data.Dataset.from_generator(plans, output_signature=signature).map(read)
@@ -96,10 +102,10 @@ def _windows_of_records(
 
     def read(paths: Any, count: Any, part_positions: Any, window_seed: Any, taken: Any) -> Any:
         if manifest.held_out is None:
-            chosen = order.shuffled_indices(count, window_seed)[taken[0] : taken[1]]
+            chosen = start.indices(count, window_seed)[taken[0] : taken[1]]
         else:
-            shuffled = order.shuffled_indices(tf.size(part_positions), window_seed)
-            chosen = tf.gather(part_positions, shuffled[taken[0] : taken[1]])
+            indices = start.indices(tf.size(part_positions), window_seed)
+            chosen = tf.gather(part_positions, indices[taken[0] : taken[1]])
         return records_in(paths).batch(count).map(lambda records: tf.gather(records, chosen))
 
     return plans.flat_map(read).prefetch(1)
@@ -124,6 +130,7 @@ def _windows(manifest: DatasetManifest, start: StreamStart) -> Iterator[order.Wi
         window_shards=start.window_shards,
         first_example=start.first_example,
         epoch_examples=start.epoch_examples,
+        shuffle=start.shuffle,
     )
 
 
@@ -152,7 +159,12 @@ def _mixed_records(
     for number, (source, first) in enumerate(
         zip(mixture.sources, mixing.taken_before(start.first_example), strict=True)
     ):
-        own = StreamStart(seed=source_seed(start.seed, number), window_shards=start.window_shards, first_example=first)
+        own = StreamStart(
+            seed=source_seed(start.seed, number),
+            window_shards=start.window_shards,
+            first_example=first,
+            shuffle=start.shuffle,
+        )
         plain = load_manifest(storage, ref_of_source(source))
         if decoded is None:
             streams.append(_windows_of_records(storage, source.folder, plain, own, of_sources[number]).unbatch())

@@ -32,6 +32,17 @@ def own_variables(layer: keras.Layer) -> dict[str, keras.Variable]:
     return {str(key): value for key, value in store.items() if isinstance(value, keras.Variable)}
 
 
+def stateful_layers_warning(model: keras.Model, *, shuffle: bool) -> str | None:
+    """Return a warning if layers go on from batch to batch with the same rows, but these are shuffled; else None."""
+    paths = [path or layer.name for path, layer in named_layers(model) if getattr(layer, "stateful", None) is True]
+    if not shuffle or not paths:
+        return None
+    return (
+        f"{', '.join(paths)}: stateful=True goes on with each row of a batch where that row of the one before ended, "
+        "but the examples are shuffled; set data.shuffle: false, which keeps the order of the source"
+    )
+
+
 def has_finalized_state(item: Any) -> bool:
     """Whether a layer makes constants of its variables, as `Normalization` does, and computes with these."""
     return isinstance(item, keras.Layer) and callable(getattr(item, "finalize_state", None))

@@ -135,8 +135,9 @@ def _leaves(spec: Any) -> Sequence[Any]:
 
 
 def number_of_batches(dataset: Any) -> int | None:
-    """Return the number of batches of a `PyDataset`; None if it has no end."""
+    """Return the number of batches of a `PyDataset`; None if it has no end. As in Keras, `num_batches` is `len()`."""
     try:
-        return len(dataset)
+        found = dataset.num_batches
     except (NotImplementedError, TypeError):
         return None
+    return None if found is None else int(found)

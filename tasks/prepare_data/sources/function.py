@@ -13,10 +13,12 @@ from tasks.foundation.messages import counted
 from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.numpy_entropy import numpy_entropy_from
 from tasks.foundation.seeding import random_source, seed_as_after_import
+from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_folder import in_user_folder
 from tasks.prepare_data.sources.base import LocatedExample, Source, suggestion
 from tasks.prepare_data.sources.endless import WARN_AT_EXAMPLES, endless_warning
+from tasks.prepare_data.sources.read_once import DrawWatch
 from tasks.prepare_data.sources.returned_forms import Reader
 from tasks.prepare_data.sources.user_iteration import call_user
 
@@ -27,7 +29,7 @@ def function(
     *,
     seed: int = 0,
     accepted: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    note: Callable[[Note], None] = lambda _: None,
 ) -> Source:
     """Open a source of what the function returns or yields; it is called with the options as keyword arguments.
 
@@ -39,7 +41,7 @@ def function(
         folder: the run file's folder; relative paths that the function opens start there.
         seed: `train.seed`; random numbers that module and function draw derive from it.
         accepted: the run has begun with these examples, so they are not refused as ambiguous.
-        note: receives how it is read.
+        note: receives how it is read, and warnings.
 
     Raises:
         SourceError: there is no such function, or importing it raises.
@@ -65,13 +67,18 @@ def function(
             with in_user_folder(folder), numpy_entropy_from(fresh_seeds):
                 yield
 
-        returned = call_user(reference, lambda: load(**options), surroundings)
+        def warn(text: str) -> None:
+            note(Note(text=text, warning=True))
+
+        with DrawWatch(reference, warn).of_tf_data():
+            returned = call_user(reference, lambda: load(**options), surroundings)
         reader = Reader(
             reference=reference,
             batched=data.batched,
             accepted=accepted,
             bounded=data.examples is not None,
             ragged=data.has_sequences,
+            ordered=not data.shuffle,
             note=note,
             surroundings=surroundings,
         )
@@ -102,7 +109,7 @@ def _check_options(reference: str, load: Callable[..., object], options: Mapping
 
 
 def _first(
-    examples: Iterator[LocatedExample], count: int | None, *, reference: str, note: Callable[[str], None]
+    examples: Iterator[LocatedExample], count: int | None, *, reference: str, note: Callable[[Note], None]
 ) -> Iterator[LocatedExample]:
     """Yield the first `count` examples, or all.
 
@@ -113,7 +120,7 @@ def _first(
     for found, example in enumerate(islice(examples, count), start=1):
         yield example
         if count is None and found == WARN_AT_EXAMPLES:
-            note(endless_warning(reference, found))
+            note(Note(text=endless_warning(reference, found)))
     if count is not None and found < count:
         raise SourceError(
             f"data.examples: {count}: {reference} has {counted(found, 'example')} only; set it to {found} or remove it"

@@ -6,6 +6,7 @@ from typing import Any
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
+from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.sources.base import Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.csv_files import CsvOptions, csv_files
 from tasks.prepare_data.sources.digits import digits
@@ -63,7 +64,7 @@ def open_source(
     seed: int = 0,
     *,
     accepted: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    note: Callable[[Note], None] = lambda _: None,
 ) -> Source:
     """Open the source that the run file names; inspects its files, but reads no example.
 
@@ -72,7 +73,7 @@ def open_source(
         code_folder: the run file's folder; relative paths start there.
         seed: `train.seed`; random numbers of a user's function derive from it.
         accepted: the run has begun with these examples, so they are not refused as ambiguous.
-        note: receives how a user's function is read, for the log.
+        note: receives how a user's function is read, and warnings, for the log.
 
     Raises:
         RunFileError: the source is unknown, or an option cannot be used.

@@ -4,6 +4,7 @@ The form decides how it is read, never a guess: what can be read two ways is ref
 shapes. How it was read is said in the log.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import counted, message
+from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data.sources.base import LocatedExample
 from tasks.prepare_data.sources.batch_streams import (
     dataset_is_batched,
@@ -22,12 +24,17 @@ from tasks.prepare_data.sources.batch_streams import (
 )
 from tasks.prepare_data.sources.columns import columns_of, describe_parts, floatx, is_table
 from tasks.prepare_data.sources.endless import endless_error, require_end
+from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
 from tasks.prepare_data.sources.returned_arrays import require_examples
-from tasks.prepare_data.sources.user_iteration import Surroundings, user_items
+from tasks.prepare_data.sources.user_iteration import Surroundings, call_user, user_items
 
 REMEDY = (
     "return arrays (x, y), a tf.data.Dataset or a keras.utils.PyDataset; or make it a generator function: yield x, "
     "(x, y) or (x, y, sample_weight) for each example"
+)
+_FIRST_EPOCH = (
+    "to train on its first epoch in every epoch, yield its batches (for n in range(len(batches)): yield batches[n]) "
+    "and set data.batched: true"
 )
 _PARTS = {"x", "y", "sample_weight"}
 
@@ -42,7 +49,8 @@ class Reader:
         accepted: the run has begun with its examples, so they are not refused as ambiguous.
         bounded: `data.examples` is set, so the source may be endless.
         ragged: `data.pad` or `data.pack` is set, so examples may differ in length.
-        note: receives how it is read.
+        ordered: `data.shuffle` is false, so the order of the examples counts.
+        note: receives how it is read, and warnings of what is read once though it may change with each pass.
         surroundings: entered while the user's code runs.
     """
 
@@ -51,7 +59,8 @@ class Reader:
     accepted: bool = False
     bounded: bool = False
     ragged: bool = False
-    note: Callable[[str], None] = lambda _: None
+    ordered: bool = False
+    note: Callable[[Note], None] = lambda _: None
     surroundings: Surroundings = nullcontext
 
     def read(self, returned: object) -> Iterator[LocatedExample]:
@@ -75,11 +84,23 @@ class Reader:
                 return self._arrays(parts)
             if not self.accepted and self.batched is None:
                 require_examples(self.reference, returned)
+        return self._items(returned)
+
+    def _items(self, returned: object) -> Iterator[LocatedExample]:
         if not isinstance(returned, Iterable) or isinstance(returned, str | bytes):
             raise SourceError(f"{self.reference}: returned {_describe_type(returned)}; {REMEDY}")
         if not self.bounded:
             require_end(self.reference, returned)
-        return self._stream(returned, batched=bool(self.batched))
+        items: Iterable[object] = returned
+        if not isinstance(returned, list | tuple):  # their items are there already
+            items = DrawWatch(self.reference, self._warn).items(returned)
+        return self._stream(items, batched=bool(self.batched))
+
+    def _say(self, text: str) -> None:
+        self.note(Note(text=f"{self.reference}: {text}"))
+
+    def _warn(self, text: str) -> None:
+        self.note(Note(text=text, warning=True))
 
     def _stream(self, items: Iterable[object], *, batched: bool) -> Iterator[LocatedExample]:
         located = user_items(self.reference, items, self.surroundings, what="batch" if batched else "example")
@@ -95,7 +116,9 @@ class Reader:
         else:
             told = f"data.batched: {str(batched).lower()}"
         elements = "batches, whose examples are taken one by one" if batched else "single examples"
-        self.note(f"{self.reference}: the elements {describe_spec(dataset)} are read as {elements} ({told})")
+        self._say(f"the elements {describe_spec(dataset)} are read as {elements} ({told})")
+        for words in draws_of_dataset(dataset, order_counts=self.ordered):
+            self._warn(f"{self.reference}: {words}")
         return self._stream(dataset, batched=bool(batched))
 
     def _py_dataset(self, dataset: Any) -> Iterator[LocatedExample]:
@@ -107,9 +130,53 @@ class Reader:
         count = number_of_batches(dataset)
         if count is None and not self.bounded:
             raise endless_error(self.reference, "a PyDataset without __len__")
-        batches = (dataset[index] for index in (range(count) if count is not None else _endless_range()))
-        self.note(f"{self.reference}: a PyDataset of {'endless' if count is None else count} batches")
-        return self._stream(batches, batched=True)
+        self._say(f"a PyDataset of {'endless' if count is None else count} batches")
+        second, watch = SecondPass(dataset), DrawWatch(self.reference, self._warn, owner=dataset)
+        call_user(self.reference, dataset.on_epoch_begin, self.surroundings, what=" (at the begin of an epoch)")
+        numbers = itertools.count() if count is None else range(count)
+        examples = second.first(self._batches(dataset, numbers, watch))
+        if not second.hooks:
+            return examples
+        if count is None or self.bounded:
+            self._warn(
+                f"{self.reference}: the PyDataset is read once, so {second.hooks} is without effect; {TRANSFORM}"
+            )
+            return examples
+        return itertools.chain(examples, self._nothing_if_equal(dataset, count, second, watch))
+
+    def _batches(self, dataset: Any, numbers: Iterable[int], watch: DrawWatch) -> Iterator[LocatedExample]:
+        """Take batches of a `PyDataset` apart, each as `fit` takes it: a list is (x, y)."""
+        batches = (watch.call(dataset.__getitem__, number) for number in numbers)
+        return self._stream((tuple(each) if isinstance(each, list) else each for each in batches), batched=True)
+
+    def _nothing_if_equal(
+        self, dataset: Any, count: int, second: SecondPass, watch: DrawWatch
+    ) -> Iterator[LocatedExample]:
+        """Yield no example, but refuse a `PyDataset` whose second epoch has others than the first.
+
+        If its batches draw random numbers, only their number is compared: the draws are said already.
+        """
+
+        def begin() -> None:
+            dataset.on_epoch_end()
+            dataset.on_epoch_begin()
+
+        call_user(self.reference, begin, self.surroundings, what=" (at the end of an epoch)")
+        found = second.difference(
+            count,
+            lambda: call_user(self.reference, lambda: number_of_batches(dataset), self.surroundings),
+            None if watch.warned else lambda numbers: self._batches(dataset, numbers, watch),
+            order_counts=self.ordered,
+        )
+        if found:
+            text = (
+                f"{self.reference}: the PyDataset {type(dataset).__name__} changes between epochs: {found}; it is read "
+                f"once, so {second.hooks} is without effect"
+            )
+            if not self.accepted:
+                raise SourceError(message(text, hints=[TRANSFORM, _FIRST_EPOCH]))
+            self._warn(f"{text}; {TRANSFORM}")
+        yield from ()
 
     def _dict(self, returned: Mapping[str, object]) -> Iterator[LocatedExample]:
         if set(returned) <= _PARTS and "x" in returned and len(returned) > 1:
@@ -146,7 +213,7 @@ class Reader:
         )
         changed = f"; as in fit, {columns.changed()}" if columns.changed() else ""
         found = f"returned arrays of {counted(columns.length, 'example')}: {columns.described()}"
-        self.note(f"{self.reference}: {found}{changed}")
+        self._say(f"{found}{changed}")
         return ((f"{self.reference}, row {index}", row) for index, row in enumerate(columns.rows()))
 
     def _refuse_datasets_in_a_tuple(self, returned: object) -> None:
@@ -183,10 +250,3 @@ def _is_whole(part: object) -> bool:
 
 def _describe_type(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _endless_range() -> Iterator[int]:
-    index = 0
-    while True:
-        yield index
-        index += 1

@@ -243,6 +243,22 @@ FAULTS: dict[str, tuple[list[tuple[str, str, str]], dict[str, Any], str, str, li
         set(),
     ),
     "float64": ([FLOAT64], {}, "dtype", "fail", ["float64"], set()),
+    "draws of each pass": (
+        [("data.py", "draw.normal(size=6)", "np.random.normal(size=6)")],
+        {},
+        "data",
+        "warn",
+        ["draws random numbers (data.py, line", "np.random.normal(size=6)", "data.transform"],
+        set(),
+    ),
+    "stateful layer on shuffled examples": (
+        [("model.py", "model.compile(", "model.layers[1].stateful = True\n    model.compile(")],
+        {},
+        "model",
+        "warn",
+        ["stateful=True", "data.shuffle: false"],
+        set(),
+    ),
     "loss that is not finite": ([INFINITE], {}, "step", "fail", ["the loss is"], set()),
 }
 

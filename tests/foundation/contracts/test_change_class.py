@@ -17,6 +17,7 @@ from tasks.foundation.errors import RunFileError
 from tests.support.checkout import CHECKOUT
 
 ROOT = CHECKOUT
+ORDER = ("data.shuffle", "data.window_shards")
 PAGE = ROOT / "deploy" / "runs" / "README.md"
 REGENERATE = ".venv/bin/python tests/foundation/contracts/test_change_class.py"
 FIELDS = dict(keys_of(RunSpec))
@@ -117,7 +118,7 @@ def test_the_page_lists_every_key() -> None:
         ("loss, metrics", ("compile.loss", "compile.metrics")),
         ("seed,optimizer,train.seed", ("train.seed", "compile.optimizer")),
         ("global_batch_size", ("train.global_batch_size",)),
-        ("data", ("data.content_digest", "data.sources", "data.validation", "data.window_shards", *TRANSFORMS)),
+        ("data", ("data.content_digest", "data.sources", "data.validation", *ORDER, *TRANSFORMS)),
         ("validation", ("data.validation",)),
         ("model", ("model.config", "model.code", "model.signature", "model.options")),
         ("compile", ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")),

@@ -122,6 +122,15 @@ def test_dropped_sources_give_each_example_once(mixed: Mixed) -> None:
         assert np.array_equal(np.concatenate(later), np.concatenate(whole[first : first + 2]))
 
 
+def test_sources_of_a_mixture_keep_their_order(mixed: Mixed) -> None:
+    prepared = mixed([[4, 3], [9, 5, 2]], [1, 2])
+    batches = global_batches(prepared, 0, 9, functions=None, shuffle=False)
+    assert np.array_equal(batches[4:], global_batches(prepared, 4, 5, functions=None, shuffle=False, replicas=2))
+    for source, count in enumerate((7, 16)):
+        own = [label % 10_000 for label in labels_of(batches) if label // 10_000 == source]
+        assert own == [number % count for number in range(len(own))]
+
+
 def test_far_batch_of_a_mixture_is_the_same_after_a_seek(mixed: Mixed) -> None:
     prepared = mixed([[40, 31], [9, 5]], [1, 1])
     far = 1_000_000

@@ -13,18 +13,31 @@ COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=7)
 
 
 def examples(
-    counts: list[int], *, seed: int, window_shards: int, first: int, number: int, epoch_examples: int | None = None
+    counts: list[int],
+    *,
+    seed: int,
+    window_shards: int,
+    first: int,
+    number: int,
+    epoch_examples: int | None = None,
+    shuffle: bool = True,
 ) -> list[tuple[int, int]]:
     """Return (shard, position in the shard) of the stream's examples, as a reader gets them."""
 
     def stream() -> Iterator[tuple[int, int]]:
         windows = order.windows(
-            counts, seed=seed, window_shards=window_shards, first_example=first, epoch_examples=epoch_examples
+            counts,
+            seed=seed,
+            window_shards=window_shards,
+            first_example=first,
+            epoch_examples=epoch_examples,
+            shuffle=shuffle,
         )
         for window in windows:
             held = [(shard, position) for shard in window.shards for position in range(counts[shard])]
             assert len(held) == window.examples
-            yield from [held[index] for index in order.permutation(len(held), window.seed)][window.skip : window.end]
+            indices = order.permutation(len(held), window.seed) if shuffle else range(len(held))
+            yield from [held[index] for index in indices][window.skip : window.end]
 
     return list(islice(stream(), number))
 
@@ -129,3 +142,22 @@ def test_dropped_remainder_leaves_whole_batches(
 def test_epoch_longer_than_the_data_is_refused(epoch_examples: int) -> None:
     with pytest.raises(ValueError, match=f"epoch_examples={epoch_examples}"):
         next(order.windows([13], seed=0, window_shards=1, first_example=0, epoch_examples=epoch_examples))
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(counts=COUNTS, window_shards=st.integers(1, 8), first=st.integers(0, 90), left_out=st.integers(0, 3))
+def test_every_epoch_keeps_the_order_without_shuffling(
+    counts: list[int], window_shards: int, first: int, left_out: int
+) -> None:
+    everything = [(shard, position) for shard, count in enumerate(counts) for position in range(count)]
+    length = max(1, len(everything) - left_out)
+    found = examples(
+        counts,
+        seed=3,
+        window_shards=window_shards,
+        first=first,
+        number=3 * length,
+        epoch_examples=length,
+        shuffle=False,
+    )
+    assert found == [everything[(first + index) % length] for index in range(3 * length)]

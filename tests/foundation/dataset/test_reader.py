@@ -88,6 +88,38 @@ def test_hosts_and_replicas_in_order_form_the_global_batch(
         assert [label for part in put_together for label in part] == expected
 
 
+@FEW
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    shares=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+    window_shards=st.integers(1, 3),
+    first_batch=st.integers(0, 9),
+    in_memory=st.booleans(),
+)
+@pytest.mark.slow
+def test_global_batches_keep_the_order_of_the_source(
+    numbered: Callable[..., Any],
+    labels: Callable[..., list[list[int]]],
+    *,
+    counts: list[int],
+    shares: tuple[int, int, int],
+    window_shards: int,
+    first_batch: int,
+    in_memory: bool,
+) -> None:
+    """Whatever hosts, replicas and cuts there are, row i of batch b is row b * B + i of the epochs in a row."""
+    hosts, replicas, per_replica = shares
+    batch = hosts * replicas * per_replica
+    prepared = numbered(counts)
+    settings_ = {"shuffle": False, "global_batch_size": batch, "first_batch": first_batch, "in_memory": in_memory}
+    settings_ |= {"window_shards": window_shards, "hosts": hosts, "local_replicas": replicas}
+    of_hosts = [labels(training(prepared, host=host, **settings_), 5 * replicas) for host in range(hosts)]
+    for number in range(5):
+        parts = [each[number * replicas + replica] for each in of_hosts for replica in range(replicas)]
+        begin = (first_batch + number) * batch
+        assert [label for part in parts for label in part] == [n % sum(counts) for n in range(begin, begin + batch)]
+
+
 def test_pipeline_follows_the_computed_order(
     numbered: Callable[..., Any], labels: Callable[..., list[list[int]]]
 ) -> None:

@@ -48,9 +48,17 @@ def planned(prepared: Any, count: int, **changed: Any) -> list[Any]:
     window_shards=st.integers(1, 4),
     hosts=st.sampled_from([1, 2]),
     drop_remainder=st.booleans(),
+    shuffle=st.booleans(),
 )
 def test_planned_batches_are_those_of_python(
-    numbered: Callable[..., Any], *, counts: list[int], first: int, window_shards: int, hosts: int, drop_remainder: bool
+    numbered: Callable[..., Any],
+    *,
+    counts: list[int],
+    first: int,
+    window_shards: int,
+    hosts: int,
+    drop_remainder: bool,
+    shuffle: bool,
 ) -> None:
     prepared = numbered(counts)
     common = {
@@ -61,6 +69,7 @@ def test_planned_batches_are_those_of_python(
         "host": hosts - 1,
         "hosts": hosts,
         "drop_remainder": drop_remainder and sum(counts) >= 4,
+        "shuffle": shuffle,
     }
     found, expected = planned(prepared, 9, **common), batches(prepared, 9, **common)
     assert len(found) == 9

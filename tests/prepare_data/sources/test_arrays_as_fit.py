@@ -54,7 +54,10 @@ def in_keras(*given: Any) -> Any:
 def here(*given: Any) -> tuple[Any, list[str]]:
     notes: list[str] = []
     checker = Checker(DataSpec(source="data.py:load"))
-    rows = [checker.check(*located) for located in Reader(reference="data.py:load", note=notes.append).read(given)]
+    rows = [
+        checker.check(*located)
+        for located in Reader(reference="data.py:load", note=lambda note: notes.append(note.text)).read(given)
+    ]
     return unflatten({name: np.stack([row[name] for row in rows]) for name in rows[0]}), notes
 
 

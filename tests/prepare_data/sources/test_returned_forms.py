@@ -118,7 +118,7 @@ def checked(workshop: Workshop, returned: str, **data: Any) -> tuple[Checker, li
     notes: list[str] = []
     spec = DataSpec(source=LOAD, **data)
     checker = Checker(spec)
-    source = open_source(spec, folder, note=notes.append)
+    source = open_source(spec, folder, note=lambda note: notes.append(note.text))
     return checker, [checker.check(where, example) for where, example in source.read()], notes
 
 
