@@ -34,6 +34,7 @@ _CHANGING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Lines of one call after which the search for a draw is given up: each costs some microseconds.
 _MOST_LINES = 20_000
 _WRITTEN_BITS = 64
+_WATCHED_CALLS = range(2, 13)
 
 
 def draws_of_dataset(dataset: Any, *, order_counts: bool) -> Iterator[str]:
@@ -86,8 +87,8 @@ def _changes_of(concrete: Any) -> Iterator[str]:
 class DrawWatch:
     """Notices that a function which gives an example draws random numbers, and finds the user's line.
 
-    The first call is left out, because it may draw an order of the examples; the second is measured; the third is
-    traced, if the second drew.
+    The first call is left out, because it may draw an order of the examples. Some of the others are measured, until one
+    draws; then one is traced. Calls may overlap, in threads of TensorFlow.
     """
 
     def __init__(self, reference: str, warn: Callable[[str], None], *, owner: object = None) -> None:
@@ -109,22 +110,21 @@ class DrawWatch:
     def call(self, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
         """Call a function, and return what it returns."""
         self._calls += 1
-        if self._calls == 2:  # noqa: PLR2004 - the second call
+        if self.warned or self._calls not in _WATCHED_CALLS:
+            return function(*given, **more)
+        if not self._draws:
             before = _states(self._owner)
-            try:
-                return function(*given, **more)
-            finally:
-                self._draws = _states(self._owner) != before
-        if self._calls == 3 and self._draws:  # noqa: PLR2004 - the third call
-            finder = _LineFinder(self._owner)
-            with finder.tracing():
-                returned = function(*given, **more)
-            if finder.found is not None:
-                self.warned = True
-                line = f"{finder.found.place()}: {finder.found.text()}"
-                self._warn(f"{self._reference}: draws random numbers ({line}), and it is read once, {_SAME}")
+            returned = function(*given, **more)
+            self._draws = _states(self._owner) != before
             return returned
-        return function(*given, **more)
+        finder = _LineFinder(self._owner)
+        with finder.tracing():
+            returned = function(*given, **more)
+        if finder.found is not None and not self.warned:
+            self.warned = True
+            line = f"{finder.found.place()}: {finder.found.text()}"
+            self._warn(f"{self._reference}: draws random numbers ({line}), and it is read once, {_SAME}")
+        return returned
 
     def items(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of an iterable, each made by a call."""

@@ -143,6 +143,16 @@ def function_of_python_in_a_dataset():
         return tf.ensure_shape(tf.numpy_function(noisy, [a], tf.float32), [3]), b
     return slices().map(augment)
 
+def functions_of_python_side_by_side():
+    def augment(a, b):
+        return tf.ensure_shape(tf.py_function(func=lambda a: noisy(a.numpy()), inp=[a], Tout=tf.float32), [3]), b
+    return slices().map(augment, num_parallel_calls=4)
+
+def now_and_then():
+    for n, (a, b) in enumerate(zip(x, y)):
+        c = random.random() if n % 4 else 1.0  # drawn
+        yield a * c, b
+
 def py_dataset():
     class Noisy(Batches):
         def __getitem__(self, n):
