@@ -22,7 +22,7 @@ from flows.goal import Goal  # noqa: E402
 from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
 from flows.process.fast_imports import fast_imports  # noqa: E402
-from flows.process.standard_streams import tolerate_closed_readers  # noqa: E402
+from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
     RESUMABLE,
     Terminated,
@@ -112,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(options: argparse.Namespace) -> int:
     try:
         with trial_report(options.report) as reporter:
+            provide_home_folder()
             run = Run.open(load_run_file(options.file, options.overrides))
             goal = Goal.of(
                 run.spec,

@@ -15,7 +15,7 @@ import typer
 
 from flows.commands.output import Output, say, say_json
 from flows.commands.verbs import VerbGroup
-from flows.process.standard_streams import tolerate_closed_readers
+from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.masking import masked
@@ -75,6 +75,7 @@ def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return per kind of
     try:
         # In standalone mode, typer would print usage errors itself and show other errors as tracebacks.
         with sigterm_raises():
+            provide_home_folder()
             result = typer.main.get_command(app).main(args=arguments, prog_name="baton", standalone_mode=False)
     except Terminated as fault:
         return _fail(

@@ -19,6 +19,7 @@ from flows.goal import Goal
 from flows.launching.devices import import_stages, read_tip_ahead
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
+from flows.process.standard_streams import has_temporary_home
 from flows.process.stop_signals import RESUMABLE, Terminated, stop_reason
 from flows.result import RelayResult, result_of_interrupted
 from flows.run import Run
@@ -29,6 +30,11 @@ from tasks.foundation.masking import masked
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
+
+_TEMPORARY_RECORDS = (
+    "HOME is not set and this user id has no home folder, so Prefect's records of this run go to a temporary one and "
+    "are deleted at the end; set PREFECT_HOME (or HOME) to a writable folder to keep them"
+)
 
 
 def run(
@@ -101,6 +107,8 @@ def _train(admitted: Admitted, parameters: Mapping[str, object], console: Consol
         with ExitStack() as stack:
             with fast_imports():
                 console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
+                if has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
+                    console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
                 if waits:
                     start.connect()
                     import flows.train_run  # noqa: F401 - imports Prefect

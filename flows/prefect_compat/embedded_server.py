@@ -78,6 +78,7 @@ class EmbeddedServer:
         Raises:
             PrefectUnavailable: no port is free, or the process cannot be started.
         """
+        _require_loopback()
         silent = environment.get(SERVER_LEVEL) == SILENT
         log = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - the process writes to it until it ends
         try:
@@ -171,6 +172,25 @@ class EmbeddedServer:
                 ],
             )
         ) from fault
+
+
+def _require_loopback() -> None:
+    """Refuse a machine on which nothing can connect to the server: a network namespace without a loopback interface.
+
+    Raises:
+        PrefectUnavailable: 127.0.0.1 cannot be reached.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_HOST, 1))  # looks for a route, and sends nothing
+        except OSError as fault:
+            raise PrefectUnavailable(
+                message(
+                    f"Prefect's embedded server cannot be reached: this machine has no loopback interface ({_HOST}: "
+                    f"{fault.strerror})",
+                    hints=["bring it up (ip link set lo up), or set PREFECT_API_URL to a server"],
+                )
+            ) from fault
 
 
 def _server_environment(environment: Mapping[str, str], *, migrated: bool = False) -> dict[str, str]:

@@ -55,6 +55,8 @@ def _exit() -> None:
     write_last_heartbeat()
     logging.shutdown()  # registered before this function, so `atexit` would call it too late
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before the process started
+            continue
         try:
             stream.flush()
         except (OSError, ValueError):  # a closed pipe

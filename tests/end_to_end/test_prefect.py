@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support import forked
+from tests.support.checkout import CHECKOUT
 from tests.support.prefect_server import baton, environment_with, post
 from tests.support.shipped_runs import run_file, settings
+from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 from tests.support.watching import wait_until
 
 pytestmark = pytest.mark.slow
@@ -165,3 +167,21 @@ def test_commit_beside_the_training_is_a_task_run_of_its_own(server: str, tmp_pa
 
     wait_until(logged)
     assert [log["task_run_id"] for log in logs if log["message"] == "trained"] == [second["id"]]
+
+
+@pytest.mark.skipif(not can_become_unknown(), reason="needs root and setpriv")
+def test_user_without_home_folder_trains(tmp_path: Path) -> None:
+    """The whole start: Prefect and other libraries ask for a home folder when they are imported."""
+    storage, temporary = tmp_path / "storage", tmp_path / "temporary"
+    for folder in (storage, temporary):
+        folder.mkdir()
+        folder.chmod(0o777)
+    words = ["run", str(run_file("digits")), *settings("digits", storage)]
+    program = [sys.executable, "-W", "ignore", "-m", "flows.commands.main", *words]
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_SERVER_EPHEMERAL")}
+    command = command_of_unknown_user(*program, TMPDIR=str(temporary), PYTHONPATH=str(CHECKOUT), **kept)
+    done = subprocess.run(command, cwd=storage, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Prefect's records of this run go to a temporary one" in done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
+    assert [path.name for path in temporary.iterdir() if path.name.startswith("baton-home-")] == []

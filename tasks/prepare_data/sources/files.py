@@ -25,10 +25,16 @@ def local_path(path: str, code_folder: Path) -> Path:
     Args:
         path: absolute, `~/…`, `file://…`, `{stdlib}/…` for Python's standard library, or relative to `code_folder`.
         code_folder: the run file's folder.
+
+    Raises:
+        SourceError: it begins with `~`, and there is no such home folder.
     """
     if path.startswith(STDLIB):
         return Path(sysconfig.get_paths()["stdlib"] + path.removeprefix(STDLIB))
-    return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
+    try:
+        return code_folder.absolute() / Path(path.removeprefix("file://")).expanduser()
+    except RuntimeError as fault:
+        raise SourceError(f"data.options.path: {path}: no such user's home folder; name a file or folder") from fault
 
 
 def names_file(path: str, code_folder: Path, uri: str) -> bool:

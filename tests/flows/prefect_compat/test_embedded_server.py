@@ -1,6 +1,7 @@
 """The embedded server's process: started as Prefect starts it, refused with its log, ended with the command."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from flows.prefect_compat import embedded_server
 from flows.prefect_compat.embedded_server import SERVER_LEVEL, SILENT, TIMEOUT, EmbeddedServer
 from flows.prefect_compat.prefect_startup import _PREFECT_DEFAULTS
 from tasks.foundation.errors import PrefectUnavailable
+from tests.support.checkout import CHECKOUT
 
 ANSWER = """
 import socket, sys, time
@@ -53,6 +55,19 @@ def test_wait_returns_when_the_server_responds(tmp_path: Path, monkeypatch: pyte
         assert os.getpgid(server.process.pid) == server.process.pid  # Ctrl-C does not reach it
         server.end()
         assert server.process.poll() is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_machine_without_loopback_is_refused_at_once() -> None:
+    program = (
+        "from flows.prefect_compat.embedded_server import EmbeddedServer\n"
+        "from tasks.foundation.errors import PrefectUnavailable\n"
+        "try: EmbeddedServer.start()\n"
+        "except PrefectUnavailable as error: print(error)"
+    )
+    command = ["unshare", "--net", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert "this machine has no loopback interface (127.0.0.1: Network is unreachable)" in done.stdout
 
 
 def test_a_failing_server_is_refused_and_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

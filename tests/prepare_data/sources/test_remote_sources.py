@@ -88,6 +88,11 @@ def test_unknown_stores_are_refused(path: str) -> None:
         found(path)
 
 
+def test_home_folder_of_an_unknown_user_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"~no-such-user/x: no such user's home folder; name a file or folder"):
+        found("~no-such-user/x")
+
+
 def test_file_address_is_a_local_path(workshop: Any) -> None:
     file = workshop.write("t.txt", "0123456789")
     (listed,) = find_files(f"file://{file}", Path("/nowhere"))

@@ -3,11 +3,14 @@
 import asyncio
 import math
 import os
+import socket
 import threading
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, Deadline
@@ -21,6 +24,8 @@ _LOCK = threading.Lock()
 # A body is sent in blocks of this size, so that a stalled transfer is noticed within one.
 BLOCK_BYTES = 1 << 20
 _CHECK_SECONDS = 0.5
+_SCHEMES = ("http", "https")
+_CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _Block = TypeVar("_Block", bytes, bytes | memoryview)
 
@@ -47,6 +52,8 @@ def _connect(local_server: str | None) -> Any:
         # type of each bucket, and waits a minute for the response.
         os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         local_server = _address(local_server)
+    else:
+        _require_file_of_credentials()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.api_core")  # Python is too old
         import aiohttp
@@ -159,8 +166,30 @@ class _StallTimer:
             self._next = self._loop.call_later(min(remaining, _CHECK_SECONDS), self._check)
 
 
+def _require_file_of_credentials() -> None:
+    """Refuse a pipe or a device, whose reading may never end, in place of the credentials file.
+
+    Raises:
+        OSError: it is one.
+    """
+    file = Path(os.environ.get(_CREDENTIALS) or ".")
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise OSError("it is not a regular file")
+
+
 def _address(local_server: str) -> str:
+    """The base of all URLs of a local server, whose host is known. A server that is not there yet is waited for."""
     address = local_server if "://" in local_server else f"http://{local_server}"
-    if not address.partition("://")[2].strip("/"):
-        raise InvalidInput(f"{LOCAL_SERVER}={local_server} has no host; set it to host:port, or unset it")
-    return address.rstrip("/")
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+        if parts.scheme not in _SCHEMES:
+            why = f"does not begin with {' or '.join(f'{scheme}://' for scheme in _SCHEMES)}"
+        elif not host:
+            why = "has no host"
+        else:
+            socket.getaddrinfo(host, port)
+            return address.rstrip("/")
+    except (OSError, ValueError) as error:  # the name is unknown or malformed, or the port is no number
+        why = f"is not the address of a server ({getattr(error, 'strerror', None) or error})"
+    raise InvalidInput(f"{LOCAL_SERVER}={local_server} {why}; set it to host:port, or unset it")

@@ -1,6 +1,7 @@
 """Wrong credentials, roles, buckets and clocks: each has its own message, with the remedy."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -217,12 +218,15 @@ def test_status_412_alone_does_not_mean_the_file_exists(cloud: FakeGcs, verb: st
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "not found"), ("{", "valid json"), ("folder", "Is a directory"), ("{}", "type")]
+    ("content", "message"),
+    [(None, "not found"), ("{", "valid json"), ("folder", "Is a directory"), ("{}", "type"), ("pipe", "regular file")],
 )
 def test_unusable_credentials_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "key.json"
     if content == "folder":
         file.mkdir()
+    elif content == "pipe":
+        os.mkfifo(file)
     elif content is not None:
         file.write_text(content)
     output = output_of(tmp_path, GOOGLE_APPLICATION_CREDENTIALS=str(file))
