@@ -401,6 +401,11 @@ def test_unsupported_callbacks_are_refused_first(tmp_path: Path) -> None:
             own("def on_train_begin(self, logs=None)", "self.model.compile('sgd', 'mse', metrics=['mae'])"),
             "on_train_begin of Own compiles the model anew, or replaces its optimizer or a metric",
         ),
+        (
+            own("def set_model(self, model)", "model.optimizer = keras.optimizers.SGD()"),
+            "set_model of Own compiles the",
+        ),
+        (own("def set_params(self, params)", "params['steps'] / 0"), "set_params of Own raised ZeroDivisionError"),
         (own("def get_state(self)", "return {'x': object()}"), "get_state() returned a object"),
         ("def other():\n    return []", "callbacks.py defines no function make"),
     ):
@@ -475,6 +480,17 @@ def test_rate_that_no_callback_can_set_is_refused_first(
     make_code(tmp_path)
     optimizer_of(tmp_path, optimizer)
     assert words in refused(tmp_path, made(f"[{callback}]"))
+
+
+def test_callback_that_compiles_anew_ends_the_training(tmp_path: Path) -> None:
+    """The traced step would not notice, and the new metrics would be 0 for ever."""
+    make_code(tmp_path)
+    compiles = own("def on_epoch_end(self, epoch, logs=None)", "epoch and self.model.compile('sgd', 'mse')")
+    (tmp_path / "code" / "callbacks.py").write_text(f"import keras\n\n\n{compiles}\n")
+    with pytest.raises(StepFailed, match="on_epoch_end of Own compiles the model anew") as failed:
+        train(run_file(tmp_path, "compiles", callbacks="make"))
+    assert "edit that function and continue with --accept compile,callbacks" in str(failed.value)
+    assert log_of(run_file(tmp_path, "compiles")).require_head().tip.step == 12  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])

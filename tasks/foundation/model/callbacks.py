@@ -101,9 +101,8 @@ def start_callbacks(model: keras.Model, spec: RunSpec, *, code_folder: Path, str
     with strategy.scope():
         treatment = treat(made, model, spec, reference=reference)
         for callback in treatment.called:
-            callback.set_params(dict(params))
-            callback.set_model(model)
-            call_hook(callback, "on_train_begin", reference=reference)
+            for hook, *arguments in (("set_params", dict(params)), ("set_model", model), ("on_train_begin",)):
+                call_hook(callback, hook, *arguments, reference=reference)
     return StartedCallbacks(treatment.called, RandomStates.now(), treatment)
 
 
@@ -116,12 +115,13 @@ def call_hook(
         ModelError: the hook raises, or compiles the model anew.
     """
     what = f"{reference}: {hook} of {type(callback).__name__}"
-    compiled = _compiled(callback.model)
+    model = next((each for each in arguments if isinstance(each, keras.Model)), callback.model)
+    compiled = _compiled(model)
     try:
         getattr(callback, hook)(*arguments)
     except (Exception, SystemExit) as fault:
         raise ModelError(user_error(f"{what} raised", fault, hints=hints)) from fault
-    if compiled != _compiled(callback.model):
+    if compiled != _compiled(model):
         raise ModelError(
             message(
                 f"{what} compiles the model anew, or replaces its optimizer or a metric; the train step is traced "
@@ -134,9 +134,9 @@ def call_hook(
         )
 
 
-def _compiled(model: keras.Model) -> list[int]:
+def _compiled(model: keras.Model | None) -> list[int]:
     """Ids of what the model was compiled with. While a hook runs, none is used again: the train state keeps all."""
-    return [id(each) for each in (model.optimizer, *model.metrics)]
+    return [] if model is None else [id(each) for each in (model.optimizer, *model.metrics)]
 
 
 def require_monitors(
