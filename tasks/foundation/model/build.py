@@ -20,6 +20,7 @@ from tasks.foundation.model.build_arguments import build_arguments
 from tasks.foundation.model.compile_settings import jit_compile_kept
 from tasks.foundation.model.first_use import (
     FirstUse,
+    added_once,
     all_layers_are_built,
     metrics_are_built,
     optimizers_are_built,
@@ -71,7 +72,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     keras.config.set_dtype_policy(dtype_policy_for_build(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     source = random.Random(spec.train.seed)  # noqa: S311 - must be reproducible
-    with accelerator.strategy.scope(), keras_seeds_from(source), jit_compile_kept():
+    with accelerator.strategy.scope(), added_once(), keras_seeds_from(source), jit_compile_kept():
         try:
             with in_user_folder(code_folder):
                 model = function(**build_arguments(spec, function))
@@ -121,7 +122,7 @@ def create_variables(
     own_step = overrides(model, "train_step")
     first_use = FirstUse(model, batch, accelerator)
     shapes = ", ".join(f"{name} {_shapes(value)}" for name, value in (("x", x), ("y", y)) if value is not None)
-    with accelerator.strategy.scope():
+    with accelerator.strategy.scope(), added_once():
         predictions = None
         # Models without `call`, such as a pair of adversarial networks, are used by their own train_step only.
         has_call = not own_step or overrides(model, "call")

@@ -5,7 +5,7 @@ optimizer is built with the variables that it is first applied to. Here the step
 away, outside of any replica, because a replica cannot create variables. Nothing runs, so no value changes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import tree
 from keras.src.backend.tensorflow import core  # no public call says where Keras creates variables
 from keras.src.optimizers import base_optimizer  # optimizers inherit `apply` from it
+from tensorflow.python.distribute import values_util  # what variables of several replicas do outside of them
 
 from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import ModelError
@@ -35,6 +36,32 @@ def optimizers_are_built(model: keras.Model) -> bool:
 def metrics_are_built(model: keras.Model) -> bool:
     """Whether all metrics of a model have their variables."""
     return all(getattr(metric, "built", True) for metric in model.metrics)
+
+
+@contextmanager
+def added_once() -> Iterator[None]:
+    """Within the block, what code outside of a replica adds to a sum over replicas is added once.
+
+    TensorFlow refuses it, although a layer that counts its calls, and an own train step, may do it when the model is
+    used for the first time. The first replica's part takes it, so the sum is that of one replica.
+    """
+
+    def adding(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(variable: Any, value: Any, read_value: bool = True) -> Any:
+            if variable.aggregation != tf.VariableAggregation.SUM:
+                return original(variable, value, read_value=read_value)
+            getattr(variable.values[0], name)(value)
+            return variable.read_value() if read_value else None
+
+        return add
+
+    with ExitStack() as put_back:
+        for name in ("assign_add", "assign_sub"):
+            function = f"on_read_{name}_cross_replica"
+            original = getattr(values_util, function)
+            put_back.callback(setattr, values_util, function, original)
+            setattr(values_util, function, adding(name, original))
+        yield
 
 
 class FirstUse:

@@ -106,3 +106,73 @@ def test_unbuilt_steps_are_exact_on_two_replicas(tmp_path: Path) -> None:
         # Said once for the run, and only where Keras's own step would have averaged.
         assert len(set(found["notes"])) == (0 if build == "pupil" else 1)
         assert all("they are 2 times the mean" in text for text in found["notes"])
+
+
+COUNTING = """
+def count():
+    sums = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation.SUM}
+    return tf.Variable(0.0, trainable=False, **sums)
+
+
+class Seen(keras.layers.Layer):
+    def build(self, shape):
+        self.calls = count()
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+class Counting(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.first, self.last, self.steps = Seen(), keras.layers.Dense(4), keras.layers.Dense(6), count()
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            code = self.first(self.seen(x))
+            self.steps.assign_add(0.5)
+            self.steps.assign_sub(-0.5)
+            loss = tf.reduce_mean(tf.square(x - self.last(code)))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss, "steps": self.steps}
+
+
+def counting():
+    model = Counting()
+    model.compile("sgd")
+    return model
+
+
+def counted():
+    model = keras.Sequential([keras.Input((6,)), Seen(), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+def sums_of_replicas(folder: str, replicas: int) -> dict[str, Any]:
+    (code := Path(folder) / str(replicas)).mkdir()
+    lab, found = lab_of(code, COUNTING), {}
+    for build, form in (("counting", "alone"), ("counted", "plain")):
+        spec = spec_of(build, form=form, replicas=replicas, data__validation_fraction=0.0)
+        start = lab.begin(spec).tip
+        assert start is not None
+        end = lab.train(spec, start, 4).staged
+        assert end is not None
+        for step, ref in (("begin", start), ("end", end)):
+            held = lab.tensors(spec, ref).items()
+            sums = [np.frombuffer(value[2], np.float32) for key, value in held if "/calls" in key]
+            found[f"{build} {step}"] = float(np.sum(sums))
+        forget_trainer()
+    return found
+
+
+@pytest.mark.slow
+def test_sums_of_replicas_may_be_used_while_a_model_is_built(tmp_path: Path) -> None:
+    """What is counted then is the same on any number of replicas; later each replica counts its own."""
+    one, two = (in_fresh_process(sums_of_replicas, folder=str(tmp_path), replicas=replicas) for replicas in (1, 2))
+    for build in ("counting", "counted"):
+        assert one[f"{build} begin"] == two[f"{build} begin"]
+        assert one[f"{build} end"] - one[f"{build} begin"] == 4
+        assert two[f"{build} end"] - two[f"{build} begin"] == 8
