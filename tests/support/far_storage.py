@@ -49,7 +49,8 @@ class FarStorage:
             return attribute
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            path = f"{self._folder}{args[1] if name == 'upload' else args[0]}"
+            named = args[1:] if name == "upload" else args  # a probe names no file
+            path = f"{self._folder}{named[0] if named else ''}"
             self._top.calls.append((name, path))
             self._top.before(name, path)
             result = attribute(*args, **kwargs)
