@@ -5,7 +5,6 @@ prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> eval
 
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from flows.result import RelayResult, leaves_time, result_of, result_of_interrup
 from flows.second_look import second_look
 from flows.segments import Segments
 from flows.tracking import tracking
-from tasks.evaluate.report.plots import import_matplotlib
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -201,8 +199,6 @@ class _Relay:
                 )
                 ended = self._exit_reason(head, segments)
                 if ended is not None and is_in_flight(head):
-                    if self._reports(ended):
-                        threading.Thread(target=import_matplotlib, name="baton-report", daemon=True).start()
                     head = self.commits.landed(head)
                     continue  # if the save failed, the run may have been rewound
                 if ended is not None:
@@ -232,12 +228,13 @@ class _Relay:
         self.evaluations.join()
         self.place.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads the ledger
-        reports, telemetry = self._reports(ended), self.place.telemetry
-        return result_of(run, segments=segments, exit_reason=ended, telemetry=telemetry, report=reports)
-
-    def _reports(self, ended: str) -> bool:
-        """Whether this process writes the report."""
-        return self.accelerator.is_chief and leaves_time(ended)
+        return result_of(
+            run,
+            segments=segments,
+            exit_reason=ended,
+            telemetry=self.place.telemetry,
+            report=self.accelerator.is_chief and leaves_time(ended),
+        )
 
     def _prepare_data(self) -> DatasetRef:
         """Prepare the dataset on the chief first; the other hosts then find it prepared."""

@@ -135,7 +135,8 @@ def _uri(page: Path | None) -> str | None:
 def _write_page(
     page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
 ) -> None:
-    from tasks.evaluate.report.comparison_page import Line, RunColumn, comparison_page
+    from tasks.evaluate.report.comparison_page import RunColumn, comparison_page
+    from tasks.evaluate.report.curves import Line
 
     lines = {
         name: [

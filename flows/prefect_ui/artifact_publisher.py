@@ -2,7 +2,8 @@
 
 Training never waits for it. Artifacts are not queued: each is made from the last training event and the run's log at
 the time when it is written. So memory does not grow while the server is down, and a late artifact is still correct. An
-update costs the same however long the log is. The curves are drawn once, when the training has ended.
+update costs the same however long the log is; only the curves need the whole log, and are drawn once, when the training
+has ended.
 """
 
 import contextvars
@@ -27,7 +28,6 @@ from flows.prefect_ui.commit_table import CommitTable
 from tasks.foundation.contracts.epochs import with_recorded_examples
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 
@@ -249,22 +249,17 @@ class ArtifactPublisher:
     def _report(self, page: str) -> Artifact:
         if (head := self._log.head()) is not None:
             self._commits.update(head)
-        if self._draws_curves and self._drawn is None:  # the training has ended, so they stay as they are
-            self._drawn = self._curves()
-        return report_of(self._spec.run, page, commits=self._commits.rows(), curves=self._drawn)
+        curves = self._curves() if self._draws_curves else None
+        return report_of(self._spec.run, page, commits=self._commits.rows(), curves=curves)
 
     def _table(self, head: Head) -> Artifact | None:
         self._commits.update(head)
         return commits_of(self._spec.run, self._commits) if self._commits.rows() else None
 
     def _curves(self) -> Artifact | None:
-        if self._drawn is not None:
-            return self._drawn
-        try:
-            return curves_of(self._spec.run, history_of(self._log.entries(blocks="written")))
-        except ImportError as fault:
-            _LOGGER.debug("Prefect shows no curves, because this process cannot draw them: %s", fault)
-            return None
+        if self._drawn is None:  # the training has ended, so they stay as they are
+            self._drawn = curves_of(self._spec.run, tuple(self._log.entries(blocks="written")))
+        return self._drawn
 
     def _warn(self, fault: Exception) -> None:
         _LOGGER.debug("the artifacts in Prefect are outdated", exc_info=fault)

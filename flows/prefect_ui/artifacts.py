@@ -7,14 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote
 from uuid import UUID
 
 from flows.prefect_ui.commit_table import CommitTable
+from tasks.evaluate.report.curves import curves_of as curves_in_log
+from tasks.evaluate.report.svg import pictures_of
+from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.masking import masked
 from tasks.foundation.messages import counted
-from tasks.foundation.runlog.history import History
+from tasks.foundation.runlog.history import history_of
 from tasks.foundation.telemetry.events import Training
 from tasks.foundation.telemetry.formatting import metric_words, step_words
 
@@ -98,23 +102,23 @@ def commits_of(run: str, table: CommitTable) -> Artifact:
     return Artifact(key=key_of(run, "commits"), kind="table", data=json.dumps(rows), description=f"{shown} of {run}")
 
 
-def curves_of(run: str, history: History) -> Artifact | None:
-    """Draw the report's curves; None before the first training step. Imports matplotlib.
+def curves_of(run: str, entries: Sequence[Entry]) -> Artifact | None:
+    """Draw the report's curves; None before the first training step.
 
-    The artifact is Markdown, because Prefect prints the address of an image artifact below the image. The address of an
-    embedded image has about 30 kB.
+    The artifact is Markdown, because Prefect prints the address of an image artifact below the image, and an embedded
+    image is all address. Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
 
-    Raises:
-        ImportError: matplotlib is not installed.
+    Args:
+        run: name of the run.
+        entries: its log, oldest first.
     """
-    from tasks.evaluate.report.plots import draw
-
-    plots = draw(history, {})[:_MAX_PICTURES]
-    if not plots:
+    history = history_of(entries)
+    pictures = [
+        f"![{_alt(caption)}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+        for caption, svg in islice(pictures_of(curves_in_log(history, entries, None)), _MAX_PICTURES)
+    ]
+    if not pictures:
         return None
-    pictures = (
-        f"![{_alt(plot.caption)}](data:image/png;base64,{base64.b64encode(plot.png).decode()})" for plot in plots
-    )
     step = history.head.tip.step if history.head is not None and history.head.tip is not None else 0
     return Artifact(
         key=key_of(run, "curves"), kind="markdown", data="\n\n".join(pictures), description=f"curves up to step {step}"

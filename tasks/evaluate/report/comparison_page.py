@@ -3,19 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.evaluate.report.curves import Chart, Curve, Curves, Points, metric_chart, thinned
+from tasks.evaluate.report.curves import Curves, Line, metric_chart
 from tasks.evaluate.report.html_page import Key, html_page
 from tasks.evaluate.report.tables import Cell, Section, Table, number
 from tasks.foundation.telemetry.formatting import metric_words
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """The curves of one metric of one run."""
-
-    run: str
-    training: Points
-    validation: Points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +32,7 @@ def comparison_page(
         settings: where the runs differ: by key, the value of each run.
         curves: by metric, the curves of each run, in the order of the runs.
     """
-    charts = [_chart(name, lines) for name, lines in curves.items()]
+    charts = [metric_chart(name, lines) for name, lines in curves.items()]
     rows = [
         [
             Cell(run.name, strong=True),
@@ -82,15 +73,3 @@ def comparison_page(
         keys=[Key(f"run{place}", run.name) for place, run in enumerate(runs)],
         sections=sections,
     )
-
-
-def _chart(name: str, lines: Sequence[Line]) -> Chart:
-    curves: list[Curve] = []
-    for place, line in enumerate(lines):
-        group = f"run{place}"
-        if line.training:
-            curves.append(Curve(label=line.run, kind="training", points=thinned(line.training), group=group))
-        if line.validation:
-            label = f"{line.run}, validation"
-            curves.append(Curve(label=label, kind="validation", points=thinned(line.validation), group=group))
-    return metric_chart(name, curves)

@@ -1,5 +1,5 @@
-// Draws the report's charts from the page's data so that one can look into them, and sorts its tables.
-// Text from the run is set as text only, never as HTML.
+// Draws the report's charts anew so that one can look into them, and sorts its tables. `svg.py` drew them for browsers
+// without scripts, from the same points and with the same classes. Text from the run is set as text only, never as HTML.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("curves").textContent);
@@ -77,14 +77,12 @@
       const map = (value) => (this.log ? Math.log10(value) : value);
       const ends = this.steps.map(xOf);
       const [from, to] = this.zoom ?? [Math.min(0, ends[0] ?? 0), Math.max(ends.at(-1) ?? 1, 1e-9)];
+      const inside = (x) => x >= from && x <= to;
       const curves = this.chart.curves.map((curve) => ({
         ...curve, xs: curve.steps.map(xOf), shown: curve.kind === "training" ? smoothed(curve.values) : curve.values,
       }));
       const visible = curves.flatMap((curve) =>
-        curve.shown.concat(curve.values).filter((value, n) => {
-          const x = curve.xs[n % curve.xs.length];
-          return usable(value) && x >= from && x <= to;
-        }).map(map));
+        curve.shown.concat(curve.values).filter((value, n) => usable(value) && inside(curve.xs[n % curve.xs.length])).map(map));
       let low = visible.reduce((a, b) => Math.min(a, b), Infinity), high = visible.reduce((a, b) => Math.max(a, b), -Infinity);
       if (!visible.length) { low = 0; high = 1; }
       if (this.chart.zero && !this.log) low = Math.min(low, 0);
@@ -99,50 +97,44 @@
         : this.log ? ticks(10 ** low, 10 ** high).filter((value) => value > 0) : ticks(low, high);
       for (const value of marks) {
         svg.append(element("path", { class: "grid", d: `M${left} ${py(value)}H${width - right}` }));
-        svg.append(element("text", { class: "tick end", x: left - 6, y: py(value) + 4 }, words(value)));
+        svg.append(element("text", { class: "end", x: left - 6, y: py(value) + 4 }, words(value)));
       }
       for (const x of ticks(from, to, width < 420 ? 3 : 5)) {
-        svg.append(element("text", { class: "tick middle", x: px(x), y: height - 12 }, Number(x.toPrecision(6)).toLocaleString("en")));
+        svg.append(element("text", { class: "middle", x: px(x), y: height - 18 }, Number(x.toPrecision(6)).toLocaleString("en")));
       }
-      svg.append(element("text", { class: "tick end", x: width - right, y: height - 1 }, units[view.x]));
-      const inside = (step) => xOf(step) >= from && xOf(step) <= to;
-      for (const step of data.borders.filter(inside)) {
-        svg.append(element("path", { class: "border", d: `M${px(xOf(step))} ${top}V${height - bottom}` }));
+      svg.append(element("text", { class: "end", x: width - right, y: height - 4 }, units[view.x]));
+      const upright = (step) => `M${px(xOf(step))} ${top}V${height - bottom}`;
+      for (const step of data.borders.filter((each) => inside(xOf(each)))) {
+        svg.append(element("path", { class: "border quiet", d: upright(step) }));
       }
-      for (const event of data.events.filter((each) => inside(each.step))) {
-        const line = element("path", { class: `event ${event.kind}`, d: `M${px(xOf(event.step))} ${top}V${height - bottom}` });
+      for (const event of data.events.filter((each) => inside(xOf(each.step)))) {
+        const line = element("path", { class: `event ${event.kind}`, d: upright(event.step) });
         line.append(element("title", {}, event.text));
         svg.append(line);
       }
-      for (const curve of curves) {
-        if (curve.kind === "training" && view.smoothing > 0) this.line(svg, curve, curve.values, "faint", usable, py);
-        if (curve.kind !== "validation") this.line(svg, curve, curve.shown, "", usable, py);
-        if (curve.kind === "validation" || (curve.steps.length <= maxDots && !this.chart.zero)) {
-          curve.shown.forEach((value, n) => {
-            const x = curve.xs[n];
-            if (usable(value) && x >= from && x <= to) {
-              svg.append(element("circle", { class: `${curve.kind} ${curve.group}`, cx: px(x), cy: py(value), r: 3 }));
-            }
+      for (const { color, kind, steps, values, xs, shown } of curves) {
+        // A path through the points: joined by lines, or a dot at each.
+        const draw = (form, ys) => {
+          let path = "", joined = false;
+          ys.forEach((value, n) => {
+            const drawable = usable(value) && inside(xs[n]);
+            const dot = form === "dots" ? "h0" : "";
+            if (drawable) path += `${joined && !dot ? "L" : "M"}${px(xs[n]).toFixed(1)} ${py(value).toFixed(1)}${dot}`;
+            joined = drawable;
           });
-        }
+          svg.append(element("path", { class: `${form} ${color}`, d: path }));
+        };
+        if (kind === "training" && view.smoothing > 0) draw("faint line", values);
+        if (kind !== "validation") draw("line", shown);
+        if (kind === "validation" || (steps.length <= maxDots && !this.chart.zero)) draw("dots", shown);
       }
       this.hair = element("path", { class: "hair", d: "" });
-      this.band = element("rect", { class: "band", y: top, height: height - top - bottom, width: 0 });
+      this.band = element("rect", { class: "band training", y: top, height: height - top - bottom, width: 0 });
       svg.append(this.hair, this.band);
       this.listen(svg);
       this.old.replaceWith(svg);
       this.old = svg;
       if (this.cursor !== null) this.point(this.cursor);
-    }
-
-    line(svg, curve, values, more, usable, py) {
-      let path = "", joined = false;
-      values.forEach((value, n) => {
-        const drawable = usable(value) && curve.xs[n] >= this.from && curve.xs[n] <= this.to;
-        if (drawable) path += `${joined ? "L" : "M"}${this.px(curve.xs[n]).toFixed(1)} ${py(value).toFixed(1)}`;
-        joined = drawable;
-      });
-      svg.append(element("path", { class: `curve ${curve.kind} ${curve.group} ${more}`, d: path }));
     }
 
     // Says what the curves are at a step, and marks it.

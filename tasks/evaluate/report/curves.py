@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
 from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
@@ -17,6 +17,14 @@ _MAX_EVENTS = 200
 _MAX_POINTS = 2000  # more than a screen has columns
 
 Points = Sequence[tuple[int, float]]
+EventKind = Literal["kill", "rewind", "change", "fork"]
+# What the lines of events mean.
+EVENT_WORDS: Final[dict[EventKind, str]] = {
+    "kill": "killed or crashed",
+    "rewind": "rewind",
+    "change": "accepted change",
+    "fork": "fork",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +33,20 @@ class Curve:
 
     Attributes:
         label: such as `training`.
-        kind: CSS class; evaluations are dots, the others lines.
+        kind: evaluations are dots, the others lines.
         points: step and value, by step; a value that is not finite interrupts the line.
-        group: another CSS class, which gives curves of one run one color where several runs are compared.
+        group: such as `run0`: curves of one run have one color where several runs are compared.
     """
 
     label: str
     kind: Literal["training", "validation", "quiet"]
     points: Points
     group: str = ""
+
+    @property
+    def color(self) -> str:
+        """CSS class of its color."""
+        return self.group or self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +71,26 @@ class Chart:
         return [value for curve in self.curves for _, value in curve.points if math.isfinite(value)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The curves of one metric of one run.
+
+    Attributes:
+        run: its name; empty where only one run is shown.
+        training: values of the training.
+        validation: values of the evaluations.
+    """
+
+    run: str = ""
+    training: Points
+    validation: Points
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to the run at a step."""
 
-    kind: Literal["kill", "rewind", "change", "fork"]
+    kind: EventKind
     step: int
     text: str
 
@@ -85,6 +113,16 @@ class Curves:
     epochs_per_step: float | None
     segments: tuple[tuple[int, int, float, float], ...]
 
+    def thinned(self, most: int = _MAX_POINTS) -> Self:
+        """The same charts with at most `most` points a curve, which look the same."""
+
+        def thin(chart: Chart) -> Chart:
+            return replace(
+                chart, curves=tuple(replace(curve, points=thinned(curve.points, most)) for curve in chart.curves)
+            )
+
+        return replace(self, charts=tuple(map(thin, self.charts)))
+
     def facts(self) -> dict[str, Any]:
         """What the page's script draws from; numbers that are not finite are None."""
         return {
@@ -97,7 +135,7 @@ class Curves:
                         {
                             "label": curve.label,
                             "kind": curve.kind,
-                            "group": curve.group,
+                            "color": curve.color,
                             "steps": [step for step, _ in curve.points],
                             "values": [value if math.isfinite(value) else None for _, value in curve.points],
                         }
@@ -140,32 +178,36 @@ def _metrics(history: History) -> Iterator[Chart]:
         ]
     )
     for name in sorted(names, key=lambda name: name != "loss"):  # the sort is stable: other metrics keep their order
-        training = [(row.step, row.metrics[name]) for row in history.rows if name in row.metrics]
-        validation = [
-            (each.checkpoint.step, each.metrics[name]) for each in history.evaluations if name in each.metrics
-        ]
-        curves = []
-        if training:
-            curves.append(Curve(label="training", kind="training", points=thinned(training)))
-        if validation:
-            curves.append(Curve(label="validation", kind="validation", points=thinned(validation)))
-        yield metric_chart(name, curves)
+        line = Line(
+            training=[(row.step, row.metrics[name]) for row in history.rows if name in row.metrics],
+            validation=[
+                (each.checkpoint.step, each.metrics[name]) for each in history.evaluations if name in each.metrics
+            ],
+        )
+        yield metric_chart(name, [line])
 
 
-def metric_chart(name: str, curves: Sequence[Curve]) -> Chart:
+def metric_chart(name: str, lines: Sequence[Line]) -> Chart:
     """The chart of a metric; a loss whose values are far apart is logarithmic at first."""
-    finite = Chart(caption=name, curves=tuple(curves)).finite
+    curves: list[Curve] = []
+    for place, line in enumerate(lines):
+        group = f"run{place}" if line.run else ""
+        if line.training:
+            curves.append(Curve(label=line.run or "training", kind="training", points=line.training, group=group))
+        if line.validation:
+            label = f"{line.run}, validation" if line.run else "validation"
+            curves.append(Curve(label=label, kind="validation", points=line.validation, group=group))
+    chart = Chart(caption=name, curves=tuple(curves))
+    finite = chart.finite
     positive = bool(finite) and min(finite) > 0
     wide = positive and name.endswith("loss") and max(finite) / min(finite) > _LOGARITHMIC_FROM_RATIO
-    return Chart(caption=name, curves=tuple(curves), logarithmic=wide)
+    return replace(chart, logarithmic=wide)
 
 
 def _learning_rate(history: History) -> Iterator[Chart]:
     points = [(row.step, row.learning_rate) for row in history.rows if row.learning_rate is not None]
     if len({rate for _, rate in points}) > 1:  # a constant is no curve
-        yield Chart(
-            caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=thinned(points)),)
-        )
+        yield Chart(caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=points),))
 
 
 def _speed(history: History) -> Iterator[Chart]:
@@ -184,8 +226,8 @@ def _speed(history: History) -> Iterator[Chart]:
         yield Chart(
             caption="examples per second, by segment; grey: while training",
             curves=(
-                Curve(label="while training", kind="quiet", points=training[-_MAX_POINTS:]),
-                Curve(label="over the whole segment", kind="training", points=overall[-_MAX_POINTS:]),
+                Curve(label="while training", kind="quiet", points=training),
+                Curve(label="over the whole segment", kind="training", points=overall),
             ),
             from_zero=True,
         )
@@ -227,8 +269,8 @@ def _events(entries: Sequence[Entry], account: Account | None) -> Iterator[Event
             yield Event("kill", max(record.step, record.from_step), f"killed or crashed in {record.doing}")
 
 
-def thinned(points: Points, most: int = _MAX_POINTS) -> Points:
-    """The lowest and the highest point of each of `most` / 2 parts, so that the picture stays the same.
+def thinned(points: Points, most: int) -> Points:
+    """The lowest and the highest point of each of `most` / 2 parts, and the last point: the picture stays the same.
 
     Args:
         points: step and value, in the order of the steps; returned as they are if they are few.
@@ -243,4 +285,4 @@ def thinned(points: Points, most: int = _MAX_POINTS) -> Points:
         known = [index for index in range(begin, end) if not math.isnan(points[index][1])] or [begin]
         ends = {min(known, key=lambda index: points[index][1]), max(known, key=lambda index: points[index][1])}
         kept += [points[index] for index in sorted(ends)]
-    return kept
+    return kept if kept[-1][0] == points[-1][0] else [*kept, points[-1]]

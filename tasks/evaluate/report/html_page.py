@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from tasks.evaluate.report.curves import Curves
-from tasks.evaluate.report.svg import svg_of
+from tasks.evaluate.report.svg import STYLE, svg_of
 from tasks.evaluate.report.tables import Section
 from tasks.foundation.masking import masked
 
@@ -61,7 +61,7 @@ def html_page(
         keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,  # not what the page itself has as HTML
     )
-    curves = replace(curves, events=tuple(replace(event, text=clean(event.text)) for event in curves.events))
+    curves = replace(curves.thinned(), events=tuple(replace(event, text=clean(event.text)) for event in curves.events))
     return environment.get_template("page.html.jinja").render(
         title=title,
         address=address,
@@ -70,6 +70,7 @@ def html_page(
         charts=[{"caption": chart.caption, "svg": svg_of(chart, curves)} for chart in curves.charts],
         keys=keys,
         sections=sections,
+        chart_style=STYLE,
         data=_json(curves.facts()),
         script=script,
         # The browser runs this script, and nothing that may have come from the run.

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.evaluate.report.changes import changes_section, origin_lines
 from tasks.evaluate.report.checkpoints import checkpoints_section, evaluations_section
-from tasks.evaluate.report.curves import Curves
+from tasks.evaluate.report.curves import EVENT_WORDS, Curves
 from tasks.evaluate.report.html_page import Key, Tile, html_page
 from tasks.evaluate.report.tables import Cell, Section, Table, cut, time_words
 from tasks.evaluate.report.times import goodput_words, time_sections, workers_section
@@ -73,9 +73,8 @@ def _keys(curves: Curves) -> Iterator[Key]:
     yield from (Key(kind, said) for kind, said in words.items() if kind in kinds)
     if curves.borders:
         yield Key("quiet event", "border of a segment")
-    events = {"kill": "killed or crashed", "rewind": "rewind", "change": "accepted change", "fork": "fork"}
     happened = {event.kind for event in curves.events}
-    yield from (Key(f"event {kind}", said) for kind, said in events.items() if kind in happened)
+    yield from (Key(f"event {kind}", said) for kind, said in EVENT_WORDS.items() if kind in happened)
 
 
 def _introduction(entries: Sequence[Entry], history: History) -> Iterator[str]:

@@ -26,7 +26,7 @@ class Cell:
         marks: coloured words before the text.
         sort: what the column is sorted by, if not by the text.
         share: length of a bar after the text, from 0 to 1; None: no bar.
-        bar: CSS class of the bar.
+        bar: CSS class of the bar's color.
     """
 
     text: str = ""
@@ -37,7 +37,7 @@ class Cell:
     marks: tuple[Mark, ...] = ()
     sort: float | None = None
     share: float | None = None
-    bar: Literal["", "good", "lost"] = ""
+    bar: Literal["training", "kill", "quiet"] = "quiet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

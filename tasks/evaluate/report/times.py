@@ -66,7 +66,7 @@ def _causes(account: Account) -> Table:
             Cell(
                 "goodput" if cause == GOOD else "badput",
                 share=account.share(amount),
-                bar="good" if cause == GOOD else "lost" if cause == LOST else "",
+                bar="training" if cause == GOOD else "kill" if cause == LOST else "quiet",
             ),
         ]
         for cause, amount in account.seconds.items()

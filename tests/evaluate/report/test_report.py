@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
+from xml.etree.ElementTree import Element
 
 import pytest
 
 from flows.commands.main import main
+from tasks.evaluate.report.curves import curves_of
 from tasks.evaluate.report.report import write_report
+from tasks.evaluate.report.svg import pictures_of
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import (
     Change,
@@ -30,6 +34,7 @@ from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
 from tasks.foundation.runlog.commits import commit, quarantine
+from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.clock import NOON
@@ -146,9 +151,11 @@ def test_page_shows_the_run(run: Run) -> None:
         assert words in page, words
     assert re.search(r'<span class="mark tip">tip</span><span class="mark best">best</span>', page)
     assert captions(page) == ["loss", "accuracy", "examples per second, by segment; grey: while training"]
-    loss = [{key: curve[key] for key in curve if key != "group"} for curve in drawn(page)["charts"][0]["curves"]]
-    assert loss[0] == {"label": "training", "kind": "training", "steps": [50, 100, 200], "values": [2.0, 1.0, 0.5]}
-    assert loss[1] == {"label": "validation", "kind": "validation", "steps": [200], "values": [0.6]}
+    training, validation = ({"label": kind, "kind": kind, "color": kind} for kind in ("training", "validation"))
+    assert drawn(page)["charts"][0]["curves"] == [
+        training | {"steps": [50, 100, 200], "values": [2.0, 1.0, 0.5]},
+        validation | {"steps": [200], "values": [0.6]},
+    ]
     assert 'aria-label="loss. training: 2 at step 50, 0.5 at step 200; validation: 0.6 at step 200' in page
     assert list(run.home.files("report")) == ["report/index.html"]
 
@@ -385,6 +392,52 @@ def test_unusual_metric_values_are_drawn(run: Run, rows: list[dict[str, float]])
     assert drawn(page)
     assert not re.search(r'd="[^"]*(nan|inf)', page)
     assert ">nan<" in page
+
+
+def pictures(run: Run) -> dict[str, Element]:
+    """The pictures of a run by their captions, parsed as a browser parses an image: as XML."""
+    entries = tuple(run.log.entries(blocks="written"))
+    found = dict(pictures_of(curves_of(history_of(entries), entries, None)))
+    return {caption: ET.fromstring(svg) for caption, svg in found.items()}  # noqa: S314 - the test made it
+
+
+def words_in(picture: Element) -> list[str]:
+    return [text for text in picture.itertext() if not text.startswith(":root")]
+
+
+def test_pictures_stand_alone(run: Run) -> None:
+    trained(run)
+    tip = run.log.require_head().tip
+    assert tip is not None
+    rewound = Rewind(to=tip, blown_up_at=250, reason="password=hunter2", skip_batches=50)
+    run.log.append(lambda _: rewound, attempt="a" * 32)
+    found = pictures(run)
+    assert list(found) == captions(run.report())
+    loss = found["loss"]
+    assert loss.tag == "{http://www.w3.org/2000/svg}svg"
+    assert words_in(loss)[:4] == ["loss", "— training", "• validation", "┆ rewind"]
+    assert "@media (prefers-color-scheme: dark)" in "".join(loss.itertext())
+    assert len([each for each in loss.iter() if each.get("class") == "dots validation"]) == 1
+    assert not {name for each in loss.iter() for name in each.attrib} & {"href", "src"}
+    assert "hunter2" not in "".join(loss.itertext())
+
+
+def test_pictures_show_hostile_names_as_text(run: Run) -> None:
+    name = '</text><script>alert("1")</script>]]>&'
+    run.commit(10, [{name: 1.0}])
+    found = pictures(run)
+    assert words_in(found[name])[:2] == [name, "— training"]
+    assert {each.tag.rpartition("}")[2] for each in found[name].iter()} == {
+        *("svg", "style", "rect", "text", "tspan", "path")
+    }
+
+
+def test_picture_of_a_long_curve_is_small(run: Run) -> None:
+    for step in range(20_000, 200_001, 20_000):
+        run.commit(step, [{"loss": 1.0 / (step + row)} for row in range(1000)])
+    loss = pictures(run)["loss"]
+    assert len(ET.tostring(loss)) < 12_000
+    assert "200,000" in words_in(loss)  # the axis ends where the curve ends
 
 
 def test_quarantined_checkpoint_shows_the_reason(run: Run) -> None:

@@ -51,7 +51,7 @@ def test_script_draws_charts_and_makes_tables_sortable(tmp_path: Path) -> None:
     dom = shown(page_with(LocalStorage(tmp_path / "home"), ["loss", "accuracy"]), tmp_path / "profile")
     assert '<fieldset id="controls">' in dom  # no longer hidden
     assert dom.count('tabindex="0" aria-label="loss. training: 0.2 at step 5') == 1
-    assert re.search(r'<path class="curve training +" d="M[\d.]+ [\d.]+L', dom)
+    assert re.search(r'<path class="line training" d="M[\d.]+ [\d.]+L', dom)
     assert '<th class="number"><button type="button">step</button></th>' in dom
 
 

@@ -76,7 +76,7 @@ def test_page_draws_the_curves_over_each_other(compared: Callable[..., str], tmp
     assert "<title>one / two | Baton</title>" in text
     data = json.loads(text.split('id="curves">')[1].split("</script>", maxsplit=1)[0])
     training = [curve for curve in data["charts"][0]["curves"] if curve["kind"] == "training"]
-    assert [(curve["label"], curve["group"], curve["steps"]) for curve in training] == [
+    assert [(curve["label"], curve["color"], curve["steps"]) for curve in training] == [
         ("one", "run0", [100]), ("two", "run1", [100, 250]),
     ]  # fmt: skip
     assert '<span class="key run1"></span>two' in text

@@ -2,8 +2,6 @@
 
 import contextvars
 import json
-import logging
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,7 +121,6 @@ def test_a_failed_update_is_retried_after_a_pause() -> None:
 
 
 def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
-    pytest.importorskip("matplotlib")
     run.home.write("report/index.html", b"<p>")
     store = FakeArtifactStore()
     with publisher(run, store) as sink:
@@ -149,7 +146,7 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
     progress = store.newest("progress")
     assert (progress.kind, progress.data) == ("progress", 50.0)
     assert progress.description == "step 200 of 400"
-    assert store.newest("curves").data.count("](data:image/png;base64,iVBORw0KGgo") == 3
+    assert store.newest("curves").data.count("](data:image/svg+xml;base64,PHN2Zy") == 3
     assert f"`{run.address}/report/index.html`" in store.newest("report").data
 
 
@@ -223,23 +220,8 @@ def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:
     assert len(notes.events) == 1
 
 
-def test_only_curves_need_matplotlib(
-    run: FakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    store, notes = FakeArtifactStore(), EventRecorder()
-    with (
-        caplog.at_level(logging.DEBUG, logger="flows.prefect_ui.artifact_publisher"),
-        publisher(run, store, notes=notes) as sink,
-    ):
-        sink.draw_curves()
-    assert set(store.keys()) == {"digits-progress", "digits-commits"}
-    assert notes.events == []
-    assert len([record for record in caplog.records if "cannot draw them" in record.message]) == 1
-
-
 def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib takes seconds of the processor that the training needs."""
+    """They are made from the whole log, which may be long."""
     monkeypatch.setattr(artifact_publisher, "curves_of", lambda *_: pytest.fail("drawn while the run trains"))
     store = FakeArtifactStore()
     with publisher(run, store) as sink:
