@@ -29,6 +29,8 @@ CHROMIUM = (
     "--enable-logging=stderr", "--virtual-time-budget=15000", "--dump-dom",
 )  # fmt: skip
 
+CHARTS = ["loss", "accuracy", "learning rate", "examples per second"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
@@ -105,9 +107,9 @@ def test_artifacts_show_what_the_log_holds(recorded: RecordedRun) -> None:
     # Includes the commits of the first flow run.
     assert [(row["step"], row["ended by"].replace(" ", "_")) for row in reversed(rows)] == commits_of(recorded.home)
     assert [bool(row["validation"]) for row in rows] == [True, True, False]
-    pictures = re.findall(r"!\[(.*?)\]\(data:image/png;base64,(.*?)\)", recorded.artifacts["curves"]["data"])
-    assert [name for name, _ in pictures] == ["loss", "accuracy", "examples per second, by segment"]
-    assert all(base64.b64decode(data).startswith(b"\x89PNG") for _, data in pictures)
+    pictures = re.findall(r"!\[(.*?)\]\(data:image/svg\+xml;base64,(.*?)\)", recorded.artifacts["curves"]["data"])
+    assert [name.partition(",")[0] for name, _ in pictures] == CHARTS
+    assert all(base64.b64decode(data).startswith(b'<svg xmlns="http://www.w3.org/2000/svg"') for _, data in pictures)
     report = recorded.artifacts["report"]["data"]
     assert f"`{recorded.home}/report/index.html`" in report
     assert "| step | training | validation |\n| --- | --- | --- |\n| 60 | loss " in report
@@ -131,21 +133,22 @@ def test_pages_render_in_a_browser(recorded: RecordedRun, tmp_path: Path) -> Non
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "Uncaught" not in done.stderr, done.stderr[-2000:]
-        return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:picture", done.stdout)
+        return re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]+", "data:picture", done.stdout)
 
     report = page((recorded.home / "report" / "index.html").as_uri())
     assert "<h1>digits-cnn</h1>" in report
     captions = [caption.partition(",")[0] for caption in re.findall(r"<figcaption>([^<]+)", report)]
-    assert captions == ["loss", "accuracy", "learning rate", "examples per second"]
+    assert captions == CHARTS
     assert report.count("<svg") == len(captions)
     root = recorded.url.removesuffix("/api")
     flow_run = page(f"{root}/runs/flow-run/{recorded.flow_runs[-1]['id']}")
     assert "digits-cnn" in flow_run
     assert "run:digits-cnn" in flow_run
     assert "Completed" in flow_run
-    curves = page(f"{root}/artifacts/artifact/{recorded.artifacts['curves']['id']}")
-    assert "digits-cnn-curves" in curves
-    assert curves.count('src="data:picture"') == 3
+    for ui in (root, f"{root}/v2"):  # both clean the Markdown that they show
+        curves = page(f"{ui}/artifacts/artifact/{recorded.artifacts['curves']['id']}")
+        assert "digits-cnn-curves" in curves
+        assert curves.count('src="data:picture"') == len(CHARTS)
     keys = page(f"{root}/artifacts")
     assert all(f"digits-cnn-{part}" in keys for part in recorded.artifacts)
 
