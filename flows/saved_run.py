@@ -21,7 +21,7 @@ from flows.run import Run, RunHome, names_run_file, open_run
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code
+from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
 from tasks.foundation.contracts.tracking_spec import TrackingSpec
 from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, ModelError, RunLogError, SourceError
 from tasks.foundation.masking import MASK
@@ -210,7 +210,7 @@ def _read(opened: RunHome, head: Head, remedies: Remedies) -> tuple[str, bytes]:
         data = opened.home.read(path)
     except FileMissing as fault:
         raise InvalidInput(message(f"{where} is missing, which has the run file and the code", hints=hints)) from fault
-    if path != f"code/{hashlib.sha256(data).hexdigest()[:16]}.json":
+    if path != saved_code_path(data):
         raise RunLogError(message(f"{where} is damaged: its content does not have the digest in its name", hints=hints))
     return path, data
 

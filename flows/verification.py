@@ -15,7 +15,7 @@ from tasks.foundation.contracts.identity_keys import VALIDATION
 from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Head, Origin
 from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code, saved_code_path
-from tasks.foundation.dataset.content_digest import content_digest_of
+from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.errors import (
     DamagedCheckpoint,
@@ -32,7 +32,7 @@ from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.transit_damage import require_damage_in_store
+from tasks.foundation.storage.transit_damage import require_damage_in_store, size_on_disk
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.prepare_data.sources.files import names_file
 
@@ -86,7 +86,7 @@ def verify_home(
             _verify_checkpoint(run.log, ref, findings, of_entry=head.number)
             count = f"({number} of {counted(len(head.retained), 'checkpoint')})"
             on_progress(f"verified {path_words(ref.path)}  {size_words(ref.size)}  {count}")
-        identity = dict(head.identity)
+        identity = _identity_of(head)
         sets = [
             (identity.get("data.folder"), identity.get("data.content_digest")),
             (identity.get("data.validation_folder"), identity.get(VALIDATION)),
@@ -98,6 +98,14 @@ def verify_home(
                 findings.dataset = findings.dataset or folder
                 _verify_dataset(run, folder, digest, findings, on_progress)
     return findings
+
+
+def _identity_of(head: Head) -> dict[str, object]:
+    """The identity; empty if the entry that has it is damaged, which is then known."""
+    try:
+        return dict(head.identity)
+    except RunLogError:
+        return {}
 
 
 def _retained(log: RunLog, head: Head, findings: Findings) -> Sequence[CheckpointRef]:
@@ -174,9 +182,14 @@ def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogErro
     def read(number: int) -> tuple[Entry, int] | RunLogError:
         try:
             entry, size = log.entry_and_size(number)
-            dict(entry.head.identity)  # it is read only when somebody looks at it
         except RunLogError as fault:
             return fault
+        try:
+            dict(entry.head.identity)  # it is read only when somebody looks at it
+        except RunLogError as fault:
+            if entry_path(number) in str(fault):
+                return fault
+            # The entry that has the identity is damaged, and is named by itself.
         return entry, size
 
     yield from log.read_all(read, count)
@@ -240,23 +253,24 @@ def _verify_dataset(
     root = run.root
     path = f"{folder}/manifest.json"
     uri = f"{root.uri}/{path}"
-    remedy = "`baton run` prepares the dataset again"
     try:
         data = root.read(path)
-        manifest = DatasetManifest.from_json(data, where=uri, error=DamagedDataset)
+        manifest = checked_manifest(data, where=uri)
     except FileMissing:
-        findings.damages.append(Damage(path, f"{uri} is missing; {remedy}"))
+        findings.damages.append(Damage(path, f"{uri} is missing; `baton run` prepares the dataset again"))
         return
-    except (DamagedDataset, FileTooLarge) as fault:
+    except FileTooLarge as fault:
+        findings.damages.append(Damage(path, f"{fault}; {REMEDY}"))
+        return
+    except DamagedDataset as fault:
         findings.damages.append(Damage(path, str(fault)))
         return
     findings.bytes += len(data)
-    text = _content_fault(manifest, uri, logged=digest)
-    if text is not None:
+    if digest is not None and manifest.content_digest != digest:
+        text = f"{uri} has content {manifest.content_digest}, but the log has {digest}; {REMEDY}"
         findings.damages.append(Damage(path, text))
+        return  # it names other files than the run's; a mixture could name itself
     if manifest.mixture is not None:
-        if manifest.mixture.digest != manifest.digest:
-            findings.damages.append(Damage(path, f"{uri}: its digest does not match the weights that it lists"))
         for source in manifest.mixture.sources:
             _verify_dataset(run, source.folder, source.content_digest, findings, on_progress)
         return
@@ -271,15 +285,6 @@ def _verify_dataset(
             findings.files += 1
             findings.bytes += shard.size
         on_progress(f"verified {folder}  ({begin + len(batch)} of {counted(len(shards), 'shard')})")
-
-
-def _content_fault(manifest: DatasetManifest, uri: str, *, logged: object) -> str | None:
-    """Describe how a manifest's digest differs from the log, or from what the manifest lists."""
-    if logged is not None and manifest.content_digest != logged:
-        return f"{uri} has content {manifest.content_digest}, but the log has {logged}"
-    if manifest.content_digest != content_digest_of(manifest):
-        return f"{uri}: its content_digest does not match the shards it lists"
-    return None
 
 
 def _shards_to_read(run: RunHome, manifest: DatasetManifest, findings: Findings) -> list[ShardRecord]:
@@ -300,18 +305,9 @@ def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
     if shard.is_external and not (isinstance(run, Run) and _is_named(run, shard.path)):
         return f"{shard.path} is outside of the storage, and data.options.path does not name it; it was not read"
     storage, name = locate_shard(run.root.at(folder), shard)
-    part = shard.is_external
-    if part and _is_too_short(storage, name, end=shard.begin + shard.size):
-        return f"{shard.path} ends before byte {shard.begin + shard.size}, which its manifest has"
-    return _file_fault(storage, name, shard.size, shard.crc32c, begin=shard.begin, part=part)
-
-
-def _is_too_short(storage: Storage, path: str, *, end: int) -> bool:
-    """Whether a file on a local disk has no byte before `end`, without reading it; a missing one has other words."""
-    with suppress(FileMissing):
-        local = storage.local_path(path)
-        return local is not None and local.stat().st_size < end
-    return False
+    fault = _file_fault(storage, name, shard.size, shard.crc32c, begin=shard.begin, part=shard.is_external)
+    remedy = "restore the original file" if shard.is_external else REMEDY
+    return None if fault is None else f"{fault}; {remedy}"
 
 
 def _is_named(run: Run, path: str) -> bool:
@@ -341,6 +337,7 @@ def _file_fault(
 
     def read() -> None:
         try:
+            _require_size(storage, path, begin + size, part=part)
             stored = storage.checksum(path, begin=begin, size=size if part else None)
         except FileMissing as fault:
             raise DamagedDataset(f"{storage.uri}/{path} is missing") from fault
@@ -364,3 +361,12 @@ def _file_fault(
         with suppress(FileMissing):
             require_damage_in_store(storage, path, FileStat(size=size, crc32c=crc32c))
     return verdict
+
+
+def _require_size(storage: Storage, path: str, size: int, *, part: bool) -> None:
+    """Compare a size without reading; the end of a part is compared only where it costs no request."""
+    found = size_on_disk(storage, path)
+    if found is None and not part:
+        found = storage.stat(path).size
+    if found is not None and (found < size if part else found != size):
+        raise DamagedDataset(f"{storage.uri}/{path} has {found} bytes, but its manifest has {size}")

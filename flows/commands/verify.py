@@ -36,7 +36,9 @@ def verify(
 def _say(opened: RunHome, findings: Findings) -> None:
     out = Output.to(sys.stdout)
     for damage in findings.damages:
-        out.line(f"damaged: {damage.what}")
+        headline, *hints = damage.what.split("\n")
+        for line in (f"damaged: {headline}", *hints):
+            out.line(line)
     dataset = f", and {findings.dataset}" if findings.dataset else ""
     earlier = f"; {findings.quarantined} quarantined earlier, not read" if findings.quarantined else ""
     out.line(

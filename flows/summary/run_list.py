@@ -11,7 +11,7 @@ from flows.run import RunHome, holds_a_log
 from flows.summary.run_state import State, state_of
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation
-from tasks.foundation.errors import AnotherVersion, RunLogError
+from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
 from tasks.foundation.runlog.attempts import is_alive, read_attempts
 from tasks.foundation.runlog.brief_entry import BestFacts, RunFacts, brief_facts
 from tasks.foundation.runlog.log import RunLog
@@ -37,7 +37,7 @@ class ListedRun:
 
     name: str
     uri: str
-    facts: RunFacts | RunLogError | AnotherVersion
+    facts: RunFacts | RunLogError | AnotherVersion | PathRefused
     at_work: Sequence[AttemptRecord] = ()
 
 
@@ -88,14 +88,16 @@ def _listed(root: Storage, name: str) -> ListedRun | None:
     """One run; None if the folder is not a run's home."""
     home = root.at(name) if name else root
     hint = Hint(home).read()
-    facts: RunFacts | RunLogError | AnotherVersion | None = brief_facts(home, hint) if hint > 0 else None
-    if facts is None:
-        if not holds_a_log(home):
-            return None
-        try:
+    facts: RunFacts | RunLogError | AnotherVersion | PathRefused | None = None
+    try:
+        if hint > 0:
+            facts = brief_facts(home, hint)
+        if facts is None:
+            if not holds_a_log(home):
+                return None
             facts = _facts(RunHome.at(root, name))
-        except (RunLogError, AnotherVersion) as fault:
-            facts = fault
+    except (RunLogError, AnotherVersion, PathRefused) as fault:
+        facts = fault
     at_work = _at_work(home) if isinstance(facts, RunFacts) and not _is_over(facts) else ()
     return ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts, at_work=at_work)
 

@@ -132,8 +132,8 @@ class FakeRun:
         apply_retention(self.log, [KeepLast(keep_last)], attempt=uuid.uuid4().hex)
 
     def files(self) -> dict[str, bytes]:
-        """The bytes of every file below the storage root."""
-        return {path: self.root.read(path) for path in self.root.files("")}
+        """The bytes of every file below the storage root; a link to nothing is none."""
+        return {path: self.root.read(path) for path in self.root.files("") if self.root.exists(path)}
 
     def _write_dataset(self) -> str:
         shards = []

@@ -64,6 +64,8 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
     while True:
         head = runs.source.head()
         ref = None if head is None else _retained(head, at_step)
+        if head is None:
+            runs.source.require_whole()
         if head is None or ref is None:
             made = _finish_without_source(runs, at_step)
             if made is None:
@@ -74,7 +76,7 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
         except (DamagedCheckpoint, FileMissing) as fault:
             head = runs.source.require_head()
             if ref in head.retained:
-                raise
+                raise DamagedCheckpoint(str(fault)) from fault
             if at_step is not None:
                 raise retired_while_read(runs.source.home, head, ref, error=InvalidInput) from fault
 

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointManifest, Checkpoint
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.transit_damage import require_damage_in_store
+from tasks.foundation.storage.transit_damage import require_damage_in_store, size_on_disk
 
 _MANIFEST_READS = 2
 
@@ -166,6 +166,9 @@ def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, read: Ca
 def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, read: Callable[[str], FileStat]) -> None:
     path = f"{ref.path}/{file.name}"
     try:
+        size = size_on_disk(home, path)
+        if size not in {None, file.size}:
+            raise DamagedCheckpoint(f"{home.uri}/{path} has {size} bytes, its manifest says {file.size}")
         found = read(path)
     except FileMissing as fault:
         raise DamagedCheckpoint(f"{home.uri}/{path} is missing") from fault

@@ -56,7 +56,7 @@ class PageRef(Contract):
     """A page, and which of its checkpoints are no longer retained."""
 
     digest: str = Field(pattern=_DIGEST, description="sha256 of the page's file, the first 32 digits")
-    count: int = Field(ge=1, description="number of its checkpoints")
+    count: int = Field(ge=1, lt=1 << 31, description="number of its checkpoints")
     gone: tuple[int, ...] = Field(default=(), description="positions of those that are no longer retained")
 
 
@@ -64,8 +64,8 @@ class LeanRetained(Contract):
     """The retained checkpoints: older ones in pages, then the newest."""
 
     pages: tuple[PageRef, ...] = Field(default=(), description="oldest first")
-    evaluated: int = Field(default=0, ge=0, description="how many of those in pages were evaluated")
-    borders: int = Field(default=0, ge=0, description="how many of those in pages lie on segment borders")
+    evaluated: int = Field(default=0, ge=0, lt=1 << 31, description="how many of those in pages were evaluated")
+    borders: int = Field(default=0, ge=0, lt=1 << 31, description="how many of those in pages lie on segment borders")
     newest_base: int = Field(default=-1, description="the highest base in the pages")
     recent: tuple[KeptRef, ...] = ()
 

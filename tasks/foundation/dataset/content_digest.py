@@ -1,11 +1,16 @@
-"""The digest of a dataset's content, over what its manifest lists; without NumPy, as `baton verify` starts fast."""
+"""The digest of a dataset's content, and the check of a manifest by it; without NumPy: `baton verify` starts fast."""
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, HeldOut, ShardRecord
 from tasks.foundation.contracts.mixture import Mixture
+from tasks.foundation.errors import DamagedDataset
+from tasks.foundation.messages import listed
+
+REMEDY = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
 def content_digest(
@@ -34,9 +39,27 @@ def content_digest(
     return digest.hexdigest()
 
 
-def content_digest_of(manifest: DatasetManifest) -> str:
-    """Return the content digest that follows from what a manifest lists; another one in the manifest is damage."""
-    return content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out, manifest.mixture)
+def checked_manifest(data: bytes, *, where: str) -> DatasetManifest:
+    """Parse a manifest, and compare its digests with what it lists.
+
+    Raises:
+        DamagedDataset: it is unreadable or inconsistent; says how the dataset is prepared again.
+        AnotherVersion: a newer Baton wrote it.
+    """
+    try:
+        manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
+    except DamagedDataset as fault:
+        raise DamagedDataset(f"{fault}; {REMEDY}") from fault
+    found = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out, manifest.mixture)
+    if found != manifest.content_digest:
+        unknown = DatasetManifest.unknown_keys(data)
+        if unknown:  # the digest may cover these keys
+            why = f"it has unknown keys ({listed(unknown)}), and its content_digest does not match without them"
+            raise another_version(where, DatasetManifest, why)
+        raise DamagedDataset(f"{where}: its content_digest does not match the shards it lists; {REMEDY}")
+    if manifest.mixture is not None and manifest.mixture.digest != manifest.digest:
+        raise DamagedDataset(f"{where}: its digest does not match the weights that it lists; {REMEDY}")
+    return manifest
 
 
 def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:

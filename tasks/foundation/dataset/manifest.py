@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 
-from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
 from tasks.foundation.contracts.mixture import MixedSource
-from tasks.foundation.dataset.content_digest import content_digest_of
+from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest
 from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
-from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
-
-REMEDY = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
 
 def dataset_folder(digest: str) -> str:
@@ -85,17 +81,8 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
     except FileTooLarge as fault:
-        raise DamagedDataset(str(fault)) from fault
-    manifest = DatasetManifest.from_json(data, where=where, error=DamagedDataset)
-    found = content_digest_of(manifest)
-    if found != manifest.content_digest:
-        unknown = DatasetManifest.unknown_keys(data)
-        if unknown:  # the digest may cover these keys
-            why = f"it has unknown keys ({listed(unknown)}), and its content_digest does not match without them"
-            raise another_version(where, DatasetManifest, why)
-        raise DamagedDataset(f"{where}: its content_digest does not match the shards it lists; {REMEDY}")
-    if manifest.mixture is not None and manifest.mixture.digest != manifest.digest:
-        raise DamagedDataset(f"{where}: its digest does not match the weights that it lists; {REMEDY}")
+        raise DamagedDataset(f"{fault}; {REMEDY}") from fault
+    manifest = checked_manifest(data, where=where)
     _KNOWN.remember(storage, folder, manifest)
     return manifest
 

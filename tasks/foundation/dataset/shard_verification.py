@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.dataset.cache import FileRange, Pin, disk_is_full
-from tasks.foundation.dataset.manifest import REMEDY
+from tasks.foundation.dataset.content_digest import REMEDY
 from tasks.foundation.dataset.reading_errors import remember_read_errors
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.dataset.shared_cache import shared_cache

@@ -171,7 +171,11 @@ def _kept(lean: KeptRef) -> Kept:
 
 
 def _parsed(data: bytes, *, where: str) -> tuple[Kept, ...]:
-    return tuple(map(_kept, KeptPage.from_json(data, where=where, error=RunLogError).checkpoints))
+    page = KeptPage.from_json(data, where=where, error=RunLogError)
+    try:
+        return tuple(map(_kept, page.checkpoints))
+    except ValueError as fault:  # a path does not say what is left out
+        raise RunLogError(f"{where}: not a readable KeptPage: {fault}") from fault
 
 
 def _path(digest: str) -> str:

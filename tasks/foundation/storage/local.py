@@ -279,7 +279,8 @@ class LocalStorage:
         except IsADirectoryError as error:
             raise FileMissing(f"{file} does not exist; it is a folder") from error
         except (FileExistsError, NotADirectoryError) as error:
-            raise StorageError(f"{file}: a file is in place of a folder; move it away") from error
+            fault = FileMissing if isinstance(error, NotADirectoryError) else StorageError
+            raise fault(f"{file}: a file is in place of a folder; move it away") from error
         except PermissionError as error:
             raise StorageError(
                 f"{file}: permission denied; check who owns the folder ({error.filename}), and run again"

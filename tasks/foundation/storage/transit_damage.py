@@ -11,6 +11,16 @@ def damaged_in_transit(source: str) -> StorageError:
     return StorageError(f"{source}: two reads returned different bytes, so the data is damaged in transit; {REMEDY}")
 
 
+def size_on_disk(storage: Storage, path: str) -> int | None:
+    """Return the bytes of a file on a local disk without reading them; None in a remote store, which says them anyway.
+
+    Raises:
+        FileMissing: it does not exist.
+    """
+    local = storage.local_path(path)
+    return None if local is None else local.stat().st_size
+
+
 def require_damage_in_store(storage: Storage, path: str, expected: FileStat) -> None:
     """Call this after two reads of a file returned other bytes than expected.
 
@@ -21,7 +31,7 @@ def require_damage_in_store(storage: Storage, path: str, expected: FileStat) -> 
         StorageError: the file is intact.
         FileMissing: it does not exist.
     """
-    if storage.stat(path) == expected:
+    if size_on_disk(storage, path) in {None, expected.size} and storage.stat(path) == expected:
         raise StorageError(
             f"{storage.uri}/{path}: damaged in transit, in two reads; the store has the right bytes "
             f"(crc32c {expected.crc32c}), so the file is intact; {REMEDY}"

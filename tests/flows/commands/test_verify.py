@@ -6,12 +6,14 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.log_entry import EvaluationOnTest
+from tasks.foundation.contracts.saved_code import SAVED_CODE, saved_code_path
+from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.local import LocalStorage
@@ -76,13 +78,12 @@ def test_the_test_set_of_the_newest_entry_is_read(run: FakeRun, capsys: pytest.C
 
 def test_another_test_set_than_the_logged_one_is_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     folder = log_evaluation_on_test(run, "test")
-    edit(folder / "manifest.json", lambda it: it.update(content_digest="d" * 64))
+    logged = read_manifest(run.root, "datasets/test")
+    other = content_digest(logged.features, logged.train, logged.train)
+    edit(folder / "manifest.json", lambda it: it.update(validation=it["train"], content_digest=other))
     code, found = verify(run, capsys)
     assert (code, len(found["damages"])) == (4, 1)
-    assert (
-        f"has content {'d' * 64}, but the log has {run.head.identity['data.content_digest']}"
-        in (found["damages"][0]["what"])
-    )
+    assert f"has content {other}, but the log has {logged.content_digest}" in found["damages"][0]["what"]
 
 
 def test_shard_changed_together_with_its_checksum_is_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +102,19 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(path.read_text())
     change(data)
     path.write_bytes(signed(data) if path.parent.name == "log" else json.dumps(data).encode())
+
+
+def in_place_of(path: Path, what: Literal["folder", "link", "file"]) -> None:
+    """Put something else where a file or a folder was."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if what == "folder":
+        path.mkdir()
+    elif what == "link":
+        path.symlink_to("nowhere")
+    else:
+        path.write_bytes(b"")
 
 
 def tip_file(run: FakeRun, name: str) -> Path:
@@ -133,6 +147,15 @@ def tip_file(run: FakeRun, name: str) -> Path:
             lambda run: flip_a_byte(run.root.root / DATASET / "train-00000.tfrecord"),
             f"{DATASET}/train-00000.tfrecord",
         ),
+        (lambda run: in_place_of(run.path("log/00000004.json"), "folder"), "log/00000004.json"),
+        (lambda run: in_place_of(run.path("log/00000004.json"), "link"), "log/00000004.json"),
+        (lambda run: in_place_of(run.path("log/00000005.json"), "folder"), "log/00000005.json"),
+        (lambda run: in_place_of(run.path("log/00000002.json"), "folder"), "log/00000002.json"),
+        (lambda run: in_place_of(tip_file(run, "ckpt.index"), "folder"), "ckpt.index"),
+        (lambda run: in_place_of(tip_file(run, "ckpt.index"), "link"), "ckpt.index"),
+        (lambda run: in_place_of(tip_file(run, "ckpt.index").parent, "file"), "manifest.json"),
+        (lambda run: in_place_of(run.root.root / DATASET / "manifest.json", "folder"), f"{DATASET}/manifest.json"),
+        (lambda run: (run.root.root / DATASET / "manifest.json").write_bytes(b"\xef\xbb\xbf{}"), "manifest.json"),
         (lambda run: (run.root.root / DATASET / "manifest.json").unlink(), f"{DATASET}/manifest.json"),
         (
             lambda run: edit(run.root.root / DATASET / "manifest.json", lambda it: it.update(content_digest="d" * 64)),
@@ -148,6 +171,51 @@ def test_damage_is_found_and_named(
     assert code == 4
     assert not found["ok"]
     assert any(damage["file"].endswith(named) and named in damage["what"] for damage in found["damages"]), found
+
+
+def run_with_code(folder: Path) -> tuple[FakeRun, Path]:
+    """A run whose identity names saved code, and the file of that code."""
+    data = b'{"schema_version": 1}'
+    run = FakeRun(folder, identity={SAVED_CODE: saved_code_path(data)}).train(100)
+    run.home.write(saved_code_path(data), data)
+    return run, run.path(saved_code_path(data))
+
+
+def test_saved_code_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, file = run_with_code(tmp_path)
+    code, found = verify(run, capsys)
+    assert (code, found["files"]) == (0, 2 * 2 + 2 + 1)
+    for harm, words in ((lambda: flip_a_byte(file), "does not have the digest in its name"), (file.unlink, "names it")):
+        harm()
+        code, found = verify(run, capsys)
+        assert (code, [each["file"] for each in found["damages"]]) == (4, [f"code/{file.name}"])
+        assert words in found["damages"][0]["what"]
+        assert "--run-file FILE" in found["damages"][0]["what"]
+
+
+@pytest.mark.parametrize("verb", ["verify", "fork"])
+def test_a_file_that_is_too_large_is_not_read(
+    run: FakeRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    shard = run.root.root / DATASET / "train-00000.tfrecord"
+    for file in (tip_file(run, "ckpt.index"), shard):
+        with file.open("r+b") as sparse:
+            sparse.truncate(10 << 30)
+
+    read, real = [], LocalStorage.checksum
+
+    def checksum(storage: LocalStorage, path: str, **options: Any) -> Any:
+        read.append(path)
+        return real(storage, path, **options)
+
+    monkeypatch.setattr(LocalStorage, "checksum", checksum)
+    monkeypatch.setattr(LocalStorage, "stat", lambda _, path: read.append(path))
+    assert main([verb, run.address, *(["--as", "new"] if verb == "fork" else [])]) == 4
+    printed = capsys.readouterr()
+    assert "ckpt.index has 10737418240 bytes" in printed.out + printed.err
+    assert verb == "fork" or "train-00000.tfrecord has 10737418240 bytes" in printed.out
+    large = {f"{run.tip.path}/ckpt.index", shard.name}
+    assert not [path for path in read if path in large or (verb == "fork" and path.endswith("ckpt.index"))]
 
 
 def test_each_damaged_file_is_named(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

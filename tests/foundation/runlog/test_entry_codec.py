@@ -8,7 +8,7 @@ import pytest
 
 from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
 from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead, checkpoint_folder
-from tasks.foundation.contracts.lean_entry import KeptPage
+from tasks.foundation.contracts.lean_entry import KeptPage, PageRef
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
@@ -25,6 +25,7 @@ from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog import page_layout
 from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.kept_pages import PageStore, page_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -229,3 +230,12 @@ def test_pages_do_not_grow_beyond_what_readers_read(memory: MemoryStorage, monke
 def require(head: Head | None) -> Head:
     assert head is not None
     return head
+
+
+def test_a_page_whose_paths_say_too_little_is_refused(memory: MemoryStorage) -> None:
+    kept = {"path": "checkpoints/x", "state_digest": "d", "manifest_digest": "m", "size": 1}
+    data = json.dumps({"schema_version": 1, "checkpoints": [kept]}).encode()
+    store, page = PageStore(memory), PageRef(digest=page_digest(data), count=1)
+    memory.write(f"log/retained/{page.digest}.json", data)
+    with pytest.raises(RunLogError, match=rf"log/retained/{page.digest}\.json: not a readable KeptPage: "):
+        store.page(page)
