@@ -352,7 +352,7 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_the_command_starts_without_tensorflow_and_prefect() -> None:
     assert (ROOT / "flows" / "commands" / "main.py").is_file(), "flows/commands/main.py, the command, is missing"
-    assert not loaded_after("import flows.commands.main") & {*HEAVY, "prefect", "fastapi", "matplotlib", "sklearn"}
+    assert not loaded_after("import flows.commands.main") & {*HEAVY, "prefect", "fastapi", "sklearn"}
 
 
 @pytest.mark.parametrize("module", LIGHT_CHECKPOINT)

@@ -1,6 +1,6 @@
 """The `baton` command: its verbs, and the message and exit code of each error.
 
-This module does not import TensorFlow, Prefect or matplotlib, so `baton --help` is fast.
+This module does not import TensorFlow or Prefect, so `baton --help` is fast.
 """
 
 from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last

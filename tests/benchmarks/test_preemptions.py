@@ -2,13 +2,16 @@
 
 import math
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.benchmarks.preemptions.schedules import exponential, from_file, scaled, weibull
-from tests.benchmarks.preemptions.simulation import Costs, fastest_costs, goodput, oracle, replay
+from tests.benchmarks.preemptions.measure import BATON, Measured
+from tests.benchmarks.preemptions.page import ORACLE, Scenario, picture
+from tests.benchmarks.preemptions.schedules import Schedule, exponential, from_file, scaled, weibull
+from tests.benchmarks.preemptions.simulation import Costs, Seconds, fastest_costs, goodput, oracle, replay
 
 SECONDS = st.floats(0, 500)
 UP_TIMES = st.lists(st.floats(0.1, 5000), min_size=1, max_size=8)
@@ -76,6 +79,17 @@ def test_interval_follows_what_came_before() -> None:
 
     assert replay([5, 7, 9], Costs(start=0, commit=0, durable=0), interval).lost == 21
     assert asked == [(0, 0), (1, 5), (2, 12)]
+
+
+def test_picture_has_bars_as_long_as_the_times() -> None:
+    seconds = {ORACLE: Seconds(kept=60), BATON: Seconds(kept=30, lost=20, start=10)}
+    measured = Measured(costs=Costs(start=1, commit=1, durable=1), step_seconds=1.0, starts=(1.0,), commits=(1.0,))
+    schedule = Schedule(name="<weekly>", up_times=(60.0,))
+    scenario = Scenario(schedule=schedule, notice=0.0, seconds=seconds, measured={BATON: measured})
+    drawn = ET.fromstring(picture([scenario]))  # noqa: S314 - the test made it
+    widths = [float(each.get("width", 0)) for each in drawn.iter() if each.get("height") == "16"]
+    assert widths == [320, 0, 0, 0, 0, 160, 0, 53.3, 106.7, 0]
+    assert {"<weekly>, no notice", "100%", "50%", ORACLE, BATON} <= set(drawn.itertext())
 
 
 def test_schedules_are_drawn_from_their_seed() -> None:

@@ -47,33 +47,24 @@ class Content:
 EXPECTED = {
     "checkpoint": Content(
         imports=("tasks.checkpoint_to_gcs.stage", "flows.launching.stage_flows", "gcsfs", "flows.commands.main"),
-        lacks=("keras", "matplotlib", "numpy", "h5py", "scikit-learn", "tensorboard"),
+        lacks=("keras", "numpy", "h5py", "scikit-learn", "tensorboard"),
     ),
-    "train-cpu": Content(
-        imports=(*ROOMS, "flows.train_run", "matplotlib"), lacks=("scikit-learn",), tensorflow="tensorflow-cpu"
-    ),
+    "train-cpu": Content(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-cpu"),
     "train-gpu": Content(imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow"),
     "train-tpu": Content(
         imports=(*ROOMS, "flows.train_run"), lacks=("scikit-learn",), tensorflow="tensorflow-tpu", uid=0
     ),
     "prepare-data": Content(
         imports=("tasks.prepare_data.stage", "sklearn.datasets", "tensorflow"),
-        lacks=("matplotlib",),
         tensorflow="tensorflow-cpu",
     ),
     "evaluate": Content(
-        imports=("tasks.evaluate.stage", "tasks.evaluate.report.report", "matplotlib.figure"),
+        imports=("tasks.evaluate.stage", "tasks.evaluate.report.report"),
         lacks=("scikit-learn",),
         tensorflow="tensorflow-cpu",
     ),
     "orchestrator": Content(
-        imports=(
-            "tasks.evaluate.report.report",
-            "matplotlib.figure",
-            "flows.train_run",
-            "flows.evaluate_best",
-            "gcsfs",
-        ),
+        imports=("tasks.evaluate.report.report", "flows.train_run", "flows.evaluate_best", "gcsfs"),
         lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
     ),
 }

@@ -138,7 +138,7 @@ def test_tensorboard_can_import_setuptools(lock: str) -> None:
 
 
 def test_images_without_tensorflow_stay_small() -> None:
-    assert not pins(LOCKS / "checkpoint.lock").keys() & {"numpy", "matplotlib", "scikit-learn", "scipy", "pillow"}
+    assert not pins(LOCKS / "checkpoint.lock").keys() & {"numpy", "scikit-learn", "scipy"}
     with_learning = {image for image in TENSORFLOW if "scikit-learn" in pins(LOCKS / f"{image}.lock")}
     assert with_learning == {"prepare-data"}
 

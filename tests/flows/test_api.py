@@ -178,7 +178,7 @@ def test_rows_are_a_frame_where_pandas_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_import_is_light_and_typed() -> None:
-    heavy = ("tensorflow", "keras", "prefect", "numpy", "typer", "matplotlib")
+    heavy = ("tensorflow", "keras", "prefect", "numpy", "typer")
     code = f"import sys, flows.api; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
     )
     (options.output / "PREEMPTIONS.md").write_text(text, encoding="utf-8")
-    picture(scenarios, options.output / "preemptions.svg")
+    (options.output / "preemptions.svg").write_text(picture(scenarios), encoding="utf-8")
     sys.stdout.write(text)
     return int(not same)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from html import escape
 
 from tests.benchmarks.preemptions.measure import BATON, Measured, Replayed
 from tests.benchmarks.preemptions.schedules import Schedule
@@ -18,6 +18,8 @@ _LABELS = {
     "lost": "training that is lost",
     "left": "left of the notice",
 }
+# Of the picture: panels beside each other, and pixels.
+_COLUMNS, _PANEL, _NAMES, _ROW, _GAP = 2, 320, 300, 20, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,39 +97,42 @@ def replayed_table(replayed: Mapping[str, Replayed]) -> str:
     return _markdown([head, *rows])
 
 
-def picture(scenarios: Sequence[Scenario], file: Path) -> None:
+def picture(scenarios: Sequence[Scenario]) -> str:
     """Draw where the time went, a panel for each scenario, as SVG."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "baton"
-    mpl.rcParams["svg.fonttype"] = "none"
-    from matplotlib import pyplot as plt
-
     names = list(scenarios[0].seconds)
-    columns = 2
-    lines = -(-len(scenarios) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(10, 0.6 + lines * (0.7 + 0.3 * len(names))), sharey=True)
-    for axis, scenario in zip(axes.flat, scenarios, strict=False):
-        begins = [0.0] * len(names)
-        for cause, color in _CAUSES.items():
-            shares = [getattr(scenario.seconds[name], cause) / scenario.seconds[name].total for name in names]
-            axis.barh(names, shares, left=begins, color=color, label=_LABELS[cause])
-            begins = [begin + share for begin, share in zip(begins, shares, strict=True)]
-        for number, name in enumerate(names):
-            axis.text(0.01, number, f"{scenario.goodput(name):.0%}", va="center", color="white", fontsize=8)
-        axis.set_title(scenario.name, fontsize=9)
-        axis.set_xlim(0, 1)
-        axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes.flat[len(scenarios) :]:
-        axis.set_axis_off()
-    axes.flat[0].invert_yaxis()
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="lower center", ncols=len(_CAUSES), fontsize=8)
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    plt.close(figure)
+    parts = []
+    for number, scenario in enumerate(scenarios):
+        line, column = divmod(number, _COLUMNS)
+        left, top = _NAMES + column * (_PANEL + _GAP), _GAP + line * (_ROW * len(names) + 2 * _GAP)
+        parts.append(_text(scenario.name, left, top - 6))
+        for row, name in enumerate(names):
+            begin, y = float(left), top + row * _ROW
+            for cause, color in _CAUSES.items():
+                width = _PANEL * getattr(scenario.seconds[name], cause) / scenario.seconds[name].total
+                parts.append(f'<rect x="{begin:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 4}" fill="{color}"/>')
+                begin += width
+            parts.append(_text(f"{scenario.goodput(name):.0%}", left + 4, y + 13, 'fill="white"'))
+            if column == 0:
+                parts.append(_text(name, left - 8, y + 13, 'text-anchor="end"'))
+    lines = -(-len(scenarios) // _COLUMNS)
+    width, height = _NAMES + _COLUMNS * (_PANEL + _GAP), lines * (_ROW * len(names) + 2 * _GAP) + _GAP
+    for number, (cause, color) in enumerate(_CAUSES.items()):
+        x = _GAP + number * (width - _GAP) / len(_CAUSES)
+        parts.append(f'<rect x="{x:.0f}" y="{height - 20}" width="12" height="12" fill="{color}"/>')
+        parts.append(_text(_LABELS[cause], x + 18, height - 10))
+    box = f'width="{width}" height="{height}"'
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="Helvetica, Arial, sans-serif" font-size="12">',
+            f'<rect {box} fill="white"/>',
+            *parts,
+            "</svg>\n",
+        )
+    )
+
+
+def _text(words: str, x: float, y: float, more: str = "") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" {more}>{escape(words)}</text>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from tasks.foundation import errors
 from tasks.foundation.stops.process_stop import PROCESS_STOP
 from tests.support.fake_run import FakeRun
 
-HEAVY = ("tensorflow", "keras", "prefect", "matplotlib", "numpy", "gcsfs")
+HEAVY = ("tensorflow", "keras", "prefect", "numpy", "gcsfs")
 
 
 def all_errors(base: type[errors.BatonError]) -> list[type[errors.BatonError]]:
