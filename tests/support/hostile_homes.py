@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.identity import part_in_run_file
+from tasks.foundation.contracts.lazy_identity import digest_of
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.contracts.weights_report import SourceReport, WeightsReport
@@ -101,12 +103,17 @@ class HostileHome:
         }
         dataset = KINDS["dataset"]
         if dataset in changed:
-            files[dataset], digests["c" * 64] = _with_digest(changed[dataset])
-        for path, data in files.items():
-            if path.startswith("log/0"):
-                for old, new in digests.items():
-                    data = data.replace(old.encode(), new.encode())  # noqa: PLW2901 - one after the other
-                files[path] = data if data == self._sound[path] else signed(json.loads(data))
+            sound = self.json_of(dataset)["content_digest"]
+            files[dataset], digests[sound] = _with_digest(changed[dataset], sound)
+        entries = {path: _renamed(data, digests) for path, data in files.items() if path.startswith("log/0")}
+        identities = {
+            old: new
+            for path, data in entries.items()
+            for old, new in zip(_identity_digests(self._sound[path]), _identity_digests(data), strict=False)
+        }
+        for path, data in entries.items():
+            renamed = _renamed(data, identities)
+            files[path] = renamed if renamed == self._sound[path] else signed(json.loads(renamed))
         shutil.rmtree(self.storage / "forked", ignore_errors=True)
         for path in set(self.run.home.files("")) - files.keys():
             self.run.path(path).unlink()
@@ -157,8 +164,9 @@ def _varied(folder: Path) -> FakeRun:
     result = SegmentResult(
         staged=run.tip, parent=run.tip.path, exit_reason="segment_end", history=(), examples=1, seconds={"train": 1.0}
     )
+    content = run.head.identity["data.content_digest"]
     dataset = DatasetRef(
-        folder=DATASET, content_digest="c" * 64, train_examples=1, validation_examples=0, already_prepared=True
+        folder=DATASET, content_digest=content, train_examples=1, validation_examples=0, already_prepared=True
     )
     write_answer(run.home, SEGMENT, result)
     write_answer(run.home, PREPARED, dataset)
@@ -184,15 +192,29 @@ def _begun_from_weights(run: FakeRun) -> None:
         file.write_bytes(signed(entry))
 
 
-def _with_digest(data: Any) -> tuple[bytes, str]:
-    """A dataset manifest and its digest, if the manifest can be read."""
+def _renamed(data: bytes, digests: Mapping[str, str]) -> bytes:
+    for old, new in digests.items():
+        data = data.replace(old.encode(), new.encode())
+    return data
+
+
+def _identity_digests(data: bytes) -> Sequence[str]:
+    """The digests of the identity that an entry sets; none if it sets none."""
+    identity = json.loads(data)["body"].get("identity")
+    if not isinstance(identity, dict):
+        return ()
+    return digest_of(identity), digest_of(part_in_run_file(identity))
+
+
+def _with_digest(data: Any, sound: str) -> tuple[bytes, str]:
+    """A dataset manifest and its digest; that of the sound one if it cannot be read."""
     text = json.dumps(data).encode()
     try:
         manifest = DatasetManifest.from_json(text, where="", error=DamagedDataset)
     except DamagedDataset:
-        return text, "c" * 64
+        return text, sound
     digest = content_digest(manifest.features, manifest.train, manifest.validation, manifest.held_out)
-    if data["content_digest"] == "c" * 64:
+    if data["content_digest"] == sound:
         data = {**data, "content_digest": digest}
     return json.dumps(data).encode(), digest
 
