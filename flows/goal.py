@@ -113,3 +113,20 @@ class Goal:
     def is_trained(self, head: Head, spec: RunSpec) -> bool:
         """Return whether no step is left to train; evaluations may be. It must be known where epochs end."""
         return head.finished is not None or (head.tip is not None and head.tip.step >= self.step(spec))
+
+
+def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | None:
+    """Return the `key=value` with which a run at `step` has steps left to train; None if its run file says enough.
+
+    Args:
+        spec: the run file's content.
+        step: of the tip.
+        target: the step to train to; if it is not ahead, the run gets twice as long.
+    """
+    train, own = spec.train, spec.train.known_target
+    if own is None or own > step:
+        return None
+    ahead = target if target is not None and target > step else None
+    if train.epochs is None:
+        return f"train.steps={ahead or 2 * step}"
+    return f"train.epochs={2 * train.epochs if ahead is None else train.epoch.period().ended_by(ahead - 1) + 1}"

@@ -23,6 +23,7 @@ from flows.segments import Segments
 from flows.tracking import tracking
 from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.stage_calls import (
@@ -41,6 +42,7 @@ from tasks.foundation.stage import Place
 from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Phase, Several, Sink, Waiting
+from tasks.foundation.telemetry.formatting import checkpoint_name
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.foundation.telemetry.tensorboard import CurveFiles
@@ -260,7 +262,17 @@ class _Relay:
         head = self.runner.run(INIT_OR_RESTORE, call, self.place)
         if self.accelerator.is_chief:
             self.ledger.open(self.place.home, head)
+        if head.tip is not None and (head.tip.step > 0 or not self.is_new):
+            self.place.telemetry.emit(Note(text=self._where_it_continues(head.tip)))
         return head
+
+    def _where_it_continues(self, tip: CheckpointRef) -> str:
+        words = f"continues from step {tip.step}, checkpoint {checkpoint_name(tip.path)}"
+        newest, target = self.place.log.newest_seen(), self.admitted.run.spec.train.known_target
+        logged = None if newest is None or newest.totals is None else newest.totals.target
+        if target is None or logged in {None, target}:
+            return words
+        return f"{words}; the target is step {target}, and was step {logged}"
 
     def _exit_reason(self, head: Head, segments: int) -> str | None:
         """The reason to end the command here; None to continue."""

@@ -49,9 +49,26 @@ class RelayResult(Contract):
         return self.exit_reason in {"max_segments", "cancelled"} or self.exit_reason in STOP_REASONS
 
 
-def target_of(run: RunHome, head: Head | None) -> int | None:
+def target_of(run: RunHome, newest: Entry) -> int | None:
+    """Return the step that a run is trained to: by its newest commit, whoever asks, and with whatever run file.
+
+    Logs of earlier versions do not say it; then the run file does, if there is one.
+    """
+    logged = run.log.totals(newest).target
+    return target_in_run_file(run, newest.head) if logged is None else logged
+
+
+def target_in_run_file(run: RunHome, head: Head) -> int | None:
     """Return the step to train to according to the run file; None without one, or if it is not known yet."""
     return run.with_recorded_examples(head).spec.train.known_target if isinstance(run, Run) else None
+
+
+def target_of_command(run: RunHome, newest: Entry) -> int | None:
+    """Return the step that a command trains to, or that an earlier command did if this one finds nothing to do."""
+    if not isinstance(run, Run) or newest.head.tip is None:
+        return target_of(run, newest)
+    spec, step = run.with_recorded_examples(newest.head).spec, newest.head.tip.step
+    return spec.train.target_ahead(step, run.log.totals(newest).target)
 
 
 def leaves_time(exit_reason: str) -> bool:
@@ -102,7 +119,7 @@ def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink,
         segments=segments,
         metrics=metrics,
         exit_reason=cast(CommandEnd, exit_reason),  # the model refuses any other text
-        target=target_of(run, newest.head),
+        target=target_of_command(run, newest),
         epoch=None if totals.epoch is None else totals.epoch.after(tip.step),
         report=f"{run.home.uri}/{PAGE}" if report or run.home.exists(PAGE) else None,
     )

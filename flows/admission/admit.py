@@ -11,17 +11,20 @@ from flows.admission.run_at_work import require_idle
 from flows.goal import Goal
 from flows.result import RelayResult, result_of
 from flows.run import Run
+from tasks.evaluate.report.saved_code_sections import read_saved_code
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
 from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
 from tasks.foundation.contracts.identity_keys import CALLBACKS
 from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.hosts import OneHost
+from tasks.foundation.messages import listed
 from tasks.foundation.model.code_digest import source_digest
-from tasks.foundation.model.saved_code import collect_code, require_savable
+from tasks.foundation.model.saved_code import collect_code, edited_files, require_savable
 from tasks.foundation.runlog.attempts import Attempts
 from tasks.foundation.runlog.progress import require_progress
-from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.events import Note, Sink
 
 if TYPE_CHECKING:
     from tasks.foundation.accelerator.strategy import Accelerator
@@ -184,7 +187,21 @@ def result_if_done(
     if head is not None and head.finished is not None and CALLBACKS in accept:
         return None  # changed callbacks may continue a run that callbacks ended; init-or-restore compares them
     chief = is_chief(run.spec.accelerator, os.environ)
+    if chief and head is not None:
+        _warn_of_edited_code(run, head, telemetry)
     return result_of(run, segments=0, exit_reason="nothing_to_do", telemetry=telemetry, report=chief)
+
+
+def _warn_of_edited_code(run: Run, head: Head, telemetry: Sink) -> None:
+    """Say which code beside the run file is not that of a run with nothing to do, whose model nobody builds then."""
+    saved = read_saved_code(run.home, head.identity.get(SAVED_CODE))
+    files = () if saved is None else edited_files(saved, run.spec, run.folder)
+    if files:
+        text = (
+            f"{listed(files)} changed since the run saved its code, and no step is left to train with the change: take "
+            "another name under run, or train more steps with --accept model"
+        )
+        telemetry.emit(Note(text=text, warning=True))
 
 
 def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = None) -> None:

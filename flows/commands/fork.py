@@ -1,17 +1,18 @@
 """`baton fork`: starts a new run from a committed checkpoint of another run."""
 
-import shlex
 import sys
 import uuid
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
-from flows.commands.output import Output, say_json
+from flows.commands.output import Output, command_line, say_json
+from flows.goal import override_to_continue
+from flows.result import target_of
 from flows.run import Run, RunHome, open_run
 from tasks.foundation.checkpoint.fork import fork as fork_run
-from tasks.foundation.checkpoint.fork_status import Fork
 from tasks.foundation.contracts.run_spec import check_run_name
 from tasks.foundation.errors import RunFileError
 
@@ -37,7 +38,8 @@ def fork(
         raise RunFileError(f"--as {new!r} cannot be a run's name: {fault}") from fault
     opened = open_run(address, overrides)
     forked = fork_run(opened.root, opened.name, new, at_step=at_step, attempt=uuid.uuid4().hex)
-    home = RunHome.at(opened.root, new).home
+    made = RunHome.at(opened.root, new)
+    home = made.home
     checkpoint = None if forked.head.tip is None else f"{home.uri}/{forked.head.tip.path}"
     if as_json:
         say_json(
@@ -55,19 +57,28 @@ def fork(
         return
     out = Output.to(sys.stdout, verbose=verbose)
     checkpoint = None if checkpoint is None else out.path(checkpoint)
-    out.facts(_words(opened, forked, new=new, home=home.uri, checkpoint=checkpoint, address=address))
-
-
-def _words(
-    opened: RunHome, forked: Fork, *, new: str, home: str, checkpoint: str | None, address: str
-) -> list[tuple[str, str]]:
-    file = shlex.quote(address) if isinstance(opened, Run) else "FILE"
     verb = "was forked from" if forked.already_there else "forked from"
-    return [
-        ("run", f"{new}, {verb} {forked.lineage.home} at step {forked.lineage.step}"),
-        ("home", home),
-        ("checkpoint", checkpoint or "none"),
-        ("next", f"baton run {file} --set run={new}"),
-        ("", f"or write run: {new} into a copy of the run file;"),
-        ("", "a changed model, data, seed or batch size is refused, as in any run, unless --accept names it"),
-    ]
+    out.facts(
+        [
+            ("run", f"{new}, {verb} {forked.lineage.home} at step {forked.lineage.step}"),
+            ("home", home.uri),
+            ("checkpoint", checkpoint or "none"),
+            *_next(opened, made, address, overrides or ()),
+            ("", f"or write run: {new} into a copy of the run file;"),
+            ("", "a changed model, data, seed or batch size is refused, as in any run, unless --accept names it"),
+        ]
+    )
+
+
+def _next(opened: RunHome, made: RunHome, address: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """The command that trains a fork; it names a target that is ahead, unless the run file does."""
+    newest, name = made.require_newest(), f"run={made.name}"
+    step, target = newest.head.tip.step if newest.head.tip else 0, target_of(made, newest)
+    if isinstance(opened, Run):
+        more = override_to_continue(opened.with_recorded_examples(newest.head).spec, step, target)
+        return [("next", command_line("run", address, overrides, name, more))]
+    lines = [("next", command_line("run", "FILE", (), name))]
+    if target is not None:
+        further = f"--set train.steps={target if target > step else 2 * step}"
+        lines.append(("", f"if FILE ends at step {step} or earlier, say how far it goes: {further}"))
+    return lines

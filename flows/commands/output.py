@@ -6,10 +6,14 @@ A pipe gets plain lines that are never wrapped, with whole ids and times, as `--
 
 import json
 import math
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, Self, TextIO
 
 from tasks.foundation.masking import masked_values
@@ -226,3 +230,20 @@ def _finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_finite(below) for below in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def command_line(verb: str, file: str, overrides: Sequence[str], *more: str | None) -> str:
+    """A command that can be pasted into a shell.
+
+    Args:
+        verb: of `baton`.
+        file: the run file.
+        overrides: `key=value` each.
+        more: further ones, which replace those of the same key; None is left out.
+    """
+    new = [override for override in more if override is not None]
+    keys = tuple(override.partition("=")[0] + "=" for override in new)
+    kept = [override for override in overrides if not override.startswith(keys)] if keys else overrides
+    program = Path(sys.argv[0])  # its path if it is not on the shell's PATH
+    name = "baton" if program.name != "baton" or shutil.which("baton") else os.path.relpath(program)
+    return shlex.join([name, verb, file, *(word for override in (*kept, *new) for word in ("--set", override))])

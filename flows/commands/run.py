@@ -1,8 +1,6 @@
 """`baton run`: trains a run file to its target, through Prefect."""
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -14,8 +12,8 @@ import typer
 from flows.admission.admit import Admitted, admit
 from flows.admission.checks import require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
-from flows.commands.output import say_json
-from flows.goal import Goal
+from flows.commands.output import command_line, say_json
+from flows.goal import Goal, override_to_continue
 from flows.launching.devices import import_stages, read_tip_ahead
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
@@ -140,31 +138,12 @@ def _print_summary(console: Console, run: Run, result: RelayResult, *, file: str
         run,
         exit_reason=result.exit_reason,
         report_path=result.report,
-        report_command=_command("report", file, overrides),
+        report_command=command_line("report", file, overrides),
         continue_command=_continue_command(file, overrides, run, result),
     )
 
 
 def _continue_command(file: str, overrides: Sequence[str], run: Run, result: RelayResult) -> str:
     """The command that continues the training. For a complete run, it doubles train.steps or train.epochs."""
-    kept_overrides = list(overrides)
-    if result.target is not None and result.step >= result.target:
-        epochs = run.spec.train.epochs
-        key, value = ("train.steps", 2 * result.step) if epochs is None else ("train.epochs", 2 * epochs)
-        kept_overrides = [override for override in kept_overrides if not override.startswith(f"{key}=")]
-        kept_overrides.append(f"{key}={value}")
-    return _command("run", file, kept_overrides)
-
-
-def _command(verb: str, file: str, overrides: Sequence[str]) -> str:
-    """A command line that can be pasted into a shell."""
-    words = [word for override in overrides for word in ("--set", override)]
-    return shlex.join([_program(), verb, file, *words])
-
-
-def _program() -> str:
-    """`baton`, or its path if it is not on the shell's PATH."""
-    program = Path(sys.argv[0])
-    if program.name != "baton" or shutil.which("baton"):
-        return "baton"
-    return os.path.relpath(program)
+    spec = run.with_recorded_examples(run.log.head_seen()).spec
+    return command_line("run", file, overrides, override_to_continue(spec, result.step, result.target))

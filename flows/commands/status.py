@@ -26,7 +26,7 @@ from flows.commands.status_json import (
     WholeReadJson,
     WorkerJson,
 )
-from flows.result import target_of
+from flows.result import target_in_run_file, target_of
 from flows.run import Run, RunHome, open_run
 from flows.summary.goodput import account_facts, account_words
 from flows.summary.run_state import pace_of, state_of
@@ -82,12 +82,12 @@ def _facts_and_times(opened: RunHome, newest: Entry) -> tuple[StatusJson, Accoun
     totals = opened.log.totals(newest)
     now = datetime.now(UTC)
     account = account_of_log(opened.attempts.read(), opened.log, newest, now=now)
-    target = target_of(opened, newest.head)
+    target = target_of(opened, newest)
     records = [] if account is None else [each.record for each in account.attempts if each.alive]
     at_work = [_at_work_facts(record, now, target, totals.epoch) for record in records]
     audited = last_audit(opened.home)
     facts: StatusJson = {
-        **_facts(opened, newest.head, totals, account),
+        **_facts(opened, newest.head, totals, account, target),
         "state": state_of(
             at_work=bool(at_work),
             ended_early=newest.head.finished is not None,
@@ -108,16 +108,18 @@ def _show(opened: RunHome, newest: Entry, *, verbose: bool, as_json: bool) -> No
     else:
         audit_lines = [] if audited is None else [("audited", audit_words(audited))]
         out = Output.to(sys.stdout, verbose=verbose)
-        out.facts([*_words(facts, out), *audit_lines, *_time_words(facts, account)])
+        other = target_in_run_file(opened, newest.head)
+        other_lines = [] if other in {None, facts["target"]} else [("run file", f"its target is step {other}")]
+        out.facts([*_words(facts, out), *other_lines, *audit_lines, *_time_words(facts, account)])
 
 
-def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None) -> RunJson:
+def _facts(opened: RunHome, head: Head, totals: Totals, account: Account | None, target: int | None) -> RunJson:
     tip = head.tip
     return {
         "run": opened.name,
         "home": opened.home.uri,
         "step": tip.step if tip else 0,
-        "target": target_of(opened, head),
+        "target": target,
         "epoch": None if totals.epoch is None or tip is None else totals.epoch.after(tip.step),
         "segments": totals.segments,
         "entry": head.number,

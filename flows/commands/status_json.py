@@ -130,7 +130,7 @@ class RunJson(TypedDict):
 
 
 class StatusJson(RunJson):
-    """The state of a run, and the processes that train it; `state` is unknown where no run file says the target."""
+    """The state of a run, and the processes that train it; `state` is unknown where nothing says the target."""
 
     state: str
     at_work: list[AtWorkJson]

@@ -243,7 +243,9 @@ class ArtifactPublisher:
             tip = None if head is None else head.tip
             step = 0 if tip is None else tip.step
             known = self._spec if head is None else with_recorded_examples(self._spec, head.identity)
-            return progress_of(run, step=step, target=known.train.known_target, now=self._training)
+            newest = self._log.newest_seen()
+            logged = None if newest is None or newest.totals is None else newest.totals.target
+            return progress_of(run, step=step, target=known.train.target_ahead(step, logged), now=self._training)
         return None if head is None else self._curves() if name == "curves" else self._table(head)
 
     def _report(self, page: str) -> Artifact:

@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from flows.result import leaves_time, target_of
+from flows.result import leaves_time, target_in_run_file, target_of_command
 from flows.run import Run
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.messages import shown
@@ -38,7 +38,7 @@ def print_summary(
     finished = None if newest is None else newest.head.finished
     step = 0 if tip is None else tip.step
     totals = None if newest is None else run.log.totals(newest)
-    target = target_of(run, None if newest is None else newest.head)
+    target = None if newest is None else target_of_command(run, newest)
     epoch = None if totals is None or totals.epoch is None else totals.epoch.after(step)
     progress = step_words(step, target, epoch)
     is_short = target is not None and step < target
@@ -47,7 +47,10 @@ def print_summary(
         nothing = "Nothing to do" if exit_reason == NOTHING_TO_DO else "Done"
         console.show(Text(f"{nothing}: {name} ended early, at {progress}.", "bold green"))
     elif exit_reason == NOTHING_TO_DO:
-        console.show(Text(f"Nothing to do: {name} is at {progress}.", "bold"))
+        own = None if newest is None else target_in_run_file(run, newest.head)
+        is_further = is_short and own is not None and own <= step
+        where = f" up to step {own}: an earlier command aimed further, and" if is_further else ":"
+        console.show(Text(f"Nothing to do{where} {name} is at {progress}.", "bold"))
     elif not is_short:
         console.show(Text(f"Done: {name} is at {progress}.", "bold green"))
     else:

@@ -70,6 +70,10 @@ def train_beside_another_stage(run: FakeRun, *, within: str) -> RelayResult:
     recorder = EventRecorder()
     result = train(run, FakeRunner(run, train_segment), recorder)
     assert "it was committed by a stage that this command started, continuing from it" in recorder.text
+    assert [note.rpartition("-")[0] for note in recorder.notes if note.startswith("continues")] == [
+        "continues from step 100, checkpoint 00000100-00000001",
+        "continues from step 150, checkpoint 00000150-00000002",
+    ]
     return result
 
 

@@ -8,7 +8,7 @@ from tasks.evaluate.report.tables import Cell, Section, Table, number
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.model_summary import ModelSummary
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, is_saved_code
-from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
 from tasks.foundation.masking import masked_values
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
@@ -76,7 +76,7 @@ def read_saved_code(home: Storage, path: object) -> SavedCode | None:
         return None
     try:
         return SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
-    except (AnotherVersion, FileMissing, FileTooLarge, RunLogError):  # `export` says what is wrong with it
+    except (AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError):  # `verify` says what is wrong
         return None
 
 

@@ -67,7 +67,7 @@ def fork(root: Storage, name: str, new: str, *, at_step: int | None, attempt: st
         if head is None:
             runs.source.require_whole()
         if head is None or ref is None:
-            made = _finish_without_source(runs, at_step)
+            made = _finish_without_source(runs, head, at_step)
             if made is None:
                 raise _no_such_step(runs.source, head, at_step)
             return made
@@ -108,7 +108,8 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
     target = runs.target
     origin, lineage = _origin(runs.source, head, ref)
     newest, existing = read_head_and_lineage(target)
-    made = find_same_fork(target, newest, existing, lineage) or _commit_complete_copy(target, newest, lineage)
+    aim = _target(runs.source, head)
+    made = find_same_fork(target, newest, existing, lineage) or _commit_complete_copy(target, newest, lineage, aim)
     if made is not None:
         return made
     manifest = read_manifest(runs.source.home, ref)
@@ -127,7 +128,7 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
         made = find_same_fork(target, *read_head_and_lineage(target), lineage)
         if made is None:
             # Several processes may stage on a base without a tip: the first commit wins.
-            entry = commit(target, _body(staged))
+            entry = commit(target, _body(staged, aim))
             made = Fork(lineage=lineage, head=entry.head, already_there=False)
         elif made.head.tip == staged:  # another process committed this copy
             made = replace(made, already_there=False)
@@ -149,13 +150,14 @@ def _withdraw(target: RunLog, folder: str) -> None:
     discard(target.home, UNFINISHED_FORK)
 
 
-def _finish_without_source(runs: _Runs, at_step: int | None) -> Fork | None:
+def _finish_without_source(runs: _Runs, source: Head | None, at_step: int | None) -> Fork | None:
     """The fork that was made or begun, of a checkpoint that the source run has retired since."""
     target = runs.target
     head, lineage = read_head_and_lineage(target)
     if lineage is None or (lineage.home, lineage.step) != (runs.source.home.uri, at_step):
         return None
-    made = complete_fork(head, lineage) or _commit_complete_copy(target, head, lineage)
+    aim = None if source is None else _target(runs.source, source)
+    made = complete_fork(head, lineage) or _commit_complete_copy(target, head, lineage, aim)
     if made is None:
         raise InvalidInput(
             message(
@@ -166,7 +168,7 @@ def _finish_without_source(runs: _Runs, at_step: int | None) -> Fork | None:
     return made
 
 
-def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage) -> Fork | None:
+def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage, aim: int | None) -> Fork | None:
     """Commit a complete copy that a process left when it died after writing the origin entry."""
     if head is None or head.tip is not None:
         return None
@@ -184,7 +186,7 @@ def _commit_complete_copy(log: RunLog, head: Head | None, lineage: Lineage) -> F
         if (staged.step, staged.state_digest) != (lineage.step, lineage.state_digest) or find_damage(log.home, staged):
             continue
         try:
-            entry = commit(log, _body(staged))
+            entry = commit(log, _body(staged, aim))
         except StaleWriter:
             return find_same_fork(log, *read_head_and_lineage(log), lineage)
         discard(log.home, UNFINISHED_FORK)
@@ -245,8 +247,14 @@ def _ref(folder: str, manifest: CheckpointManifest, data: bytes) -> CheckpointRe
     )
 
 
-def _body(staged: CheckpointRef) -> Commit:
-    return Commit(checkpoint=staged, parent=None, exit_reason="forked")
+def _target(source: RunLog, head: Head) -> int | None:
+    """The step that the source run is trained to, so that the fork's log says one too; None if it is not known."""
+    totals = source.entry(head.number).totals
+    return None if totals is None else totals.target
+
+
+def _body(staged: CheckpointRef, target: int | None) -> Commit:
+    return Commit(checkpoint=staged, parent=None, exit_reason="forked", target=target)
 
 
 def _origin(source: RunLog, head: Head, ref: CheckpointRef) -> tuple[Origin, Lineage]:

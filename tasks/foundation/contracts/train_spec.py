@@ -156,6 +156,18 @@ class TrainSpec(Contract):
         """The absolute step to train to; None as long as it follows from an unknown number of training examples."""
         return None if self.epochs is not None and self.epoch_examples is None else self.target
 
+    def target_ahead(self, step: int, logged: int | None) -> int | None:
+        """Return the step that a run at `step` is trained to: by the run file, or, if that is not ahead, by its log.
+
+        Args:
+            step: of the tip.
+            logged: the target of the newest commit, perhaps of a command with another one; None: not known.
+        """
+        own = self.known_target
+        if own is None or logged is None:
+            return logged if own is None else own
+        return own if own > step else max(own, logged)
+
     @model_validator(mode="after")
     def _one_target(self) -> Self:
         if self.steps is None and self.epochs is None:

@@ -15,7 +15,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.errors import FileAlreadyThere, ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.model.code_digest import files_beside
+from tasks.foundation.model.code_digest import files_beside, source_digest
 from tasks.foundation.model.git_revision import git_revision
 from tasks.foundation.storage.base import Storage
 
@@ -81,6 +81,22 @@ def require_savable(spec: RunSpec, folder: Path) -> None:
     """
     data = SavedCode.of(spec, collect_code(spec, folder)).to_json()
     refuse_unreadable(saved_code_path(data), data)
+
+
+def edited_files(saved: SavedCode, spec: RunSpec, folder: Path) -> tuple[str, ...]:
+    """Return the files whose code is not as in saved code, by path; comments and layout do not count.
+
+    Args:
+        saved: what a home has.
+        spec: the run file.
+        folder: its folder.
+
+    Raises:
+        ModelError: see `collect_code`.
+    """
+    now, before = collect_code(spec, folder), {file.path: file.content for file in saved.files}
+    digests = [{path: source_digest(data) for path, data in files.items()} for files in (before, now)]
+    return tuple(sorted(path for path in before.keys() | now.keys() if digests[0].get(path) != digests[1].get(path)))
 
 
 def save_code(home: Storage, spec: RunSpec, folder: Path, model: ModelSummary | None = None) -> dict[str, str]:

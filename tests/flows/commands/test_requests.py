@@ -52,7 +52,7 @@ def test_status_takes_six_requests(run: FakeRun, cloud: FakeGcs, capsys: pytest.
     assert len(requests.sent) <= 6, requests.words()
 
 
-def test_nothing_to_do_takes_four_requests(run: FakeRun, cloud: FakeGcs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_do_takes_few_requests(run: FakeRun, cloud: FakeGcs, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", str(run.run_file()), "--set", f"storage={STORAGE}", "--json"]
     sent_by(cloud, *words)  # it writes the report, which is missing
     before = cloud.store.names("bucket")
@@ -61,7 +61,7 @@ def test_nothing_to_do_takes_four_requests(run: FakeRun, cloud: FakeGcs, capsys:
     result = json.loads(capsys.readouterr().out)
     assert (result["exit_reason"], result["step"]) == ("nothing_to_do", 400)
     assert result["metrics"] == {"loss": 0.25, "accuracy": 0.5, "validation_accuracy": 0.9}
-    assert len(requests.sent) <= 4, requests.words()
+    assert len(requests.sent) <= 5, requests.words()  # a sixth reads saved code, which this home has not
     assert cloud.store.names("bucket") == before
 
 
