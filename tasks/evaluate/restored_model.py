@@ -47,7 +47,7 @@ def restored_model(
     batch = zero_examples(model_inputs(run.spec, manifest.features, run.folder).train, batch_size)
     spec = with_examples(run.spec, manifest.train_examples)
     state = build_train_state(spec, code_folder=run.folder, accelerator=accelerator, batch=batch)
-    _require_same_model(run, head, state.model, home)
+    _require_same_model(run, head, state.model, home, batch=batch_size)
     restore_checkpoint(state, home, ref)
     use_averages(state.model)
     return state.model
@@ -63,9 +63,9 @@ def one_replica_as_it_is(recorded: Environment) -> Accelerator:
     return Accelerator(strategy=tf.distribute.get_strategy(), environment=environment)
 
 
-def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Storage) -> None:
+def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Storage, *, batch: int) -> None:
     """Refuse a run file that builds another model: its predictions would differ, even if the weights load."""
-    now = model_identity(model, run.spec.model, run.folder)
+    now = model_identity(model, run.spec.model, run.folder, batch=batch)
     keys = [key for key in now if key.startswith("model.") and key in head.identity]
     recorded = {key: head.identity[key] for key in keys}
     if isinstance(options := recorded.get("model.options"), dict):

@@ -47,6 +47,7 @@ def evaluate(call: EvaluateCall, place: Place) -> Evaluation:
         ModelError: `checkpoint.keep_best` names a metric that the model does not have.
         StepFailed: `test_step` fails.
         DamagedCheckpoint: the checkpoint's files differ from its manifest.
+        IdentityChanged: the model keeps other vocabularies, tables or arrays than the run.
     """
     return run_in_work_thread(lambda: _evaluate(call, place))
 
@@ -60,6 +61,8 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     if checkpoint.is_in_flight and not accelerator.all_agree(warm.holds(checkpoint)):
         # It is restored from the store.
         checkpoint = _landed(checkpoint, place, accelerator)
+    if not warm.has_recorded_contents:
+        warm.require_recorded_contents(place.log.require_head().identity, home=place.home.uri)
     if restore_warm_state(warm, place.home, checkpoint):
         place.log.whole_reads.add(checkpoint)
     with invalid_input_as_step_failed():

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.contracts.callback_record import CALLBACK_RECORD, CallbackRecord
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.epochs import TRAIN_EXAMPLES
@@ -45,11 +46,12 @@ def _validation(own: SetRef | None) -> dict[str, Any]:
 
 def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
     """Return the identity keys that the user's code determines."""
+    batch = per_replica_batch_size(spec.train.global_batch_size, state.accelerator.replicas, spec.train.accumulate)
     return {
         SIGNATURE: signature_digest(state.signature),
         **callbacks_identity(spec, code_folder),
         **transforms_identity(spec, code_folder),
-        **model_identity(state.model, spec.model, code_folder),
+        **model_identity(state.model, spec.model, code_folder, batch=batch),
         "model.options": plain_values(recorded_arguments(spec, code_folder)),
     }
 

@@ -126,6 +126,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             attempt=attempt,
             telemetry=telemetry,
         )
+    warm.has_recorded_contents = True
     head = require_broadcast_head(log, head, accelerator)
     if head.tip is None:
         saver = Saver(log=log, spec=spec, telemetry=telemetry)

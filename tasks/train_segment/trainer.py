@@ -182,6 +182,8 @@ class Trainer:
         """
         if self.traced is not None:
             return
+        head = log.entry(base).head
+        self.warm.require_recorded_contents(head.identity, home=log.home.uri)
         reference = self.recipe.spec.model.build
         arguments = (self._iterator, tf.constant(1, tf.int64))
         leaves = saved_or_drawn(self.state.leaves, self.state.draws)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.foundation.contracts.callback_record import LOG_EVERY, recorded_callbacks
+from tasks.foundation.contracts.contents import content_differences
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.identity_keys import (
     CALLBACKS,
+    CONTENTS,
     IDENTITY,
     MIXTURE,
     SHUFFLE,
@@ -74,8 +76,11 @@ class Difference:
     recorded: Any
     now: Any
     of: str
+    words: str = ""  # instead of the values
 
     def __str__(self) -> str:
+        if self.words:
+            return self.words
         before, after = str(readable(self.recorded)), str(readable(self.now))
         if before == after:  # a float32 and a double can differ in the digits that are not shown
             before, after = str(self.recorded), str(self.now)
@@ -87,6 +92,11 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     """Return the values that differ, in the order of `IDENTITY`."""
     found: list[Difference] = []
     for key in IDENTITY:
+        if key == CONTENTS:
+            if isinstance(recorded.get(key), Mapping) and isinstance(now.get(key), Mapping):
+                changed = content_differences(recorded[key], now[key])
+                found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
+            continue
         # Without secrets: they are not recorded, but earlier versions did.
         before = dict(leaves(key, masked_values(recorded[key]))) if key in recorded else {}
         after = dict(leaves(key, masked_values(now[key]))) if key in now else {}
@@ -220,6 +230,8 @@ def difference_words(found: Sequence[Difference]) -> str:
 
 def _remedies(found: Sequence[Difference], home: str) -> list[str]:
     revert = "restore the run file as it was"
+    if any(each.of == CONTENTS for each in found):
+        revert = "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
     begin = f"or set another name under run: to start a new run; init.weights: {home} begins it with these weights"
     keys = list(dict.fromkeys(each.of for each in found if each.of != SIGNATURE)) or [SIGNATURE]
     accept = f"--accept {','.join(map(_short_name, keys))}"

@@ -22,6 +22,7 @@ VALIDATION = "data.validation"
 MIXTURE = "data.sources"
 SHUFFLE = "data.shuffle"
 SIGNATURE = "model.signature"
+CONTENTS = "model.contents"
 TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
 _CARRIED = (
@@ -67,6 +68,9 @@ IDENTITY: Mapping[str, Recorded] = {
         "is accepted with any other key; weights with other names or shapes never are: init.weights in a new run",
     ),
     "model.options": Recorded("other arguments of the function that builds the model", _CARRIED),
+    CONTENTS: Recorded(
+        "other vocabularies, tables or arrays in the layers, or that their code reads", "applies from that step on"
+    ),
     "compile.optimizer": Recorded(
         "another optimizer or learning rate", f"{_CARRIED}; a changed learning rate replaces the checkpoint's"
     ),

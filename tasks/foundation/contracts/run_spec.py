@@ -18,7 +18,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED_RUN_NAMES = {"datasets"}
 
 _COMPILED = ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")
-_MODEL = ("model.config", "model.code", "model.signature", *_COMPILED)
+_MODEL = ("model.config", "model.code", "model.contents", "model.signature", *_COMPILED)
 _RETENTION = operational("says which checkpoints are kept, not what is computed")
 _STOPPING = operational("says when the run stops or commits, not what is computed")
 

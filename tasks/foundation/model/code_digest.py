@@ -56,7 +56,12 @@ def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
         thing: a model or a function.
         reference: the function's name in the run file; code in the same package is the user's.
     """
-    code = _UserCode("" if ".py:" in reference else reference.partition(":")[0].partition(".")[0])
+    return user_code(thing, reference).digests()
+
+
+def user_code(thing: Any, reference: str) -> "UserCode":
+    """Return the user's classes and functions that an object consists of; for arguments see `digests_of_user_code`."""
+    code = UserCode("" if ".py:" in reference else reference.partition(":")[0].partition(".")[0])
     pending, seen = [thing], set()
     while pending:
         item = pending.pop()
@@ -72,13 +77,19 @@ def digests_of_user_code(thing: Any, reference: str) -> dict[str, str]:
         elif (_root(type(item)) == "keras" or code.owns(type(item))) and hasattr(item, "__dict__"):
             code.add(type(item))
             pending.extend(vars(item).values())
-    return code.digests()
+    return code
 
 
-class _UserCode:
-    """Collects digests of classes and functions, each with the code that it refers to."""
+class UserCode:
+    """Collects digests of classes and functions, each with the code that it refers to.
+
+    Attributes:
+        values: arrays, tables and other objects that this code refers to, at the top of a module or captured from an
+            enclosing function, by name. They are no part of a digest.
+    """
 
     def __init__(self, package: str) -> None:
+        self.values: dict[str, Any] = {}
         # A factory makes several functions of one name, each with its own captured values.
         self._found: dict[str, set[str]] = {}
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
@@ -100,15 +111,19 @@ class _UserCode:
                 continue
             self._seen[id(part)] = part  # first, because code may refer to itself
             module = sys.modules[part.__module__]
+            # The private package's name depends on the folder's path.
+            module_name = part.__module__.partition(".")[2]
             tree = _tree(part, module)
             constants: dict[str, str] = {}
             for used, value in (*_referred(tree, module), *self._captured(part)):
                 if isinstance(value, FunctionType | type):
                     self.add(value)
-                elif isinstance(value, (*_PLAIN, tuple, frozenset)):
+                    continue
+                if isinstance(value, (*_PLAIN, tuple, frozenset)):
                     constants[used] = _text(value)
-            # The private package's name depends on the folder's path.
-            name = f"{part.__module__.partition('.')[2]}.{part.__qualname__}"
+                if not isinstance(value, _PLAIN):
+                    self.values[f"{module_name}.{used}"] = value
+            name = f"{module_name}.{part.__qualname__}"
             self._found.setdefault(name, set()).add(_digest(tree, repr(sorted(constants.items()))))
 
     def _captured(self, part: Any) -> Iterator[tuple[str, Any]]:

@@ -83,6 +83,8 @@ _KEEP_SOMETHING_PREFIX = "ResourceAccumulator"
 # Of these, the ones that may use a resource which is neither a variable nor a table: a writer of summaries, or the
 # token that keeps collectives in order.
 _USE_RESOURCES = ("Collective", "FlushSummaryWriter", "Write")
+# What reading a table raises that nobody has filled yet.
+NOT_FILLED = (tf.errors.AbortedError, tf.errors.FailedPreconditionError)
 # The attributes that name the functions.
 _PASS_INPUTS_TO = {
     "Case": ("branches",),
@@ -240,7 +242,7 @@ def _table(handle: Any, readers: Sequence[Any]) -> tuple[Any, Any] | None:
         return None
     try:
         return sorted_table(*tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=types[0], Tvalues=types[1]))
-    except tf.errors.FailedPreconditionError:
+    except NOT_FILLED:
         return None
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import keras
 
+from tasks.foundation.contracts.identity_keys import CONTENTS
 from tasks.foundation.contracts.run_spec import ModelSpec
 from tasks.foundation.masking import masked_values
 from tasks.foundation.model.batch_shapes import has_fixed_batch_size, without_batch_sizes
-from tasks.foundation.model.code_digest import digests_of_user_code, module_digest
+from tasks.foundation.model.code_digest import module_digest, user_code
+from tasks.foundation.model.contents import contents_of
 from tasks.foundation.model.variables import other_optimizers
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
@@ -22,8 +24,15 @@ _PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 
-def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> dict[str, Any]:
-    """Return model and compile configuration as JSON values; a digest of the source where Keras cannot serialize it."""
+def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path, *, batch: int = 0) -> dict[str, Any]:
+    """Return model and compile configuration as JSON values; a digest of the source where Keras cannot serialize it.
+
+    Args:
+        model: built and compiled.
+        spec: names the function that builds it.
+        code_folder: the run file's folder.
+        batch: size of the batch that it was built with.
+    """
     config = _serialized(lambda: json.loads(model.to_json()), spec, code_folder)
     config.pop("compile_config", None)  # recorded below, under other keys
     if not has_fixed_batch_size(model):
@@ -39,7 +48,9 @@ def model_identity(model: keras.Model, spec: ModelSpec, code_folder: Path) -> di
         for attribute_path, optimizer in other_optimizers(model).items()
     }
     identity["compile.other"] = compiled | {"optimizers": others} if others else compiled
-    identity["model.code"] = digests_of_user_code(model, spec.build)
+    code = user_code(model, spec.build)
+    identity["model.code"] = code.digests()
+    identity[CONTENTS] = contents_of(model, spec.build, code, batch=batch)
     identity["model.options"] = spec.options
     return dict(masked_values(plain_values(identity)))
 

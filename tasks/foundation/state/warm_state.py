@@ -7,7 +7,7 @@ nobody puts it back, and the next stage builds a state and restores it from stor
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from tasks.foundation.model.contents import require_recorded_contents
 from tasks.foundation.model.isolated_build import RandomStates, preserved_global_state
 from tasks.foundation.model.python_attributes import PythonAttributes
 from tasks.foundation.state.train_state import TrainState, build_train_state
@@ -50,6 +51,7 @@ class WarmState:
         state: the train state.
         restores: how often a checkpoint was restored into it.
         evaluation: the newest one of it in this process. Its checkpoint may be in flight, and it may not be logged yet.
+        has_recorded_contents: whether the model is known to keep the contents that the log records.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class WarmState:
         self.state = state
         self.restores = 0
         self.evaluation: Evaluation | None = None
+        self.has_recorded_contents = False
         self._as_built = RandomStates.now()
         self._attributes = PythonAttributes.of(state.model)
         self._dataset: DatasetRef | None = None
@@ -86,6 +89,22 @@ class WarmState:
                 return False
             self._dataset = recipe.dataset
         return True
+
+    def require_recorded_contents(self, identity: Mapping[str, Any], *, home: str) -> None:
+        """Refuse a model that keeps other vocabularies, tables or arrays than the run; before anything is traced.
+
+        Args:
+            identity: the run's, from its log.
+            home: of the run, for the message.
+
+        Raises:
+            IdentityChanged: names the layers.
+        """
+        if not self.has_recorded_contents:
+            train, replicas = self.spec.train, self.state.accelerator.replicas
+            batch = per_replica_batch_size(train.global_batch_size, replicas, train.accumulate)
+            require_recorded_contents(identity, self.state.model, self.spec.model.build, home=home, batch=batch)
+            self.has_recorded_contents = True
 
     def seed_as_built(self) -> None:
         """Set all random generators and the thread's dtype policy as they were right after the build.

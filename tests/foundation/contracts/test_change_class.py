@@ -120,7 +120,7 @@ def test_the_page_lists_every_key() -> None:
         ("global_batch_size", ("train.global_batch_size",)),
         ("data", ("data.content_digest", "data.sources", "data.validation", *ORDER, *TRANSFORMS)),
         ("validation", ("data.validation",)),
-        ("model", ("model.config", "model.code", "model.signature", "model.options")),
+        ("model", ("model.config", "model.code", "model.signature", "model.options", "model.contents")),
         ("compile", ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")),
         ("model.options", ("model.options",)),
     ],
