@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from flows.process.hash_seed import keep_hash_seed
 from flows.run import Run, RunHome, names_run_file, open_run
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
@@ -90,11 +91,13 @@ def open_with_code(
         raise InvalidInput(
             f"--trust-code is for the code in a home, but that of {run_file or address} is used; leave --trust-code out"
         )
+    opened = open_run(address, None if run_file is not None else overrides)
+    head = opened.require_head()
+    if words := keep_hash_seed(head.environment.hash_seed):
+        note(words)
     if run_file is not None:
-        return open_run(address), load_run_file(run_file, overrides or ())
-    opened = open_run(address, overrides)
+        return opened, load_run_file(run_file, overrides or ())
     if not is_file:
-        head = opened.require_head()
         where = f"{opened.home.uri}/{head.identity.get(SAVED_CODE)}"
         opened = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
         note(f"run file and code are those in {where}")

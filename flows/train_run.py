@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":  # before Prefect is imported: the command sets up Prefect first
+    from flows.process.hash_seed import begin_with_fixed_hashes
+
+    begin_with_fixed_hashes()
     from flows.commands.main import main
 
     sys.argv[1:1] = ["run"]

@@ -4,6 +4,11 @@ The last line of standard output is the result as JSON. A `BatonError` ends the 
 printed at the end of standard error as `error: Class: text`.
 """
 
+from flows.process.hash_seed import begin_with_fixed_hashes
+
+if __name__ == "__main__":
+    begin_with_fixed_hashes()
+
 from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
 
 import argparse

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flows.admission.checks import preflight, require_packages_and_source
 from flows.admission.run_at_work import require_idle
 from flows.goal import Goal
+from flows.process.hash_seed import keep_hash_seed
 from flows.result import RelayResult, result_of
 from flows.run import Run
 from tasks.evaluate.report.saved_code_sections import read_saved_code
@@ -74,6 +75,8 @@ def admit(
 ) -> Admitted | RelayResult:
     """Check everything that is cheap to check. Nothing of the run is written; the storage is tried out with a probe.
 
+    The process of a command that hashes otherwise than the run's other processes starts anew here.
+
     Args:
         run: the run.
         goal: how far to go.
@@ -99,6 +102,7 @@ def admit(
     done = result_if_done(run, goal, head, accept=accept, telemetry=telemetry)
     if done is not None:
         return done
+    hashes = "" if head is None else keep_hash_seed(head.environment.hash_seed)  # before the user's code is imported
     require_packages_and_source(run)
     if head is None or accept:
         require_savable(run.spec, run.folder)
@@ -117,7 +121,7 @@ def admit(
         try_again=try_again,
         take_over=take_over,
         head=head,
-        notes=tuple(notes) if chief else (),
+        notes=(*(notes if chief else ()), *([hashes] if hashes else [])),
     )
 
 

@@ -3,10 +3,16 @@
 This module does not import TensorFlow or Prefect, so `baton --help` is fast.
 """
 
-from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
-
 import os
 import sys
+
+from flows.process.hash_seed import begin_with_fixed_hashes
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "baton":  # noqa: PTH119 - pathlib takes longer to import
+    begin_with_fixed_hashes("".join(sys.argv[1:2]))
+
+from flows.process.exit import exits_with  # isort: skip - the function that registers first is called last
+
 import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any

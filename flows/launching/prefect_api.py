@@ -69,7 +69,14 @@ class FlowRuns:
         self._with_retries(look)
 
     def start(
-        self, deployment: str, parameters: dict[str, object], *, name: str, tags: Sequence[str], key: str
+        self,
+        deployment: str,
+        parameters: dict[str, object],
+        *,
+        name: str,
+        tags: Sequence[str],
+        key: str,
+        environment: Mapping[str, str],
     ) -> UUID:
         """Schedule a flow run of a deployment, as a child of the current one.
 
@@ -79,6 +86,7 @@ class FlowRuns:
             name: name of the flow run.
             tags: tags of the flow run.
             key: idempotency key; a second request with the same key starts no second flow run.
+            environment: variables of the flow run's process, besides those of its deployment.
 
         Raises:
             InvalidInput: the API does not know the deployment any more.
@@ -95,6 +103,7 @@ class FlowRuns:
                         flow_run_name=name,
                         tags=list(tags),
                         idempotency_key=key,
+                        job_variables={"env": dict(environment)} if environment else None,
                         timeout=0,
                     ),
                 )

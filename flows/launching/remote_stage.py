@@ -38,6 +38,7 @@ from tasks.foundation.errors import (
     StoreUnreachable,
 )
 from tasks.foundation.messages import with_place
+from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.runlog.stage_results import take_answer, take_error
 from tasks.foundation.stage import Place, Stage, label_of
@@ -168,6 +169,7 @@ class RemoteStages:
             tags=tags_of(call.spec.run, call.stage),
             # One key for each try: a flow run of another attempt has another base, or is dead.
             key=f"{self.attempt or self._key}/{len(self._tries)}",
+            environment=_hashes_of(place),
         )
         self._tries.append(flow_run)
         telemetry.emit(Note(text=f"{call} runs as flow run {flow_run} of {call.deployment}"))
@@ -215,6 +217,13 @@ class RemoteStages:
         until = self.clock() + seconds
         while stops.requested is None and self.clock() < until:
             self.sleep(min(_POLL_SECONDS, seconds))
+
+
+def _hashes_of(place: Place) -> dict[str, str]:
+    """The variable that gives a stage's process the hash seed of the run."""
+    head = place.log.head()
+    seed = hash_seed() if head is None else head.environment.hash_seed
+    return {} if seed is None else {HASH_SEED: str(seed)}
 
 
 def tags_of(run: str, stage: str) -> tuple[str, ...]:

@@ -202,8 +202,9 @@ def train(call: RemoteTrainSegmentCall, process: StageProcess) -> SegmentResult:
 
     telemetry = process.place.telemetry
     with process.devices(TRAIN_SEGMENT, segment) as environment:
-        if environment is not None and environment != call.recorded:
-            telemetry.emit(Note(text=_environment_warning(call.recorded, environment), warning=True))
+        here = call.recorded if environment is None else environment.in_run_of(call.recorded)
+        if here != call.recorded:
+            telemetry.emit(Note(text=_environment_warning(call.recorded, here), warning=True))
         # A signal between staging and the answer would lose a segment that is trained already.
         return run_uninterrupted(lambda _: work(), call.spec.stop, telemetry=telemetry)
 

@@ -14,8 +14,10 @@ from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import message
 from tasks.foundation.model.build_arguments import lengths_asked_for
 from tasks.foundation.model.identity import model_identity
+from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.transforms.model_inputs import model_inputs
@@ -75,7 +77,11 @@ def _require_same_model(run: RunFile, head: Head, model: keras.Model, home: Stor
         recorded["model.options"] = {name: value for name, value in options.items() if name not in lengths}
     found = differences(recorded, {key: now[key] for key in keys})
     if found:
-        raise InvalidInput(
+        hints = []
+        if head.environment.hash_seed not in {None, hash_seed()}:
+            hints = [f"sets have another order in this process; start it with {HASH_SEED}={head.environment.hash_seed}"]
+        what = (
             f"{run.path} builds another model than {home.uri} was trained with: {difference_words(found)}; use the "
             "run file and the code that the run was trained with"
         )
+        raise InvalidInput(message(what, hints=hints))

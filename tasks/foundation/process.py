@@ -1,9 +1,11 @@
-"""Identify processes by the Linux kernel's reports: their start time, and whether they still run."""
+"""What is known of processes: start time, whether they still run (by the Linux kernel's reports), their hash seed."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
+HASH_SEED = "PYTHONHASHSEED"
 _PROC = Path("/proc")
 _PARTS = 4
 _STATE, _START_TICKS = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted after the program's name
@@ -19,6 +21,15 @@ def age_seconds() -> float:
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
     return max(age, 0.0)
+
+
+def hash_seed() -> int | None:
+    """Return the seed of this process's hashes, on which the order of sets depends; None if Python has drawn it."""
+    if not sys.flags.hash_randomization:
+        return 0
+    text = "" if sys.flags.ignore_environment else os.environ.get(HASH_SEED, "")
+    # A zero that was set after the start of the process had no effect.
+    return int(text) or None if text.isdecimal() else None
 
 
 def process_name() -> str:

@@ -23,6 +23,7 @@ from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.model.layers import stateful_layers_warning
 from tasks.foundation.model.model_summary import summarize
 from tasks.foundation.model.saved_code import save_code
+from tasks.foundation.process import hash_seed
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
@@ -106,7 +107,8 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     save = partial(_save_code, log.home, spec, warm)
     if head is None and accelerator.is_chief:
         identity |= save()  # first, so that what an entry names is there
-        head = _append_origin(log, identity, accelerator.environment, attempt=attempt)
+        environment = accelerator.environment.model_copy(update={"hash_seed": hash_seed()})
+        head = _append_origin(log, identity, environment, attempt=attempt)
     head = require_broadcast_head(log, head, accelerator)
     # Check again after the origin entry: another process may have begun or forked this run meanwhile.
     if head.tip is None:
@@ -119,7 +121,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
             head,
             accepted,
             identity=identity,
-            environment=accelerator.environment,
+            environment=accelerator.environment.in_run_of(head.environment),
             state=warm.state,
             save_code=save,
             accept=accept,

@@ -106,8 +106,8 @@ def traced_step(
         identity: the run's, as in its log.
         draws_exactly: whether random operations were made functions of the step.
     """
-    # Thread counts do not influence tracing.
-    kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads"})
+    # Thread counts do not influence tracing; another hash seed must not hide what it changes.
+    kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads", "hash_seed"})
     circumstances = json.dumps([kept, identity], sort_keys=True, default=str).encode()
     graph = function.graph.as_graph_def()
     digests = _Digests({each.signature.name: each for each in graph.library.function})

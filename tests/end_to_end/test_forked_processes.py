@@ -80,7 +80,10 @@ def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
     # Unseeded generators differ, as in fresh processes.
     assert len({each["numpy"] for each in processes}) == 3
     assert processes[0]["parent"] != processes[1]["parent"]
-    assert processes[0]["hash"] != processes[1]["hash"]
+    # As a command does, whose process starts itself anew.
+    assert len({each["hash"] for each in processes}) == 1
+    program = "import sys; from tasks.foundation.process import hash_seed; print(hash_seed(), sys.orig_argv[3:])"
+    assert run_code(program, "a").stdout == "0 ['a']\n"
 
 
 def test_kept_prefect_reads_the_settings_of_the_fork(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """What a model keeps beside its variables follows them, or is part of the run's identity."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flows.api import Run
+from flows.api import Run, run
 from tasks.train_segment.stage import forget_trainer
+from tests.support import forked
 from tests.support.lab import Lab, lab_of, spec_of
 
 pytestmark = pytest.mark.slow
@@ -92,8 +97,8 @@ def test_statistics_of_a_resumed_run_are_the_checkpoints(
     monkeypatch.chdir(lab.code)
     x, _ = examples()
     digests = []
-    for run, grows in (("straight", False), ("cut", True)):
-        spec = spec_of("build", run=run, model__options={"rate": 0.1, "adapt": True, "layer": layer})
+    for name, grows in (("straight", False), ("cut", True)):
+        spec = spec_of("build", run=name, model__options={"rate": 0.1, "adapt": True, "layer": layer})
         np.save("stats.npy", x)
         lab.relay(spec, 2, cold=True)
         if grows:
@@ -104,3 +109,68 @@ def test_statistics_of_a_resumed_run_are_the_checkpoints(
         digests.append(head.tip.state_digest)
     assert digests[0] == digests[1]
     assert lab.recorder.warnings == []
+
+
+SET_ORDER = """
+WORDS = [f"w{each}" for each in range(12)]
+
+
+class Index(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="index")
+        words = tf.constant(list(set(WORDS)))
+        numbers = tf.range(len(words), dtype=tf.int64)
+        self.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(words, numbers), -1)
+
+    def call(self, x):
+        return x + 0.01 * tf.cast(self.table.lookup(tf.constant(["w0", "w1", "w2", "w3", "w4", "w5"])), tf.float32)
+
+
+def build():
+    model = keras.Sequential([keras.Input((6,)), Index(), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+def trained(file: Path, name: str, *words: str, seed: str | None) -> dict[str, Any]:
+    """Train in a process with this hash seed; None: without the variable."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
+    environment |= {} if seed is None else {"PYTHONHASHSEED": seed}
+    command = [sys.executable, "-P", "-m", "flows.without_prefect", str(file), "--set", f"run={name}", *words]
+    done = forked.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in {0, 3}, done.stderr[-3000:]
+    assert "sets have another order" not in done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_all_processes_of_a_run_order_sets_alike(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, SET_ORDER)
+    spec = spec_of("build", run="any", train__segment_steps=4, storage=str(tmp_path / "runs"))
+    file = lab.code / "run.yaml"
+    file.write_text(spec.model_dump_json(exclude_defaults=True), encoding="utf-8")
+    straight = trained(file, "straight", seed="1")
+    for name, others in (("unset", None), ("other", "2")):
+        trained(file, name, "--max-segments", "1", seed="1")
+        assert trained(file, name, seed=others)["state_digest"] == straight["state_digest"]
+    default = trained(file, "default", seed=None)
+    assert default["state_digest"] != straight["state_digest"]
+    home = tmp_path / "runs" / "default" / "log" / "00000000.json"
+    assert json.loads(home.read_text())["head"]["environment"]["hash_seed"] == 0
+    # A notebook trains in a process of its own, with the run's seed.
+    trained(file, "notebook", "--max-segments", "1", seed="1")
+    assert run(file, run="notebook").history() == run(file, run="straight").history()
+    # Its own process has another order of the set, by which it cannot build the model.
+    program = "import sys; from flows.api import Run; Run(sys.argv[1]).model()"
+    for seed, refused in (("1", False), ("7", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "runs" / "other")],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode != 0) == refused, done.stderr[-2000:]
+    assert "table `table` of layer `index` changed: " in done.stderr
+    assert "hint: sets have another order in this process; start it with PYTHONHASHSEED=1" in done.stderr

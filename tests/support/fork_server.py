@@ -222,8 +222,9 @@ def become(request: dict[str, Any]) -> None:
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
     paths = _python_path()
+    hashes = {"PYTHONHASHSEED": os.environ["PYTHONHASHSEED"]}
     os.environ.clear()
-    os.environ.update(_set_by_imports | request["environment"])
+    os.environ.update(_set_by_imports | hashes | request["environment"])
     sys.path[:] = [*_python_path(), *(path for path in sys.path[1:] if path not in paths)]
     sys.executable = request["executable"] or sys.executable
     tempfile.tempdir = None
@@ -244,7 +245,10 @@ def run(request: dict[str, Any], kept: KeptModules) -> None:
     program = types.ModuleType("__main__")
     program.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = program
-    sys.argv = [{"module": "-m", "code": "-c"}.get(kind, what), *words]
+    option = {"module": "-m", "code": "-c"}.get(kind)
+    sys.argv = [option or what, *words]
+    safe_path = ["-P"] if request["safe_path"] else []
+    sys.orig_argv = [sys.executable, *safe_path, *([option] if option else []), what, *words]
     first = {"file": str(Path(what).resolve().parent), "module": str(Path.cwd()), "code": ""}[kind]
     if not request["safe_path"]:
         sys.path.insert(0, first)

@@ -4,8 +4,8 @@ A command of this interpreter becomes a fork of a process that has imported ever
 its own id, streams, folder, environment and exit code. Other commands start as usual: other programs, and commands
 whose environment differs in a variable that is read at import.
 
-Two servers take turns. Values that depend on the hash seed, on addresses or on an unseeded generator therefore differ
-between one process and the next, as they do between fresh processes.
+Two servers take turns. Values that depend on addresses or on an unseeded generator therefore differ between one process
+and the next, as they do between fresh processes. All have the hash seed 0, which commands give themselves.
 """
 
 import atexit
@@ -57,6 +57,7 @@ _SET_BY_IMPORTS = {
     "TPU_ML_PLATFORM": "Tensorflow",
     "TPU_ML_PLATFORM_VERSION": version("tensorflow-cpu"),
 }
+_HASHES = {"PYTHONHASHSEED": "0"}
 _PARAMETERS = tuple(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 
 
@@ -78,7 +79,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", str(_SERVER), str(its.fileno()), str(address)],
                 pass_fds=(its.fileno(),),
-                env=_ENVIRONMENT,
+                env=_ENVIRONMENT | _HASHES,
                 # Pipes: a fork must not inherit streams that can seek.
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -227,7 +228,7 @@ def _request_of(arguments: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read_early(environment: dict[str, str]) -> set[str]:
     """Variables that differ from the server's and may be read at import."""
-    servers, wanted = _SET_BY_IMPORTS | _ENVIRONMENT, _SET_BY_IMPORTS | environment
+    servers, wanted = _SET_BY_IMPORTS | _ENVIRONMENT | _HASHES, _SET_BY_IMPORTS | _HASHES | environment
     changed = {name for name in servers.keys() | wanted.keys() if servers.get(name) != wanted.get(name)}
     return {name for name in changed - _READ_LATE if not name.startswith(_READ_LATE_PREFIXES)}
 

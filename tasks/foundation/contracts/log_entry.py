@@ -39,6 +39,16 @@ class Environment(Contract):
     inter_op_threads: int = Field(ge=1)
     versions: dict[str, str]
     deterministic: bool = Field(default=False, description="whether TensorFlow used only deterministic operations")
+    hash_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="PYTHONHASHSEED of the process that began the run, which all others have; None: not known, as in "
+        "runs of earlier versions",
+    )
+
+    def in_run_of(self, recorded: "Environment") -> "Environment":
+        """This environment of a process, as that of a run that began with `recorded`: its hash seed is the run's."""
+        return self.model_copy(update={"hash_seed": recorded.hash_seed})
 
 
 class Lineage(Contract):

@@ -16,6 +16,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Ru
 
 from flows.launching.runner import StageStopped
 from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.errors import (
     BatonError,
@@ -52,6 +53,16 @@ def test_call_is_sent_as_json_and_answer_is_returned(run: FakeRun) -> None:
     assert started["call"]["attempt"] == "a" * 32
     assert not list(run.home.files("answers"))
     assert harness.api.cancelled == []
+
+
+@pytest.mark.parametrize(("seed", "variables"), [(7, {"PYTHONHASHSEED": "7"}), (None, {})])
+def test_stage_gets_the_hash_seed_of_its_run(run: FakeRun, seed: int | None, variables: dict[str, str]) -> None:
+    environment = run.head.environment.model_copy(update={"hash_seed": seed})
+    run.log.append(lambda _: Change(environment=environment, identity=None, accepted=()), attempt="a")
+    harness = LauncherHarness(run, answers(DATASET))
+    harness.prepare()
+    (started,) = harness.api.started
+    assert started["environment"] == variables
 
 
 def test_nan_metric_survives_the_answer(run: FakeRun) -> None:
