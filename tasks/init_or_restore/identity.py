@@ -10,14 +10,14 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.epochs import TRAIN_EXAMPLES
 from tasks.foundation.contracts.evaluation_sets import SetRef
 from tasks.foundation.contracts.identity import identity_in_run_file
-from tasks.foundation.contracts.identity_keys import SIGNATURE, VALIDATION
+from tasks.foundation.contracts.identity_keys import SIGNATURE, TRANSFORM_CONTENTS, VALIDATION
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.model.build_arguments import recorded_arguments
 from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.model.identity import model_identity, plain_values
 from tasks.foundation.state.layout import signature_digest
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.transforms.identity import transforms_identity
+from tasks.foundation.transforms.identity import transform_contents, transforms_identity
 
 
 def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> d
         SIGNATURE: signature_digest(state.signature),
         **callbacks_identity(spec, code_folder),
         **transforms_identity(spec, code_folder),
+        TRANSFORM_CONTENTS: transform_contents(spec, code_folder),
         **model_identity(state.model, spec.model, code_folder, batch=batch),
         "model.options": plain_values(recorded_arguments(spec, code_folder)),
     }

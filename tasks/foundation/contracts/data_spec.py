@@ -105,20 +105,22 @@ class DataSpec(Contract):
         "longer: split}; x becomes a dict with segment_ids (from 1, 0: filling) and positions, and sample_weight is 0 "
         "for the filling, which metrics respect under weighted_metrics",
     )
-    transform: Annotated[CodeReference | None, identity("other examples reach the model", "data.transform")] = Field(
+    transform: Annotated[
+        CodeReference | None, identity("other examples reach the model", "data.transform", "data.contents")
+    ] = Field(
         default=None,
         description="a function of TensorFlow operations, augment.py:augment, that changes each training example when "
         "it is read: augment(example, *, seed); example is x, (x, y) or (x, y, sample_weight), as data.py:load yields "
         "it, and seed int32 [2], another one in each epoch",
     )
     batch_transform: Annotated[
-        CodeReference | None, identity("other batches reach the model", "data.batch_transform")
+        CodeReference | None, identity("other batches reach the model", "data.batch_transform", "data.contents")
     ] = Field(
         default=None,
         description="the same for each global batch, after data.transform, as for mixup: mixup(batch, *, seed)",
     )
     validation_transform: Annotated[
-        CodeReference | None, identity("other examples are evaluated", "data.validation_transform")
+        CodeReference | None, identity("other examples are evaluated", "data.validation_transform", "data.contents")
     ] = Field(
         default=None,
         description="the same for each validation example; a seed, if it takes one, is the same in each evaluation",

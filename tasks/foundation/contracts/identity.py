@@ -19,6 +19,7 @@ from tasks.foundation.contracts.identity_keys import (
     MIXTURE,
     SHUFFLE,
     SIGNATURE,
+    TRANSFORM_CONTENTS,
     TRANSFORMS,
     VALIDATION,
 )
@@ -92,7 +93,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     """Return the values that differ, in the order of `IDENTITY`."""
     found: list[Difference] = []
     for key in IDENTITY:
-        if key == CONTENTS:
+        if key in {CONTENTS, TRANSFORM_CONTENTS}:
             if isinstance(recorded.get(key), Mapping) and isinstance(now.get(key), Mapping):
                 changed = content_differences(recorded[key], now[key])
                 found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
@@ -230,7 +231,7 @@ def difference_words(found: Sequence[Difference]) -> str:
 
 def _remedies(found: Sequence[Difference], home: str) -> list[str]:
     revert = "restore the run file as it was"
-    if any(each.of == CONTENTS for each in found):
+    if any(each.of in {CONTENTS, TRANSFORM_CONTENTS} for each in found):
         revert = "let the code read what it read when the run began; where a set decides an order, use sorted(...)"
     begin = f"or set another name under run: to start a new run; init.weights: {home} begins it with these weights"
     keys = list(dict.fromkeys(each.of for each in found if each.of != SIGNATURE)) or [SIGNATURE]

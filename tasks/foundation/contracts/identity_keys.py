@@ -23,6 +23,7 @@ MIXTURE = "data.sources"
 SHUFFLE = "data.shuffle"
 SIGNATURE = "model.signature"
 CONTENTS = "model.contents"
+TRANSFORM_CONTENTS = "data.contents"
 TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
 
 _CARRIED = (
@@ -44,6 +45,9 @@ IDENTITY: Mapping[str, Recorded] = {
     "data.batch_transform": Recorded("another transform of the training batches", "applies from that step on"),
     "data.validation_transform": Recorded(
         "another transform of the validation examples", "applies to evaluations from that step on"
+    ),
+    TRANSFORM_CONTENTS: Recorded(
+        "other vocabularies, tables or arrays that transforms read", "applies from that step on"
     ),
     "train.seed": Recorded(
         "other initial weights, order and dropout",

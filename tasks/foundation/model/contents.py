@@ -8,7 +8,7 @@ What follows from variables is left out: layers make it again after each restore
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,17 @@ def contents_of(model: keras.Model, reference: str, code: UserCode | None = None
         batch: size of the batch that it was built with. Tensors that begin with it are activations of this batch.
     """
     code = user_code(model, reference) if code is None else code
+    return _records((*_of_layers(model, code, batch), *_of_compile(model, code), *_of_code(code)))
+
+
+def contents_of_function(function: Any, reference: str) -> dict[str, Any]:
+    """Return a record of each content that a user's function refers to: of its layers, tables and arrays."""
+    return _records(_of_code(user_code(function, reference)))
+
+
+def _records(contents: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, what, value in _contents(model, code, batch):
+    for name, what, value in contents:
         unique, number = name, 1
         while unique in found:
             number += 1
@@ -79,14 +88,18 @@ def require_recorded_contents(
         raise IdentityChanged(message(what, hints=_REMEDIES))
 
 
-def _contents(model: keras.Model, code: UserCode, batch: int) -> Iterator[tuple[str, str, Any]]:
-    """Yield a name, a description and the value of each content."""
-    yield from _of_layers(model, code, batch)
+def _of_compile(model: keras.Model, code: UserCode) -> Iterator[tuple[str, str, Any]]:
     for part, value in {"optimizer": model.optimizer, "loss": getattr(model, "loss", None)}.items():
         for inside, content in _leaves(value, code, _DEPTH):
             yield f"{part}{inside}", f"`{part}{inside}` of the model", content
+
+
+def _of_code(code: UserCode) -> Iterator[tuple[str, str, Any]]:
     for name, value in sorted(code.values.items()):
         module, _, used = name.partition(".")
+        if isinstance(value, keras.Layer):
+            for inside, what, content in _of_layers(value, code, 0):
+                yield f"{name}{inside}", what.replace("the model", f"`{used}` of {module}.py"), content
         for inside, content in _leaves(value, code, _DEPTH):
             yield f"{name}{inside}", f"`{used}{inside}` of {module}.py", content
 

@@ -25,6 +25,23 @@ def transforms_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
     return {key: _of_function(reference, spec, code_folder) for key, reference in named.items()}
 
 
+def transform_contents(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
+    """Return a record of the vocabularies, tables and arrays that transforms use, by name; see `model/contents.py`.
+
+    Raises:
+        ModelError: a function cannot be loaded.
+    """
+    from tasks.foundation.model.contents import contents_of_function
+
+    found: dict[str, Any] = {}
+    for key, reference in spec.data.transform_of_key.items():
+        if reference is not None:
+            function = load_function(reference, code_folder, seed=spec.train.seed)
+            contents = contents_of_function(function, reference)
+            found |= {f"{key.partition('.')[2]}.{name}": record for name, record in contents.items()}
+    return found
+
+
 def _of_function(reference: str | None, spec: RunSpec, code_folder: Path) -> dict[str, Any] | None:
     if reference is None:
         return None

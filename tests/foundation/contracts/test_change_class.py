@@ -118,7 +118,7 @@ def test_the_page_lists_every_key() -> None:
         ("loss, metrics", ("compile.loss", "compile.metrics")),
         ("seed,optimizer,train.seed", ("train.seed", "compile.optimizer")),
         ("global_batch_size", ("train.global_batch_size",)),
-        ("data", ("data.content_digest", "data.sources", "data.validation", *ORDER, *TRANSFORMS)),
+        ("data", ("data.content_digest", "data.sources", "data.validation", *ORDER, *TRANSFORMS, "data.contents")),
         ("validation", ("data.validation",)),
         ("model", ("model.config", "model.code", "model.signature", "model.options", "model.contents")),
         ("compile", ("compile.optimizer", "compile.loss", "compile.metrics", "compile.other")),

@@ -224,6 +224,36 @@ def test_another_content_is_refused_by_name(lab: Lab, kind: str, found: str) -> 
         again(lab.copy_of_code("back"), spec)
 
 
+AUGMENT = """
+import os
+
+import keras
+import tensorflow as tf
+
+WORDS = keras.layers.StringLookup(vocabulary=os.environ["BATON_TEST_LINES"])
+
+
+def augment(example):
+    x, y = example
+    return x + 0.1 * tf.cast(WORDS(tf.constant(["ccc"])), tf.float32), y
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["transform", "validation_transform"])
+def test_vocabulary_of_a_transform_is_refused_too(lab: Lab, key: str) -> None:
+    (lab.code / "augment.py").write_text(AUGMENT, encoding="utf-8")
+    spec = spec_of("build", model__options={"kind": "plain"}, **{f"data__{key}": "augment.py:augment"})
+    write(lab, ["a", "bb", "ccc"])
+    lab.begin(spec)
+    again(lab, spec)
+    write(lab, ["a", "ccc", "bb"])
+    with pytest.raises(IdentityChanged) as refused:
+        again(lab.copy_of_code("changed"), spec)
+    assert "vocabulary of `WORDS` of augment.py changed: token 2 was 'bb', is 'ccc'" in str(refused.value)
+    again(lab.copy_of_code("accepted"), spec, "data.contents")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unadapted", "hashing", "finalized", "plain"])
 def test_what_is_no_content_may_differ(lab: Lab, kind: str) -> None:
