@@ -11,6 +11,8 @@ Only the process of a command may do so. In others, such as a notebook or a flow
 
 import os
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 
 from tasks.foundation.process import HASH_SEED, hash_seed
 
@@ -47,18 +49,28 @@ def keep_hash_seed(recorded: int | None) -> str:
     if recorded is None or recorded == own:
         return ""
     if _of_command:
-        _start_anew(recorded)
+        from flows.process.standard_streams import HOME, has_temporary_home  # slow to import, but it is by now
+
+        # A temporary home is removed once this program has ended; the next one makes its own.
+        _start_anew(recorded, without=(HOME,) if has_temporary_home() else ())
     return (
         f"sets have another order here than in the run's other processes, which have {HASH_SEED}={recorded}, and this "
         f"one has {'none' if own is None else own}; start it with {HASH_SEED}={recorded} too"
     )
 
 
-def _start_anew(seed: int) -> None:
-    """Replace this process by one with another hash seed, unless that was tried, or Python ignores the variable."""
+def _start_anew(seed: int, *, without: Collection[str] = ()) -> None:
+    """Replace this process by one with another hash seed, unless that was tried, or Python ignores the variable.
+
+    Args:
+        seed: the seed.
+        without: variables that the new program does not get.
+    """
     if sys.flags.ignore_environment or os.environ.get(HASH_SEED) == str(seed):
         return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: its descriptor is closed
+        with suppress(OSError, ValueError):
+            stream.flush()
+    kept = {name: value for name, value in os.environ.items() if name not in without}
     command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, HASH_SEED: str(seed)})  # noqa: S606 - it is this process
+    os.execve(sys.executable, command, {**kept, HASH_SEED: str(seed)})  # noqa: S606 - it is this process

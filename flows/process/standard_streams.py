@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A pipe without a reader; a closed terminal.
 _NO_READER: Final = frozenset({errno.EPIPE, errno.EIO})
 _STANDARD: Final = (0, 1, 2)
-_HOME: Final = "HOME"
+HOME: Final = "HOME"
 _TEMPORARY_HOME: Final = "baton-home-"
 
 
@@ -80,13 +80,13 @@ def provide_home_folder() -> None:
             f"HOME is not set, user id {os.getuid()} has no home folder, and no temporary one can be made "
             f"({fault.strerror or fault}); set HOME to a writable folder"
         ) from fault
-    os.environ[_HOME] = str(folder)
+    os.environ[HOME] = str(folder)
     atexit.register(kept.close)  # after what is registered later: Prefect's server ends before
 
 
 def has_temporary_home() -> bool:
     """Whether the home folder is one of `provide_home_folder`."""
-    return Path(os.environ.get(_HOME, "")).name.startswith(_TEMPORARY_HOME)
+    return Path(os.environ.get(HOME, "")).name.startswith(_TEMPORARY_HOME)
 
 
 def _open_closed_descriptors() -> None:

@@ -27,9 +27,17 @@ def hash_seed() -> int | None:
     """Return the seed of this process's hashes, on which the order of sets depends; None if Python has drawn it."""
     if not sys.flags.hash_randomization:
         return 0
-    text = "" if sys.flags.ignore_environment else os.environ.get(HASH_SEED, "")
-    # A zero that was set after the start of the process had no effect.
-    return int(text) or None if text.isdecimal() else None
+    text = "" if sys.flags.ignore_environment else _started_with(HASH_SEED)
+    return int(text) if text.isdecimal() else None
+
+
+def _started_with(variable: str) -> str:
+    """The value of an environment variable when this process started, as what was set later had no effect on Python."""
+    try:
+        found = (_PROC / "self" / "environ").read_bytes().split(b"\0")
+    except OSError:  # another kernel
+        return os.environ.get(variable, "")
+    return next((each.partition(b"=")[2].decode() for each in found if each.startswith(f"{variable}=".encode())), "")
 
 
 def process_name() -> str:

@@ -9,7 +9,9 @@ import pytest
 
 from flows.process.hash_seed import keep_hash_seed
 from tasks.foundation.process import hash_seed
+from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 
+CHECKOUT = Path(__file__).parents[3]
 COMMAND = """
 import sys
 from flows.process.hash_seed import begin_with_fixed_hashes, keep_hash_seed
@@ -63,8 +65,8 @@ def test_command_has_the_seed_of_its_run(
 def test_process_that_may_not_or_cannot_start_anew_goes_on(tmp_path: Path, options: tuple[str, ...]) -> None:
     """A verb that runs no code of the user; Python that ignores the variable."""
     verb = "run" if options else "status"
-    (tmp_path / "flows").symlink_to(Path(__file__).parents[3] / "flows")
-    (tmp_path / "tasks").symlink_to(Path(__file__).parents[3] / "tasks")
+    (tmp_path / "flows").symlink_to(CHECKOUT / "flows")
+    (tmp_path / "tasks").symlink_to(CHECKOUT / "tasks")
     seed, _, rest = of_command(tmp_path, *options, verb=verb, recorded="7")
     assert seed == "None"
     assert "sets have another order here" in rest
@@ -78,9 +80,42 @@ def test_process_of_no_command_is_warned() -> None:
     assert f"which have PYTHONHASHSEED={(own or 0) + 1}" in keep_hash_seed((own or 0) + 1)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("0", None), ("random", None), ("", None), ("12", 12)])
-def test_zero_set_after_the_start_has_no_effect(
-    text: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONHASHSEED", text)
-    assert hash_seed() == (expected if sys.flags.hash_randomization else 0)
+@pytest.mark.parametrize("inherited", ["3", "0", None])
+def test_variable_set_after_the_start_has_no_effect(inherited: str | None) -> None:
+    """Many a `seed_everything` sets it."""
+    program = """
+import os
+from tasks.foundation.process import hash_seed
+os.environ["PYTHONHASHSEED"] = "42"
+print(hash_seed())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {} if inherited is None else {"PYTHONHASHSEED": inherited}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(inherited)
+
+
+@pytest.mark.parametrize("recorded", ["none", "7"])
+def test_process_with_closed_streams_starts_anew(tmp_path: Path, recorded: str) -> None:
+    (tmp_path / "command.py").write_text(f"{COMMAND}\nopen('seed', 'w').write(str(hash_seed()))\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    shell = f"exec {sys.executable} command.py run {recorded} >&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", shell], cwd=tmp_path, env=environment, check=False).returncode == 0
+    assert (tmp_path / "seed").read_text() == recorded.replace("none", "0")
+
+
+@pytest.mark.skipif(not can_become_unknown(), reason="needs root and setpriv")
+def test_temporary_home_stays_with_the_program_that_made_it(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, sys
+from flows.process.hash_seed import begin_with_fixed_hashes, keep_hash_seed
+from flows.process.standard_streams import provide_home_folder
+begin_with_fixed_hashes()
+provide_home_folder()
+keep_hash_seed(7)
+print(len(list(pathlib.Path(os.environ["TMPDIR"]).iterdir())), pathlib.Path.home().is_dir())
+"""
+    tmp_path.chmod(0o777)
+    command = command_of_unknown_user(sys.executable, "-c", program, TMPDIR=str(tmp_path), PYTHONPATH=str(CHECKOUT))
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1 True\n"
+    assert not list(tmp_path.iterdir())
