@@ -29,6 +29,7 @@ from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.process.main_module import keep_main_module_from_children
 from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
 from flows.run import Run
@@ -115,6 +116,7 @@ def train_run(
         take_over: start even if another process trains the run; without it the flow run is `Stopped` at once.
     """
     PROCESS_DEADLINE.clear()
+    keep_main_module_from_children(only_of="prefect")
     run = Run.open(load_run_file(Path(run_file), overrides or []))
     goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
     accepted = accepted_keys(",".join(accept or []))

@@ -27,6 +27,7 @@ from flows.goal import Goal  # noqa: E402
 from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
 from flows.process.fast_imports import fast_imports  # noqa: E402
+from flows.process.main_module import keep_main_module_from_children  # noqa: E402
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
     RESUMABLE,
@@ -154,4 +155,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_main_module_from_children()
     sys.exit(exits_with(main()))

@@ -45,7 +45,9 @@ ALLOWED = {
     "user_folder": set(),
     "user_frames": set(),
     "user_errors": {"messages", "user_frames"},
-    "user_code": {"errors", "seeding", "user_errors", "user_folder", "user_frames"},
+    "process_folder": {"storage"},
+    "child_imports": {"process_folder", "seeding"},
+    "user_code": {"child_imports", "errors", "process_folder", "seeding", "user_errors", "user_folder", "user_frames"},
     "stage": {"checkpoint", "contracts", "runlog", "storage", "telemetry"},
     "stops": {"contracts", "errors", "hosts", "messages", "storage", "telemetry"},
 }

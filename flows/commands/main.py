@@ -21,6 +21,7 @@ import typer
 
 from flows.commands.output import Output, say, say_json
 from flows.commands.verbs import VerbGroup
+from flows.process.main_module import keep_main_module_from_children
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
 from tasks.foundation.errors import BatonError, InvalidInput
@@ -70,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     with tolerate_closed_readers():
-        return exits_with(_run(sys.argv[1:])) if arguments is None else _run(list(arguments))
+        if arguments is not None:
+            return _run(list(arguments))
+        keep_main_module_from_children()
+        return exits_with(_run(sys.argv[1:]))
 
 
 def _run(arguments: list[str]) -> int:  # noqa: PLR0911 - one return per kind of ending

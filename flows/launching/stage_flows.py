@@ -22,6 +22,7 @@ from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.process.fast_imports import fast_imports
+from flows.process.main_module import keep_main_module_from_children
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.checkpoint.committer import Committer
@@ -240,6 +241,7 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
     Returns:
         Completed, or Failed with the name of a `BatonError`, whose report is written to the home.
     """
+    keep_main_module_from_children(only_of="prefect")
     home: Storage | None = None
     try:
         call, context = unpack(kind, text)

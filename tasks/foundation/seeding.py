@@ -7,7 +7,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ _states_after_import: dict[tuple[str, Path, int], Any] = {}
 
 
 @contextmanager
-def seeded_import(module: str, folder: Path, seed: int) -> Iterator[None]:
+def seeded_import(module: str, folder: Path, seed: int, *, tensorflow: bool = True) -> Iterator[None]:
     """Seed all generators during the import of a module, and restore them afterwards.
 
     This covers the generators of Python, NumPy and TensorFlow, and the source of Keras's seeds. If another thread draws
@@ -32,15 +32,17 @@ def seeded_import(module: str, folder: Path, seed: int) -> Iterator[None]:
         module: as the run file names it, `model.py` or `package.module`.
         folder: the run file's folder.
         seed: `train.seed`.
+        tensorflow: whether the module may use TensorFlow or Keras, which are imported for their generators.
     """
-    before = _states()
+    before = _states(tensorflow=tensorflow)
     number = _derive_seed(module, seed)
-    _seed(number)
+    _seed(number, tensorflow=tensorflow)
     try:
         fresh = numpy_entropy_from(random.Random(number))  # noqa: S311 - must be reproducible
-        with keras_seeds_from(random.Random(number)), fresh:  # noqa: S311
+        source = random.Random(number)  # noqa: S311
+        with keras_seeds_from(source) if tensorflow else nullcontext(), fresh:
             yield
-        _states_after_import[module, folder, seed] = _states()
+        _states_after_import[module, folder, seed] = _states(tensorflow=tensorflow)
     finally:
         _restore(before)
 
@@ -98,26 +100,26 @@ def _derive_seed(module: str, seed: int) -> int:
     return int.from_bytes(digest[:8], "little") % _SEEDS
 
 
-def _seed(number: int) -> None:
+def _seed(number: int, *, tensorflow: bool = True) -> None:
     random.seed(number)
     if find_spec("numpy") is not None:
         import numpy as np
 
         np.random.seed(number)  # noqa: NPY002 - user code draws from the global generator
-    if find_spec("tensorflow") is not None:
+    if tensorflow and find_spec("tensorflow") is not None:
         import tensorflow as tf  # missing in images that only move files
 
         tf.random.set_seed(number)
 
 
-def _states() -> tuple[Any, ...]:
-    """Return the states of all generators and Keras's source of seeds; None for packages that are missing."""
+def _states(*, tensorflow: bool) -> tuple[Any, ...]:
+    """Return the states of all generators and Keras's source of seeds; None for packages that are missing or unused."""
     numpy = seed = source = None
     if find_spec("numpy") is not None:
         import numpy as np
 
         numpy = np.random.get_state()  # noqa: NPY002
-    if find_spec("tensorflow") is not None:
+    if tensorflow and find_spec("tensorflow") is not None:
         from keras.src.random import seed_generator
         from tensorflow.python.eager import context  # no public function returns the seed
 
@@ -126,7 +128,7 @@ def _states() -> tuple[Any, ...]:
 
 
 def _restore(states: tuple[Any, ...]) -> None:
-    python, numpy, seed, source = states
+    python, numpy, seed, source = states  # the last two are None without TensorFlow
     random.setstate(python)
     if numpy is not None:
         import numpy as np

@@ -8,13 +8,16 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from tasks.foundation.child_imports import Import, share_with_children
 from tasks.foundation.errors import ModelError
+from tasks.foundation.process_folder import keep_generated_sources_together
 from tasks.foundation.seeding import seeded_import
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
 from tasks.foundation.user_folder import in_user_folder
@@ -40,6 +43,7 @@ def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "")
     try:
         folder = folder.absolute()  # before the working folder changes
         with in_user_folder(folder):
+            keep_generated_sources_together()
             module = (
                 _load_file(folder, module_name, seed)
                 if module_name.endswith(".py")
@@ -118,4 +122,8 @@ def _load_file(folder: Path, module: str, seed: int) -> ModuleType:
         spec = ModuleSpec(package, loader=None, is_package=True)
         spec.submodule_search_locations = [str(file.parent)]
         sys.modules[package] = importlib.util.module_from_spec(spec)
-    return _load(f"{package}.{file.stem}", folder, seed, module=module)
+    began = Import(f"{package}.{file.stem}", module, os.fspath(folder), seed)
+    share_with_children(package, file.parent, began)  # the module may start child processes when it is imported
+    loaded = _load(began.name, folder, seed, module=module)
+    share_with_children(package, file.parent, began)
+    return loaded
