@@ -31,8 +31,7 @@ from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.transit_damage import require_damage_in_store, size_on_disk
+from tasks.foundation.storage.transfers import parallel_map, require_damage_in_store, size_on_disk
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.prepare_data.sources.files import names_file
 

@@ -20,7 +20,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
+from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.version import baton_version
 

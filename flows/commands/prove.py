@@ -22,7 +22,7 @@ from flows.run import Run
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.messages import counted
-from tasks.foundation.storage.temporary_files import PROOF_PREFIX, temporary_folder
+from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.formatting import number_words
 from tasks.foundation.telemetry.terminal import BAD, GOOD

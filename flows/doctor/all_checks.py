@@ -18,7 +18,7 @@ from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.temporary_files import DOCTOR_PREFIX, temporary_folder
+from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from tasks.foundation.contracts.run_spec import CheckpointSpec
 from tasks.foundation.host_memory import enough_memory_for_snapshot
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.temporary_files import DOCTOR_PREFIX, temporary_folder
+from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 from tasks.foundation.telemetry.formatting import duration_words, size_words
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
 
 # Not a valid run name.
 _PREFIX = ".baton-doctor-"

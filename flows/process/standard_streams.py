@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

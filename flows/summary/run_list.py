@@ -17,7 +17,7 @@ from tasks.foundation.runlog.brief_entry import BestFacts, RunFacts, brief_facts
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.newest_entry import Hint
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 
 # Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
 _RUNS_TOGETHER = 32

@@ -9,8 +9,8 @@ from typing import Self
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import FileMissing, StorageError
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.storage.transfers import checksum_file
 from tasks.prepare_data.disk_space import disk_errors, require_scratch_space, require_space, scratch_folder
 
 

@@ -23,10 +23,9 @@ from tasks.foundation.errors import (
 )
 from tasks.foundation.messages import counted
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.prepare_data.dataset_name import dataset_digest
 from tasks.prepare_data.disk_space import require_scratch_space, require_space, scratch_file

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.storage.checksum import checksum_file
+from tasks.foundation.storage.transfers import checksum_file
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import flip_a_byte

@@ -21,8 +21,8 @@ from tasks.foundation.contracts.log_entry import Environment, Origin
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest
 from tasks.foundation.errors import SourceError, StorageError
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.checksum import checksum_file
 from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.storage.transfers import checksum_file
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data import disk_space
 from tasks.prepare_data.dataset_name import dataset_digest

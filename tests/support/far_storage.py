@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 
 # Seconds; only a failing test waits this long.
 PATIENCE = 30

@@ -31,8 +31,8 @@ from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.storage.transfers import parallel_map
 from tasks.foundation.telemetry.events import Silent
 from tests.support.save_marks import mark_saves
 

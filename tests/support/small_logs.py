@@ -33,7 +33,7 @@ from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.kept_pages import PageStore
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
 ACCURACY = KeepBest(metric="accuracy", mode="max")

@@ -34,7 +34,7 @@ from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.events import Silent
 from tasks.stages import TRAIN_SEGMENT
 from tasks.train_segment.commit_interval import CommitInterval

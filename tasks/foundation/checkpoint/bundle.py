@@ -14,7 +14,7 @@ from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto, BundleHeaderProto
 
 from tasks.foundation.checkpoint.bundle_table import table_of, varint
-from tasks.foundation.storage.checksum import mask_crc32c
+from tasks.foundation.storage.transfers import mask_crc32c
 
 PREFIX = "ckpt"
 _VERSION = 1

@@ -6,7 +6,7 @@ See https://github.com/google/leveldb/blob/main/doc/table_format.md. TensorFlow 
 import struct
 from collections.abc import Iterable
 
-from tasks.foundation.storage.checksum import masked_crc32c
+from tasks.foundation.storage.transfers import masked_crc32c
 
 _BLOCK_BYTES = 256 << 10
 # Every 16th key is stored whole, the ones between as the difference from the key before.

@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.parallel import beside
+from tasks.foundation.storage.transfers import beside
 from tasks.foundation.telemetry.events import Committed, Sink
 
 

@@ -31,9 +31,8 @@ from tasks.foundation.messages import message
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.completeness import UNFINISHED_FORK
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.transfers import parallel_map
 
 # Each is nested in the one after it, and readers of JSON bound the depth. A run that is forked each night has hundreds.
 _MOST_GENERATIONS = 32

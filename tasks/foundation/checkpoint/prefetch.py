@@ -17,8 +17,8 @@ from tasks.foundation.checkpoint.verify import FetchedFile, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
 from tasks.foundation.errors import BatonError
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.storage.transfers import parallel_map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from tasks.foundation.state.returned_means import read_returned_means, stored_me
 from tasks.foundation.state.temporary_space import temporary_folder_errors
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
 
 
 def restore_checkpoint(

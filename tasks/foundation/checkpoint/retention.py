@@ -16,9 +16,8 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import StorageError
 from tasks.foundation.runlog.commits import evaluates_beside, overdue_evaluation
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard, is_postponed
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.base import Storage, discard, is_postponed
+from tasks.foundation.storage.transfers import parallel_map
 
 _COMMITS_BEFORE_DELETING = 2
 _LISTING_SECONDS = 10.0

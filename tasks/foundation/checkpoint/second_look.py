@@ -23,8 +23,8 @@ from tasks.foundation.errors import BatonError, DamagedCheckpoint, FileMissing
 from tasks.foundation.runlog.commits import quarantine_older
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.checksum import BLOCK_BYTES, extend_crc32c
-from tasks.foundation.storage.direct_files import blocks_from_disk
+from tasks.foundation.storage.local_files import blocks_from_disk
+from tasks.foundation.storage.transfers import BLOCK_BYTES, extend_crc32c
 from tasks.foundation.telemetry.events import Committed, Event, Note, Sink, Training
 
 _REQUEST_BYTES: Final = 4 << 20

@@ -15,7 +15,7 @@ from tasks.foundation.contracts.checkpoint import FileRecord
 from tasks.foundation.errors import StorageError
 from tasks.foundation.state.earlier_files import EarlierFiles
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.checksum import as_array
+from tasks.foundation.storage.transfers import as_array
 
 
 def write_or_share(

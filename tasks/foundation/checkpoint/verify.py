@@ -15,8 +15,7 @@ from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.transit_damage import require_damage_in_store, size_on_disk
+from tasks.foundation.storage.transfers import parallel_map, require_damage_in_store, size_on_disk
 
 _MANIFEST_READS = 2
 

@@ -24,10 +24,8 @@ from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import StateDigest
 from tasks.foundation.state.object_graph import OBJECT_GRAPH
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
-from tasks.foundation.storage.checksum import as_array
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.transfers import as_array, parallel_map
 
 _R = TypeVar("_R")
 

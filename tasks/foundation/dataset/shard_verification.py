@@ -17,8 +17,7 @@ from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.dataset.shared_cache import shared_cache
 from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, FileTooShort, StorageError
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.transit_damage import damaged_in_transit, require_damage_in_store
+from tasks.foundation.storage.transfers import checksum_file, damaged_in_transit, require_damage_in_store
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tasks.foundation.dataset.cache import ShardCache
 from tasks.foundation.errors import InvalidInput, StorageError
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
 
 _BOUND_BYTES = 8 << 30
 _VARIABLE = "BATON_CACHE_BYTES"

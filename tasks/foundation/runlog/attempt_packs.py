@@ -17,9 +17,8 @@ from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.home_files import most_bytes
 from tasks.foundation.errors import AnotherVersion, FileAlreadyThere, FileMissing, RunLogError, StorageError
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.transfers import parallel_map
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER: Final = "attempts/closed/"

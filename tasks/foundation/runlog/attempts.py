@@ -10,7 +10,7 @@ from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError, St
 from tasks.foundation.process import is_gone
 from tasks.foundation.runlog.attempt_packs import is_pack, read_pack
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 
 # Three times the longest interval between heartbeats: two may be late or lost.
 SILENT_AFTER_SECONDS = 90.0

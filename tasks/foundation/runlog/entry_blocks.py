@@ -18,7 +18,7 @@ from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.errors import FileMissing, FileTooLarge, RunLogError, StorageError
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 
 _LOGGER = logging.getLogger(__name__)
 # Entries of a block. Up to as many newest entries are in none.

@@ -16,7 +16,7 @@ from tasks.foundation.contracts.lean_entry import KeptPage, KeptRef, LeanRetaine
 from tasks.foundation.contracts.long_list import LongList
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 
 _REMEMBERED = 64
 

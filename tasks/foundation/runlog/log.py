@@ -27,7 +27,7 @@ from tasks.foundation.runlog.totals import totals_after, totals_of
 from tasks.foundation.runlog.whole_reads import WholeReads
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 
 _READ_TOGETHER = 64
 

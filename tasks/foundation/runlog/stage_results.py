@@ -11,8 +11,7 @@ from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.error_report import ErrorReport
 from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.base import Storage, discard
 
 A = TypeVar("A", bound=Contract)
 

@@ -20,7 +20,7 @@ from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.messages import shown_lines
 from tasks.foundation.stops.hang_rule import Hang, HangRule
 from tasks.foundation.stops.process_stop import PROCESS_STOP
-from tasks.foundation.storage.downloaded import DOWNLOADED
+from tasks.foundation.storage.transfers import DOWNLOADED
 from tasks.foundation.telemetry.events import Event, Hung, Sink
 from tasks.foundation.telemetry.ledger import Ledger
 

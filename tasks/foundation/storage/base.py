@@ -1,12 +1,33 @@
-"""The interface to a store. It is small on purpose: Baton relies only on operations that every store has."""
+"""The interface to a store: small on purpose, because Baton relies only on operations that every store has.
 
+Files below one root, named by plain relative paths. There is no rename and no append. Names in a run's home may come
+from an untrusted author, so every store checks paths here before it touches a file; the user's own sources (data,
+weights) may have any names and be links to anywhere, so their stores are opened with `guarded=False`.
+
+A deletion of what is no longer needed is best effort (`discard`): it can fail for long (a hold on the bucket, a role
+without the permission to delete, a link in place of a folder, a file that NFS keeps open) and never ends a run.
+"""
+
+import logging
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
 
 from tasks.foundation.contracts.base import Contract
+from tasks.foundation.errors import PathRefused, StorageError, StoreUnreachable
+from tasks.foundation.messages import abridged, visible
+
+_LOGGER = logging.getLogger(__name__)
+_DEADLINE_SECONDS = 30.0
+# Limits of file systems for one name, and of Cloud Storage for a whole path.
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 1024
+_SHOWN_CHARS = 120
+# Control characters, the backslash (a separator on some systems), and lone surrogates, which no file system accepts.
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]")
 
 
 class FileStat(Contract):
@@ -176,3 +197,79 @@ class Storage(Protocol):
         Raises:
             StoreRefused: credentials, permissions or the store's settings do not allow it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    attempts: int
+    retry_at: int
+
+
+# A module global on purpose: it limits warnings and retries to what one process needs. A new process starts fresh.
+_FAILURES: dict[tuple[str, str], _Failure] = {}
+
+
+def discard(storage: Storage, path: str, *, files: Sequence[str] | None = None, now: int | None = None) -> bool:
+    """Delete a file or folder that is no longer needed.
+
+    Args:
+        storage: the store.
+        path: relative to the storage's root.
+        files: all files below the folder, if the caller has just listed them.
+        now: a counter such as the number of commits of the run. After each failure, the interval before the next
+            attempt doubles. Left out: every call tries.
+
+    Returns:
+        Whether it is gone.
+
+    Raises:
+        StoreUnreachable: this process was asked to stop, and the store does not respond.
+    """
+    if now is not None and is_postponed(storage, path, now=now):
+        return False
+    key = (storage.uri, path)
+    previous = _FAILURES.get(key, _Failure(attempts=0, retry_at=0))
+    try:
+        storage.with_deadline(_DEADLINE_SECONDS).delete(path, files=files)
+    except StoreUnreachable:
+        raise
+    except StorageError as error:
+        _FAILURES[key] = _Failure(attempts=previous.attempts + 1, retry_at=(now or 0) + 2**previous.attempts)
+        if previous.attempts == 0:
+            _LOGGER.warning("%s/%s: cannot delete, will retry later: %s", storage.uri, path, error)
+        return False
+    _FAILURES.pop(key, None)
+    return True
+
+
+def is_postponed(storage: Storage, path: str, *, now: int) -> bool:
+    """Whether earlier failures postpone the next attempt to delete; see `discard`."""
+    previous = _FAILURES.get((storage.uri, path))
+    return previous is not None and now < previous.retry_at
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path stays below its root, by its text only; "" is the root itself."""
+    if not path:
+        return True
+    parts = path.split("/")
+    return (
+        not _FORBIDDEN.search(path)
+        and not any(part in {"", ".", ".."} for part in parts)
+        and len(path.encode()) <= _MAX_PATH_BYTES
+        and all(len(part.encode()) <= _MAX_NAME_BYTES for part in parts)
+    )
+
+
+def require_inside(path: str, *, root: str) -> None:
+    """Refuse everything but plain relative paths.
+
+    Raises:
+        PathRefused: it is absolute, has "..", empty parts, backslashes or control characters, or is too long.
+    """
+    if not is_inside(path):
+        raise PathRefused(
+            f"{root}: {abridged(visible(path), _SHOWN_CHARS)!r} is not a path below this folder (absolute, with '..', "
+            "'\\', control characters, or too long); Baton did not write the files that name it, or they were changed: "
+            "do not use them unless you trust their origin"
+        )

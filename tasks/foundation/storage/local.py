@@ -1,4 +1,8 @@
-"""file://: a folder of this machine, with the durability that a commit needs."""
+"""file://: a folder of this machine, with the durability that a commit needs.
+
+A create-only write hard-links a complete, synced temporary file; everything else replaces a file by a rename. `probe`
+checks early, in the folders that a run writes to, that the file system can do what a commit does.
+"""
 
 import errno
 import os
@@ -10,25 +14,33 @@ from pathlib import Path
 from typing import IO
 
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable, too_large
-from tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError
-from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_file
-from tasks.foundation.storage.direct_files import compare_with_buffers, write_buffers_durably
-from tasks.foundation.storage.download import blocks_of, copy_blocks, local_target
-from tasks.foundation.storage.durable_files import copy_durably, make_durably, sync_folder, write_durably
-from tasks.foundation.storage.local_probe import (
-    NO_HARD_LINKS,
-    NO_SPACE,
-    no_hard_links,
-    require_folders_writable,
-    require_writable,
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, PathRefused, StorageError, StoreRefused
+from tasks.foundation.storage.base import FileStat, is_inside, require_inside
+from tasks.foundation.storage.local_files import (
+    compare_with_buffers,
+    copy_durably,
+    make_durably,
+    opened_own,
+    require_links_inside,
+    sync_folder,
+    temporary_file,
+    write_buffers_durably,
+    write_durably,
 )
-from tasks.foundation.storage.path_guard import is_inside, opened_own, require_inside, require_links_inside
-from tasks.foundation.storage.temporary_files import temporary_file
+from tasks.foundation.storage.transfers import blocks_of, checksum_file, copy_blocks, local_target
 
 # Prefix of unfinished files, which readers ignore.
 _DELETE_TRIES = 10
 _UNFINISHED = ".unfinished-"
+# Errors of a file system without hard links, or with too many of them for one file.
+NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NO_PERMISSION = {errno.EACCES, errno.EPERM}
+# Below it lie committed checkpoints: they never change, and a run may keep many of them.
+_CHECKPOINTS = "checkpoints"
+_DEEPEST = 2  # as tensorboard/train
+# Where the root will be made, names of the store mean nothing, and files of others lie.
+_PROBE = ".baton-probe-"
 
 
 class LocalStorage:
@@ -44,7 +56,7 @@ class LocalStorage:
         Args:
             root: the folder; it may be a link.
             seen: roots, and folders read from, that existed; shared with the store that this one is made from.
-            guarded: whether to refuse links that leave the root, see `path_guard`.
+            guarded: whether to refuse links that leave the root, see `require_links_inside`.
         """
         self.root = root
         self._guarded = guarded
@@ -347,3 +359,94 @@ def _ignore_missing(_function: object, _path: str, error: tuple[type[BaseExcepti
     """Error handler of rmtree: another process may delete the same folder at the same time."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
+
+
+def require_writable(folder: Path, prefix: str) -> None:
+    """Create, sync, link and delete a small file, as a commit does.
+
+    Checking permission bits is not enough: root passes them all, and they do not show a read-only mount.
+
+    Args:
+        folder: the root of the store. If it does not exist, the nearest one above is tried: it will be made there.
+        prefix: of temporary names, which readers ignore.
+
+    Raises:
+        StoreRefused: files cannot be created or linked there.
+        StorageError: the disk is full, or fails.
+    """
+    root, folder = folder, next(place for place in (folder, *folder.parents) if place.is_dir())
+    try:
+        with temporary_file(folder, prefix if folder == root else _PROBE) as file:
+            write_durably(file, b"x")
+            link = file.with_name(f"{file.name}-link")
+            try:
+                _link(file, link, folder)
+            finally:
+                link.unlink(missing_ok=True)
+    except OSError as error:
+        raise _refusal(error, folder) from error
+
+
+def require_folders_writable(home: Path, prefix: str) -> None:
+    """Create and delete a file in each folder that a run writes to, as far as it exists.
+
+    Args:
+        home: the run's folder.
+        prefix: of temporary names, which readers ignore.
+
+    Raises:
+        StoreRefused: files cannot be created in one of them.
+        StorageError: the disk is full, or fails.
+    """
+    for folder in _folders_of(home):
+        try:
+            with temporary_file(folder, prefix):
+                pass
+        except FileNotFoundError:  # another process has just deleted it
+            continue
+        except OSError as error:
+            raise _refusal(error, folder) from error
+
+
+def _folders_of(home: Path) -> Iterator[Path]:
+    """The home, the folders in it and those in these. Links are left out: whatever uses them checks where they lead."""
+    if home.is_dir():
+        yield home
+    for parent, names, _ in os.walk(home):
+        depth = len(Path(parent).relative_to(home).parts)
+        if depth == _DEEPEST or (depth == 1 and Path(parent).name == _CHECKPOINTS):
+            names.clear()
+        yield from (folder for folder in (Path(parent, name) for name in names) if not folder.is_symlink())
+
+
+def no_hard_links(folder: Path, error: OSError) -> str:
+    """The message for a folder where a create-only write cannot be atomic."""
+    return (
+        f"{folder}: this file system has no hard links ({error.strerror}), so commits cannot be atomic; use a local "
+        "disk, NFS or gs://"
+    )
+
+
+def _link(file: Path, link: Path, folder: Path) -> None:
+    try:
+        link.hardlink_to(file)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        raise StoreRefused(no_hard_links(folder, error)) from error
+
+
+def _refusal(error: OSError, folder: Path) -> StorageError:
+    if error.errno == errno.EROFS:
+        return StoreRefused(
+            f"{folder}: the disk is mounted read-only; make it writable (mount -o remount,rw), or name another folder "
+            "with --set storage=FOLDER"
+        )
+    if error.errno in _NO_PERMISSION:
+        return StoreRefused(
+            f"{folder}: no permission to create files ({error.strerror}); check who owns the folder, or take another "
+            "storage folder (--set storage=FOLDER)"
+        )
+    if error.errno in NO_SPACE:
+        return StorageError(f"{folder}: no space left on the disk; free some and run again")
+    return StorageError(f"{folder}: {error.strerror or error}; check the disk and run again")

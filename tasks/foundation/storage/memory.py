@@ -9,10 +9,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.foundation.contracts.home_files import refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing
-from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.download import copy_blocks, local_target
-from tasks.foundation.storage.path_guard import require_inside
+from tasks.foundation.storage.base import FileStat, require_inside
+from tasks.foundation.storage.transfers import checksum_bytes, copy_blocks, local_target
 
 # A module global on purpose: fsspec has one memory file system per process, and its create-only mode is not atomic.
 _LOCK = threading.Lock()

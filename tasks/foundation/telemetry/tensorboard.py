@@ -18,7 +18,7 @@ from tasks.foundation.contracts.checkpoint import step_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.checksum import masked_crc32c
+from tasks.foundation.storage.transfers import masked_crc32c
 from tasks.foundation.telemetry.curves import training_curves
 
 _LOGGER = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from tasks.foundation.model.layers import named_layers, own_variables
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.storage.path_guard import require_inside
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.base import require_inside
+from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.weights.checkpoints import read_checkpoint
 from tasks.init_or_restore.weights.function import call_weights_function

@@ -10,7 +10,7 @@ import google_crc32c
 
 from tasks.foundation.errors import SourceChanged
 from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.parallel import parallel_map
+from tasks.foundation.storage.transfers import parallel_map
 from tasks.prepare_data.sources.source_file import SourceFile
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pydantic import Field
 from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
 from tasks.prepare_data.sources.files import find_files
 from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tasks.foundation.errors import SourceError
-from tasks.foundation.storage.checksum import masked_crc32c
+from tasks.foundation.storage.transfers import masked_crc32c
 
 _LENGTH = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")

@@ -14,7 +14,7 @@ import google_crc32c
 
 from tasks.foundation.errors import DamagedInTransit, SourceChanged
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.transit_damage import REMEDY
+from tasks.foundation.storage.transfers import REMEDY
 from tasks.prepare_data.sources.read_ahead import map_ahead
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tasks.foundation.errors import BatonError, FileMissing
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, take_answer
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.tensorboard import write_curves
 from tests.support.hostile_homes import ESCAPES, LENGTH, PREPARED, SEGMENT, Case, HostileHome, traversals
 

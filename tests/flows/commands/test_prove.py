@@ -13,7 +13,7 @@ from flows.proving.trial import Trial
 from flows.proving.trial_processes import FinishedProcess
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError
-from tasks.foundation.storage import temporary_files
+from tasks.foundation.storage import local_files
 from tests.support.fake_trials import ENVIRONMENT, FakeTrials, small_run_file
 
 
@@ -79,7 +79,7 @@ def test_scratch_of_killed_proofs_is_removed_but_kept_ones_stay(
     for left in ("baton-proving-killed", "baton-doctor-killed"):
         (tmp_path / "temporary" / left / "shared").mkdir(parents=True)
     assert main(["prove", str(run.path), "--keep"]) == 0
-    temporary_files.sweep_once.cache_clear()  # as in a new process
+    local_files.sweep_once.cache_clear()  # as in a new process
     assert main(["prove", str(run.path)]) == 0
     assert [path.name for path in (tmp_path / "temporary").iterdir()] == [fakes.ended[0].storage.parent.name]
 

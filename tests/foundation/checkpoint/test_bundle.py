@@ -16,7 +16,7 @@ from tasks.foundation.checkpoint.bundle import BundleEntry, data_file, index_of,
 from tasks.foundation.checkpoint.bundle_table import varint
 from tasks.foundation.state.layout import stored_name, tree_of
 from tasks.foundation.state.object_graph import OBJECT_GRAPH, object_graph_of
-from tasks.foundation.storage.checksum import checksum_bytes
+from tasks.foundation.storage.transfers import checksum_bytes
 
 DTYPES = [
     *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.bool),

@@ -22,8 +22,7 @@ from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.history import commit_of
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.best_effort_delete import discard
+from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import (

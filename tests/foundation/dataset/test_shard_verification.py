@@ -8,9 +8,9 @@ import pytest
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.dataset.shard_verification import VerifiedShards, _fetch
 from tasks.foundation.errors import DamagedDataset, StorageError
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.support.far_storage import FailOnce, FarStorage, bytes_below, content, put_shards, read, wait_for_threads
 
 pytestmark = pytest.mark.usefixtures("temporary")

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage import direct_files
-from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.direct_files import (
+from tasks.foundation.storage import local_files
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.local_files import (
     ALIGNMENT,
     blocks_from_disk,
     compare_with_buffers,
     write_buffers_durably,
 )
-from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 
 SIZES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 3 * ALIGNMENT, 3 * ALIGNMENT + 5]
 
@@ -146,7 +146,7 @@ def test_errors_of_the_disk_are_raised(file: Path, monkeypatch: pytest.MonkeyPat
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patch:
-            patch.setattr(direct_files.os, name, fail)
+            patch.setattr(local_files.os, name, fail)
             with pytest.raises(StorageError, match=r"Input/output error; check the disk and run again"):
                 LocalStorage(file.parent).write_buffers("other", [aligned(b"x" * 5000)])
     assert [path.name for path in file.parent.iterdir()] == ["file"]
@@ -154,7 +154,7 @@ def test_errors_of_the_disk_are_raised(file: Path, monkeypatch: pytest.MonkeyPat
 
 def test_blocks_are_the_bytes_on_the_disk(file: Path, modes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a block, and not a multiple of what direct access takes."""
-    monkeypatch.setattr(direct_files, "_READ_BYTES", 2 * ALIGNMENT)
+    monkeypatch.setattr(local_files, "_READ_BYTES", 2 * ALIGNMENT)
     for size in SIZES:
         data = os.urandom(size)
         file.write_bytes(data)

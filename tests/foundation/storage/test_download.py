@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import FileTooShort, StorageError
-from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.download import Parts, copy_blocks, joined_crc32c, local_target
-from tasks.foundation.storage.downloaded import DOWNLOADED
+from tasks.foundation.storage.transfers import (
+    DOWNLOADED,
+    Parts,
+    checksum_bytes,
+    copy_blocks,
+    joined_crc32c,
+    local_target,
+)
 
 
 class Full:

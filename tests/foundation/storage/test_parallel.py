@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import StorageError
-from tasks.foundation.storage.parallel import beside, parallel_map
+from tasks.foundation.storage.transfers import beside, parallel_map
 
 
 def test_results_are_in_order_and_threads_are_bounded() -> None:
@@ -53,7 +53,7 @@ def test_interrupted_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> No
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.foundation.storage.parallel.wait", interrupted)
+    monkeypatch.setattr("tasks.foundation.storage.transfers.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parallel_map(work, range(3), workers=3)
     assert not ended.is_set()

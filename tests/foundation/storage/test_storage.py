@@ -10,10 +10,10 @@ import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.checksum import checksum_bytes, checksum_file
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.storage.transfers import checksum_bytes, checksum_file
 
 # The check value in the definition of crc32c.
 VECTOR = b"123456789"

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import BatonError
-from tasks.foundation.storage import temporary_files
+from tasks.foundation.storage import local_files
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.storage.temporary_files import sweep, sweep_once, temporary_file, temporary_folder
+from tasks.foundation.storage.local_files import sweep, sweep_once, temporary_file, temporary_folder
 from tests.support.checkout import CHECKOUT
 
 HOLDER = """
 import sys, tempfile
 from pathlib import Path
-from tasks.foundation.storage.temporary_files import temporary_file, temporary_folder
+from tasks.foundation.storage.local_files import temporary_file, temporary_folder
 
 tempfile.tempdir = sys.argv[1]
 with temporary_file(Path(sys.argv[1]), ".unfinished-") as file, temporary_folder("baton-staging-") as folder:
@@ -92,7 +92,7 @@ def test_sweep_keeps_other_names_users_and_links(tmp_path: Path, monkeypatch: py
 
 
 def test_file_swept_before_locking_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock, swept = temporary_files.fcntl.flock, []
+    flock, swept = local_files.fcntl.flock, []
 
     def late(handle: int, how: int) -> None:
         if not swept:
@@ -100,7 +100,7 @@ def test_file_swept_before_locking_is_created_again(tmp_path: Path, monkeypatch:
             next(iter(tmp_path.iterdir())).unlink()
         flock(handle, how)
 
-    monkeypatch.setattr(temporary_files.fcntl, "flock", late)
+    monkeypatch.setattr(local_files.fcntl, "flock", late)
     with temporary_file(tmp_path, ".unfinished-") as file:
         assert swept
         assert file.exists()
@@ -112,7 +112,7 @@ def test_without_locks_nothing_is_swept(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError("no locks here")
 
     (tmp_path / ".unfinished-old").write_bytes(b"half")
-    monkeypatch.setattr(temporary_files.fcntl, "flock", refuse)
+    monkeypatch.setattr(local_files.fcntl, "flock", refuse)
     LocalStorage(tmp_path).create("a", b"1")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".unfinished-old", "a"]
 

@@ -266,7 +266,7 @@ def test_image_changed_in_its_store_while_reading_is_refused(
 
 
 def _checked(data: bytes) -> Any:
-    from tasks.foundation.storage.checksum import checksum_bytes
+    from tasks.foundation.storage.transfers import checksum_bytes
 
     return checksum_bytes(data)
 

@@ -10,8 +10,8 @@ import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import InvalidInput, SourceError
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.memory import MemoryStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.prepare_data.sources.files import find_files
 from tasks.prepare_data.sources.read_ahead import map_ahead
 from tasks.prepare_data.sources.source_file import SourceFile

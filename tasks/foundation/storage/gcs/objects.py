@@ -1,33 +1,63 @@
-"""Objects of a bucket over the JSON API: describe, copy, list and delete; `inserts.py` makes them.
+"""Objects of a bucket over the JSON API: describe, read, copy, list and delete; `uploads.py` makes them.
 
-Each method sends one request, or one per page, and retries as its policy allows. `response_shapes` checks what comes
-back.
+Each method sends one request, or one per page or part, and retries as its policy allows; `responses.py` checks what
+comes back. A whole object is verified against the store's checksum; ranges of one are read side by side. Many objects
+are deleted in few requests (https://cloud.google.com/storage/docs/batch): a batch is tried once, and what it did not
+delete, for whatever reason, is deleted one by one, which retries and explains.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import re
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email import message_from_bytes
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tasks.foundation.storage.gcs import response_shapes
+from tasks.foundation.contracts.home_files import too_large
+from tasks.foundation.errors import BatonError, StorageError
 from tasks.foundation.storage.gcs.connection import connect
-from tasks.foundation.storage.gcs.refusals import bucket_missing, credentials_refused
+from tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
 from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
     UNAUTHORIZED,
+    BodyTooLarge,
     ChecksumMismatch,
     ErrorResponse,
+    MalformedResponse,
+    Page,
+    Resource,
     Response,
+    crc32c_of_media,
+    encoding_of_media,
+    message_of,
+    page_of,
+    require_deleted,
     require_success,
+    resource_of,
+    rewrite_token_of,
+    settings_of,
+    size_of_ranged_media,
 )
 from tasks.foundation.storage.gcs.retrying import Retry, RetryPolicy, retrying
+from tasks.foundation.storage.transfers import checksum_bytes, parallel_map
 
 _T = TypeVar("_T")
-
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
 _PAGE_SIZE = 1000
 _FORBIDDEN = 403
 OBJECT = "b/{}/o/{}"
+_RANGE_NOT_SATISFIABLE = 416
+_PARTS_OF_ONE_OBJECT = 4
+# A module global on purpose: it bounds the memory of the whole process, however many files it downloads side by side.
+_PARTS_IN_MEMORY = threading.BoundedSemaphore(16)
+_LOGGER = logging.getLogger(__name__)
+_MAX_CALLS = 100  # of one batch, according to the documentation
+_STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3})\b")
+_ID = re.compile(r"<?response-(\d+)>?\s*")
+_SUCCESS = range(200, 300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +123,17 @@ class Bucket:
                 raise bucket_missing(where) from error
             raise
 
-    def describe(self, key: str) -> response_shapes.Resource | None:
+    def describe(self, key: str) -> Resource | None:
         """An object's description; None if it does not exist."""
         return self.retry(key, lambda: self.describe_once(key))
 
-    def describe_once(self, key: str) -> response_shapes.Resource | None:
+    def describe_once(self, key: str) -> Resource | None:
         """The same without retries. Network errors pass through."""
         try:
             response = self.request(self.uri(key), "GET", OBJECT, self.name, key, fields=_FIELDS)
         except FileNotFoundError:
             return None
-        return response_shapes.resource_of(response, key=key)
+        return resource_of(response, key=key)
 
     def copy(self, key: str, target: str) -> None:
         """Copy an object within the bucket. The bytes stay in the store.
@@ -118,7 +148,7 @@ class Bucket:
                 self.uri(target), "POST", "b/{}/o/{}/rewriteTo/b/{}/o/{}", self.name, key, self.name, target,
                 rewriteToken=token,
             )  # fmt: skip
-            return response_shapes.rewrite_token_of(response, target=target)
+            return rewrite_token_of(response, target=target)
 
         while True:
             token = self.retry(target, once)
@@ -140,9 +170,9 @@ class Bucket:
             response = self.request(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
         except FileNotFoundError:
             return
-        response_shapes.require_deleted(response)
+        require_deleted(response)
 
-    def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[response_shapes.Page]:
+    def pages(self, prefix: str, *, delimiter: str | None = None) -> Iterator[Page]:
         """Pages of a listing: names, and with a delimiter prefixes.
 
         Raises:
@@ -150,12 +180,12 @@ class Bucket:
         """
         token: str | None = None
 
-        def once() -> response_shapes.Page:
+        def once() -> Page:
             response = self.request(
                 self.uri(prefix), "GET", "b/{}/o", self.name, prefix=prefix, delimiter=delimiter, pageToken=token,
                 maxResults=_PAGE_SIZE, fields="kind,items(name),prefixes,nextPageToken",
             )  # fmt: skip
-            return response_shapes.page_of(response, prefix=prefix, delimiter=delimiter, token=token)
+            return page_of(response, prefix=prefix, delimiter=delimiter, token=token)
 
         while True:
             page = self.retry(prefix, once, not_found_is_bucket=True)
@@ -178,7 +208,7 @@ class Bucket:
                 if error.code == _FORBIDDEN and not error.is_transient:
                     return None
                 raise
-            return response_shapes.settings_of(response, bucket=self.name)
+            return settings_of(response, bucket=self.name)
 
         return self.retry("", once, not_found_is_bucket=True)
 
@@ -199,3 +229,204 @@ class Bucket:
             raise
         except (google.auth.exceptions.GoogleAuthError, OSError) as error:
             raise credentials_refused(error, where) from error
+
+
+def read_object(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
+    """A whole object.
+
+    Args:
+        bucket: the bucket.
+        key: the object's name.
+        most_bytes: the number of bytes not to read beyond; None: any number.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        FileTooLarge: it has more bytes.
+        StoreRefused: it is stored compressed.
+    """
+
+    def once() -> bytes:
+        where = bucket.uri(key)
+        try:
+            response = bucket.request(where, "GET", OBJECT, bucket.name, key, alt="media", most_bytes=most_bytes)
+        except BodyTooLarge as error:
+            raise too_large(where) from error
+        expected = crc32c_of_media(response)
+        _require_uncompressed(bucket, key, response)
+        if expected is None:
+            expected = _existing(bucket, key).stat.crc32c
+        if expected != checksum_bytes(response.body).crc32c:
+            raise ChecksumMismatch("the checksum of the received bytes differs from the store's")
+        return response.body
+
+    return bucket.retry(key, once)
+
+
+def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, int]:
+    """At most `size` bytes, at least 1, from offset `begin`, and the size of the whole object.
+
+    The store has no checksums of ranges, so the caller verifies the whole. The request does not pin a generation: two
+    processes that prepare one dataset replace a shard by the same bytes.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        StoreRefused: it is stored compressed.
+    """
+
+    def once() -> tuple[bytes, int]:
+        headers = {"Range": f"bytes={begin}-{begin + size - 1}"}
+        try:
+            response = bucket.request(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media", headers=headers)
+        except ErrorResponse as error:
+            if error.code == _RANGE_NOT_SATISFIABLE:
+                return b"", _size_at_most(bucket, key, begin)
+            raise
+        _require_uncompressed(bucket, key, response)
+        return response.body, size_of_ranged_media(response, begin=begin, size=size)
+
+    return bucket.retry(key, once)
+
+
+def read_parts(
+    bucket: Bucket, key: str, take: Callable[[int, bytes], None], *, begin: int, size: int | None, part_bytes: int
+) -> None:
+    """Read an object, or `size` bytes from offset `begin`, in parts side by side; less if it ends before.
+
+    The first part comes alone if the size is not known: its answer has the size of the whole.
+
+    Args:
+        bucket: the bucket.
+        key: the object's name.
+        take: called with each part and its offset from `begin`, from several threads and in any order.
+        begin: offset in bytes.
+        size: number of bytes; None for all.
+        part_bytes: of one request.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        StoreRefused: it is stored compressed.
+        StorageError: it was replaced meanwhile by one of another size.
+    """
+
+    def read_part(offset: int, wanted: int) -> int:
+        """Returns the size of the whole object."""
+        with _PARTS_IN_MEMORY:
+            data, whole = read_range(bucket, key, offset, wanted)
+            if data:
+                take(offset - begin, data)
+            return whole
+
+    if size == 0:
+        return
+    end = begin + part_bytes if size is None else begin + size
+    first = min(part_bytes, end - begin)
+    whole = read_part(begin, first)
+    end = whole if size is None else min(end, whole)
+
+    def read_other(offset: int) -> None:
+        if read_part(offset, min(part_bytes, end - offset)) != whole:
+            raise StorageError(f"{bucket.uri(key)}: replaced by an object of another size while it was read; run again")
+
+    parallel_map(read_other, range(begin + first, end, part_bytes), workers=_PARTS_OF_ONE_OBJECT)
+
+
+def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:
+    """The size of an object that has no bytes at `begin` or after, according to the store.
+
+    Raises:
+        MalformedResponse: it is larger than that.
+    """
+    size = _existing(bucket, key).stat.size
+    if size > begin:
+        raise MalformedResponse(f"the store reports no bytes at {begin} of {size}")
+    return size
+
+
+def _existing(bucket: Bucket, key: str) -> Resource:
+    found = bucket.describe_once(key)
+    if found is None:
+        raise FileNotFoundError(key)
+    return found
+
+
+def _require_uncompressed(bucket: Bucket, key: str, response: Response) -> None:
+    encoding = encoding_of_media(response)
+    if encoding:
+        raise compressed_object(bucket.uri(key), encoding)
+
+
+def delete_all(bucket: Bucket, keys: Sequence[str], *, workers: int) -> None:
+    """Delete objects; those that do not exist are skipped.
+
+    Args:
+        bucket: the bucket.
+        keys: names of the objects.
+        workers: the maximum number of requests side by side.
+
+    Raises:
+        StoreRefused: an object may not be deleted.
+        StorageError: the store failed.
+    """
+    batches = [keys[begin : begin + _MAX_CALLS] for begin in range(0, len(keys), _MAX_CALLS)]
+    left = parallel_map(lambda batch: _left_by_batch(bucket, batch), batches, workers=workers)
+    parallel_map(bucket.delete, [key for keys_left in left for key in keys_left], workers=workers)
+
+
+def _left_by_batch(bucket: Bucket, keys: Sequence[str]) -> list[str]:
+    """Send one batch; returns what it did not delete."""
+    if len(keys) == 1:
+        return list(keys)
+    try:
+        gone = _delete_once(bucket, keys)
+    except BatonError:
+        raise
+    except Exception as error:  # noqa: BLE001 - deleting one by one meets the same error, and reports it
+        _LOGGER.debug("%s: no batch of deletes: %s", bucket.uri(keys[0]), message_of(error))
+        gone = set()
+    return [key for index, key in enumerate(keys) if index not in gone]
+
+
+def _delete_once(bucket: Bucket, keys: Sequence[str]) -> set[int]:
+    """Positions of the keys that do not exist any more."""
+    boundary = f"baton-{uuid.uuid4().hex}"
+    parts = [
+        f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <{index}>\r\n\r\n"
+        f"DELETE /storage/v1/b/{quote(bucket.name, safe='')}/o/{quote(key, safe='')} HTTP/1.1\r\n\r\n"
+        for index, key in enumerate(keys)
+    ]
+    body = f"{''.join(parts)}--{boundary}--\r\n".encode()
+    response = bucket.request(
+        bucket.uri(keys[0]),
+        "POST",
+        bucket.batch_url(),
+        headers={
+            "Content-Type": f"multipart/mixed; boundary={boundary}",
+            "Content-Length": str(len(body)),
+        },
+        data=_in_one_block(body),
+    )
+    return {index for index, status in _statuses(response) if status in _SUCCESS or status == NOT_FOUND}
+
+
+async def _in_one_block(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def _statuses(response: Response) -> list[tuple[int, int]]:
+    """Position and status of each answer in a batch.
+
+    Raises:
+        MalformedResponse: it is no answer to a batch.
+    """
+    content_type = response.headers.get("Content-Type", "")
+    message = message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + response.body)
+    if not message.is_multipart():
+        raise MalformedResponse(f"expected the answers of a batch, got {content_type}")
+    found = []
+    for part in message.walk():
+        answered = _ID.fullmatch(str(part.get("Content-ID", "")))
+        body = part.get_payload(decode=True)
+        status = _STATUS.match(body.lstrip()) if isinstance(body, bytes) else None
+        if answered is not None and status is not None:
+            found.append((int(answered[1]), int(status[1])))
+    return found

@@ -6,20 +6,14 @@ from pathlib import Path
 
 from tasks.foundation.contracts.home_files import most_bytes, refuse_unreadable, require_readable
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, ForeignFile, StorageError, StoreRefused
-from tasks.foundation.storage.base import FileStat
+from tasks.foundation.storage.base import FileStat, is_inside, require_inside
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.storage.download import Parts, local_target
-from tasks.foundation.storage.gcs import inserts, media
-from tasks.foundation.storage.gcs.batch import delete_all
-from tasks.foundation.storage.gcs.bucket_settings import FIELDS, check_settings
-from tasks.foundation.storage.gcs.objects import Bucket
-from tasks.foundation.storage.gcs.payload import BufferPayload, FilePayload, Payload
-from tasks.foundation.storage.gcs.refusals import compressed_object
-from tasks.foundation.storage.gcs.response_shapes import Resource
+from tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object, read_parts
+from tasks.foundation.storage.gcs.refusals import FIELDS, check_settings, compressed_object
+from tasks.foundation.storage.gcs.responses import Resource
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
-from tasks.foundation.storage.gcs.upload import Upload
-from tasks.foundation.storage.parallel import parallel_map
-from tasks.foundation.storage.path_guard import is_inside, require_inside
+from tasks.foundation.storage.gcs.uploads import BufferPayload, FilePayload, Payload, Upload, create_object, put_object
+from tasks.foundation.storage.transfers import Parts, local_target, parallel_map
 
 # The number of parallel transfers and the bytes of each in memory: a checkpoint of any size takes twice the product.
 _TRANSFERS = 8
@@ -43,7 +37,7 @@ class CloudStorage:
             bucket: its name.
             prefix: without slashes at its ends; may be empty.
             policy: how long to wait for the store; left out: from the environment.
-            guarded: whether to refuse names that are not plain relative paths, see `path_guard`.
+            guarded: whether to refuse names that are not plain relative paths, see `require_inside`.
         """
         self._guarded = guarded
         self._bucket = Bucket(bucket, policy or RetryPolicy.of_environment())
@@ -72,7 +66,7 @@ class CloudStorage:
         """See `Storage.read`."""
         key, where = self._key(path), f"{self.uri}/{path}"
         try:
-            data = media.read(self._bucket, key, most_bytes=most_bytes(where) if self._guarded else None)
+            data = read_object(self._bucket, key, most_bytes=most_bytes(where) if self._guarded else None)
         except FileNotFoundError as error:
             raise self._missing(path) from error
         if self._guarded:
@@ -91,7 +85,7 @@ class CloudStorage:
         """See `Storage.create`."""
         self._refuse_unreadable(path, data)
         try:
-            inserts.create(self._bucket, self._key(path), data)
+            create_object(self._bucket, self._key(path), data)
         except FileExistsError as error:
             raise FileAlreadyThere(f"{self.uri}/{path} already exists") from error
         PROCESS_DEADLINE.mark_written()
@@ -99,7 +93,7 @@ class CloudStorage:
     def write(self, path: str, data: bytes) -> None:
         """See `Storage.write`."""
         self._refuse_unreadable(path, data)
-        inserts.put(self._bucket, self._key(path), data)
+        put_object(self._bucket, self._key(path), data)
         PROCESS_DEADLINE.mark_written()
 
     def upload(self, source: Path, path: str) -> FileStat:
@@ -178,7 +172,7 @@ class CloudStorage:
         if problems.errors:  # first, because an object that is made now might stay
             raise StoreRefused(f"{self.uri}: {'; '.join(problems.errors)}")
         # A unique name, so that commands that start together do not delete each other's object.
-        made = inserts.put(self._bucket, self._key(f"{_PROBE}-{uuid.uuid4().hex}"), b"")
+        made = put_object(self._bucket, self._key(f"{_PROBE}-{uuid.uuid4().hex}"), b"")
         try:
             steps = [lambda: self._require_readable(made.name), lambda: self._delete_expired_probes(made)]
             parallel_map(lambda step: step(), steps, workers=len(steps))
@@ -215,7 +209,7 @@ class CloudStorage:
 
     def _read_parts(self, path: str, take: Callable[[int, bytes], None], begin: int, size: int | None) -> None:
         try:
-            media.read_parts(self._bucket, self._key(path), take, begin=begin, size=size, part_bytes=_PART_BYTES)
+            read_parts(self._bucket, self._key(path), take, begin=begin, size=size, part_bytes=_PART_BYTES)
         except FileNotFoundError as error:
             raise self._missing(path) from error
 

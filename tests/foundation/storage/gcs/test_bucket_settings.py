@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import StoreRefused
-from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.gcs.bucket_settings import check_settings
+from tasks.foundation.storage.gcs.refusals import check_settings
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 QUICK = RetryPolicy(total_seconds=5, stall_seconds=60, first_wait_seconds=0.01)

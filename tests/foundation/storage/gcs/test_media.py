@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import FileTooShort, StorageError, StoreRefused
-from tasks.foundation.storage.checksum import checksum_bytes
-from tasks.foundation.storage.gcs import media
+from tasks.foundation.storage.gcs import objects
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 DATA = b"0123456789" * 10
@@ -117,14 +117,14 @@ def test_parts_of_a_file_come_side_by_side(
     """The first part's answer has the size of the file; the others then wait for each other in this test."""
     monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
     storage.write("x", DATA)
-    together, read_range = threading.Barrier(4, timeout=60), media.read_range
+    together, read_range = threading.Barrier(4, timeout=60), objects.read_range
 
     def read(*arguments: Any) -> tuple[bytes, int]:
         if arguments[2]:
             together.wait()
         return read_range(*arguments)
 
-    monkeypatch.setattr(media, "read_range", read)
+    monkeypatch.setattr(objects, "read_range", read)
     assert storage.download("x", tmp_path / "here") == checksum_bytes(DATA)
 
 
@@ -133,13 +133,13 @@ def test_an_object_replaced_between_parts_is_an_error(
 ) -> None:
     monkeypatch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 20)
     storage.write("x", DATA)
-    read_range = media.read_range
+    read_range = objects.read_range
 
     def read(*arguments: Any) -> tuple[bytes, int]:
         found = read_range(*arguments)
         cloud.store.put("bucket", "some/root/x", DATA[:-1])
         return found
 
-    monkeypatch.setattr(media, "read_range", read)
+    monkeypatch.setattr(objects, "read_range", read)
     with pytest.raises(StorageError, match="some/root/x: replaced by an object of another size while it was read"):
         storage.download("x", tmp_path / "here")

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 PAGE = "<!DOCTYPE html><html><head><title>Sign in</title></head><body>to the network</body></html>"

@@ -11,9 +11,9 @@ import pytest
 
 from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError
 from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -69,8 +69,7 @@ def test_repeated_upload_corruption_is_an_error(
 ) -> None:
     (tmp_path / "file").write_bytes(LARGE if large else b"small")
     if not compares:  # without a checksum, the store keeps what arrives
-        for module in ("inserts", "upload"):
-            monkeypatch.setattr(f"tasks.foundation.storage.gcs.{module}.base64_of", lambda _: None)
+        monkeypatch.setattr("tasks.foundation.storage.gcs.uploads.base64_of", lambda _: None)
     message = (
         "the store received other bytes than were sent"
         if compares

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.storage.checksum import checksum_bytes
 from tasks.foundation.storage.gcs.responses import without_queries
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
+from tasks.foundation.storage.transfers import checksum_bytes
 from tests.fakes.gcs.faults import FAULTS_OF_ANY_REQUEST
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -54,7 +54,7 @@ def test_deleted_source_file_is_reported(
     file = tmp_path / "large"
     file.write_bytes(LARGE)
     monkeypatch.setattr(
-        "tasks.foundation.storage.gcs.payload.checksum_file", lambda _: (file.unlink(), checksum_bytes(LARGE))[1]
+        "tasks.foundation.storage.gcs.uploads.checksum_file", lambda _: (file.unlink(), checksum_bytes(LARGE))[1]
     )
     with pytest.raises(StorageError, match=r"large: cannot read the rest of the file \(No such file"):
         storage.upload(file, "ckpt.data")
@@ -150,8 +150,7 @@ def test_other_bytes_in_the_store_are_an_error(
     cloud: FakeGcs, storage: CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a checksum in the request, the store keeps what arrives; its answer then says so."""
-    for module in ("inserts", "upload"):
-        monkeypatch.setattr(f"tasks.foundation.storage.gcs.{module}.base64_of", lambda _: None)
+    monkeypatch.setattr("tasks.foundation.storage.gcs.uploads.base64_of", lambda _: None)
     cloud.faults = FaultPlan.on("", "corrupt-upload", times=None)
     with pytest.raises(StorageError, match=r"sent \d+ bytes with crc32c \w+, the store has.*4 times"):
         storage.write_buffers("ckpt.data", BUFFERS)

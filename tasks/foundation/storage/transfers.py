@@ -1,0 +1,291 @@
+"""Moves bytes and knows whether they arrived: checksums, downloads in parts, requests side by side, damage in transit.
+
+crc32c is the checksum that Cloud Storage reports for each object. A download computes it as bytes arrive; two reads
+that differ from what was expected are damage in the store only if the store's own checksum agrees with them.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import google_crc32c
+
+from tasks.foundation.errors import FileTooShort, StorageError
+from tasks.foundation.storage.base import FileStat, Storage
+
+BLOCK_BYTES = 1 << 20
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+REMEDY = "check the network, proxies and this machine's memory, and run again"
+
+
+def checksum_bytes(data: bytes) -> FileStat:
+    """Size and crc32c of bytes."""
+    return FileStat(size=len(data), crc32c=f"{google_crc32c.value(data):08x}")
+
+
+def as_array(buffer: memoryview) -> Any:
+    """The bytes of a buffer without a copy, uint8 [size]; google_crc32c takes no memoryview."""
+    import numpy as np  # an image that only commits has none
+
+    return np.frombuffer(buffer, np.uint8)
+
+
+def extend_crc32c(crc: int, buffer: memoryview) -> int:
+    """The crc32c of bytes that are followed by `buffer`.
+
+    Args:
+        crc: of the bytes before; 0 if there are none.
+        buffer: contiguous bytes.
+    """
+    if buffer.nbytes <= BLOCK_BYTES:
+        # An image that only commits has no numpy, and writes small files only.
+        return int(google_crc32c.extend(crc, bytes(buffer)))
+    return int(google_crc32c.extend(crc, as_array(buffer)))
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The masked crc32c of TFRecord files.
+
+    See https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
+    """
+    return mask_crc32c(google_crc32c.value(data))
+
+
+def mask_crc32c(crc: int) -> int:
+    """Mask a crc32c as TensorFlow does in its files."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def checksum_file(path: Path) -> FileStat:
+    """Size and crc32c of a local file, read in blocks."""
+    size, crc = 0, 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            crc = google_crc32c.extend(crc, block)
+            size += len(block)
+    return FileStat(size=size, crc32c=f"{crc:08x}")
+
+
+def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | None, *, source: object) -> FileStat:
+    """Consume blocks until they end or `size` bytes have arrived, and write them to a file.
+
+    Args:
+        blocks: bytes as they arrive.
+        file: an open file; None to compute size and checksum only.
+        size: expected number of bytes; None for all.
+        source: where the blocks come from, for messages.
+
+    Returns:
+        Size and crc32c of the bytes that arrived.
+
+    Raises:
+        FileTooShort: the blocks end before `size` bytes.
+        StorageError: the file cannot be written.
+    """
+    done, crc = 0, 0
+    for arrived in blocks:
+        DOWNLOADED.add(len(arrived))
+        block = arrived if size is None else arrived[: size - done]
+        if file is not None:
+            with _write_errors(file.name):
+                file.write(block)
+        crc = google_crc32c.extend(crc, block)
+        done += len(block)
+        if done == size:
+            break
+    if size is not None and done < size:
+        raise _too_short(source, size - done)
+    return FileStat(size=done, crc32c=f"{crc:08x}")
+
+
+class Parts:
+    """A file whose parts arrive in any order, from several threads."""
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        """Begin with no part.
+
+        Args:
+            file: an open file to write to; None to compute size and checksum only.
+        """
+        self._file = file
+        self._lock = threading.Lock()
+        self._crcs: dict[int, tuple[int, int]] = {}
+
+    def take(self, offset: int, data: bytes) -> None:
+        """Take the part that begins at an offset.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        DOWNLOADED.add(len(data))
+        if self._file is not None:
+            with self._lock, _write_errors(self._file.name):
+                self._file.seek(offset)
+                self._file.write(data)
+        self._crcs[offset] = (google_crc32c.value(data), len(data))
+
+    def stat(self, size: int | None, *, source: object) -> FileStat:
+        """Size and crc32c of all parts together.
+
+        Args:
+            size: expected number of bytes; None for any.
+            source: where the parts come from, for messages.
+
+        Raises:
+            FileTooShort: there are fewer bytes than that.
+        """
+        done, crc = 0, 0
+        for offset in sorted(self._crcs):
+            part_crc, part_size = self._crcs[offset]
+            if offset != done:
+                raise AssertionError(f"a part begins at {offset}, after {done} bytes")
+            crc = joined_crc32c(crc, part_crc, part_size)
+            done += part_size
+        if size is not None and done < size:
+            raise _too_short(source, size - done)
+        return FileStat(size=done, crc32c=f"{crc:08x}")
+
+
+def joined_crc32c(first: int, second: int, second_size: int) -> int:
+    """The crc32c of two parts together, from the crc32c of each and the size of the second in bytes.
+
+    A crc is linear: appending zeros to both a text and to nothing differs by the text's own contribution.
+    """
+    zeros = bytes(second_size)
+    appended: int = google_crc32c.extend(first, zeros) ^ google_crc32c.extend(0, zeros) ^ second
+    return appended
+
+
+def blocks_of(file: IO[bytes], begin: int) -> Iterator[bytes]:
+    """Blocks of a local file, from offset `begin` to its end."""
+    file.seek(begin)
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def _too_short(source: object, missing: int) -> FileTooShort:
+    return FileTooShort(f"{source} ends {missing} bytes too early; check whether it was truncated")
+
+
+@contextmanager
+def local_target(target: Path) -> Iterator[IO[bytes]]:
+    """Open a local file to download to. Its errors name the local file, not the source.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with _write_errors(target):
+        file = target.open("wb")
+    try:
+        yield file
+    finally:
+        with _write_errors(target):
+            file.close()
+
+
+@contextmanager
+def _write_errors(target: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{target}: cannot write the downloaded file ({error.strerror or error}); free some space there, or set "
+            "TMPDIR to another folder, and run again"
+        ) from error
+
+
+class ByteCount:
+    """A count that only grows. Threads may add at the same time; only whether it has grown matters.
+
+    Attributes:
+        bytes: so far.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, size: int) -> None:
+        """Add `size` bytes."""
+        self.bytes += size
+
+
+# A module global on purpose: whatever a process waits for, it is alive while bytes arrive.
+DOWNLOADED = ByteCount()
+
+
+def parallel_map(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int) -> list[_R]:
+    """Run `work` on each item in up to `workers` threads.
+
+    After the first failure, it skips items not yet started, waits for running ones, and raises the first error in item
+    order. If the caller itself is interrupted, it does not wait.
+
+    Args:
+        work: called once for each item.
+        items: the inputs.
+        workers: the maximum number of threads, at least 1.
+
+    Returns:
+        The results, in the order of the items.
+    """
+    if workers == 1 or len(items) < 2:  # noqa: PLR2004 - no need for threads
+        return [work(item) for item in items]
+    pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="baton-transfer")
+    interrupted = True
+    try:
+        futures = [pool.submit(work, item) for item in items]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        interrupted = False
+    finally:
+        pool.shutdown(wait=not interrupted, cancel_futures=True)
+    failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
+    return [future.result() for future in failed or futures]
+
+
+@contextmanager
+def beside(work: Callable[[], _R]) -> Iterator[Future[_R]]:
+    """Run `work` in another thread while the body runs.
+
+    Yields:
+        Its result, or its error, for after the body. If the body fails, nobody waits for it.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="baton-beside")
+    try:
+        yield pool.submit(work)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def damaged_in_transit(source: str) -> StorageError:
+    """The error for two reads of the same bytes that differ."""
+    return StorageError(f"{source}: two reads returned different bytes, so the data is damaged in transit; {REMEDY}")
+
+
+def size_on_disk(storage: Storage, path: str) -> int | None:
+    """Return the bytes of a file on a local disk without reading them; None in a remote store, which says them anyway.
+
+    Raises:
+        FileMissing: it does not exist.
+    """
+    local = storage.local_path(path)
+    return None if local is None else local.stat().st_size
+
+
+def require_damage_in_store(storage: Storage, path: str, expected: FileStat) -> None:
+    """Call this after two reads of a file returned other bytes than expected.
+
+    The store's own size and checksum decide: if they are as expected, the file is intact and the bytes are damaged in
+    transit.
+
+    Raises:
+        StorageError: the file is intact.
+        FileMissing: it does not exist.
+    """
+    if size_on_disk(storage, path) in {None, expected.size} and storage.stat(path) == expected:
+        raise StorageError(
+            f"{storage.uri}/{path}: damaged in transit, in two reads; the store has the right bytes "
+            f"(crc32c {expected.crc32c}), so the file is intact; {REMEDY}"
+        )
