@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from tasks.foundation.storage.temporary_files import temporary_folder
+from tasks.foundation.storage.local_files import temporary_folder
 
 _PREFIX = "baton-process-"
 # The folder of each process, by its id: a fork inherits its parent's entry. It is empty until the folder is needed.
