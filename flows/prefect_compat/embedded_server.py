@@ -11,6 +11,7 @@ Relies on an internal of Prefect 3.8.8: the environment variables with which Pre
 import atexit
 import http.client
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -50,6 +51,8 @@ _UNUSED: Final = (
     # Automations: each event is compared with their triggers.
     ("PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED", "PREFECT_API_SERVICES_TRIGGERS_ENABLED"),
 )
+# The line of a traceback that says what went wrong; SQLAlchemy's has more lines after it.
+_FAULT: Final = re.compile(r"[\w.]+(Error|Exception): ")
 _MIGRATE: Final = ("PREFECT_SERVER_DATABASE_MIGRATE_ON_START", "PREFECT_API_DATABASE_MIGRATE_ON_START")
 
 
@@ -161,7 +164,8 @@ class EmbeddedServer:
             self.process.kill()
             code = self.process.wait()
         lines = _log_lines(self.log)
-        why = lines[-1] if lines else f"it ended with code {code}"
+        last = lines[-1] if lines else f"it ended with code {code}"
+        why = next((line for line in reversed(lines) if _FAULT.match(line)), last)
         raise PrefectUnavailable(
             message(
                 f"PREFECT_HOME = {os.environ.get('PREFECT_HOME', '~/.prefect')}: Prefect's embedded server does not "

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from flows.prefect_compat.embedded_server import SERVER_LEVEL, SILENT, TIMEOUT, 
 from flows.prefect_compat.prefect_startup import _PREFECT_DEFAULTS
 from tasks.foundation.errors import PrefectUnavailable
 from tests.support.checkout import CHECKOUT
+from tests.support.prefect_server import environment_with
 
 ANSWER = """
 import socket, sys, time
@@ -70,12 +71,21 @@ def test_machine_without_loopback_is_refused_at_once() -> None:
     assert "this machine has no loopback interface (127.0.0.1: Network is unreachable)" in done.stdout
 
 
-def test_a_failing_server_is_refused_and_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = "'no such revision\\nERROR:    Application startup failed. Exiting.'"
-    code = f"import sys; print({log}, file=sys.stderr); sys.exit(3)"
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("no such revision", "no such revision"),
+        ("Traceback\na.b.SomeError: table exists\n[SQL: CREATE]\n(Background: a page)", "a.b.SomeError: table exists"),
+    ],
+)
+def test_a_failing_server_is_refused_and_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, why: str
+) -> None:
+    words = f"{log}\nERROR:    Application startup failed. Exiting."
+    code = f"import sys; print({words!r}, file=sys.stderr); sys.exit(3)"
     with (
         server_of(code, tmp_path, monkeypatch) as server,
-        pytest.raises(PrefectUnavailable, match="does not start: no such revision"),
+        pytest.raises(PrefectUnavailable, match=f"does not start: {why}\n"),
     ):
         server.wait()
 
@@ -168,3 +178,15 @@ def test_the_script_says_that_a_server_did_not_start(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 3, done.stderr
+
+
+@pytest.mark.slow
+def test_four_servers_with_one_new_home_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TIMEOUT, "600")
+    with ExitStack() as stack:
+        servers = []
+        for _ in range(4):
+            servers.append(EmbeddedServer.start(environment_with(tmp_path, **_PREFECT_DEFAULTS)))
+            stack.callback(servers[-1].end)
+        for server in servers:
+            server.wait()
