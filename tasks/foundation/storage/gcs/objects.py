@@ -30,8 +30,7 @@ from tasks.foundation.storage.gcs.responses import (
     Page,
     Resource,
     Response,
-    crc32c_of_media,
-    encoding_of_media,
+    media_of,
     message_of,
     page_of,
     require_deleted,
@@ -39,7 +38,7 @@ from tasks.foundation.storage.gcs.responses import (
     resource_of,
     rewrite_token_of,
     settings_of,
-    size_of_ranged_media,
+    whole_size_of,
 )
 from tasks.foundation.storage.gcs.retrying import Retry, RetryPolicy, retrying
 from tasks.foundation.storage.transfers import checksum_bytes, parallel_map
@@ -47,7 +46,7 @@ from tasks.foundation.storage.transfers import checksum_bytes, parallel_map
 _T = TypeVar("_T")
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
 _PAGE_SIZE = 1000
-_FORBIDDEN = 403
+_OK, _FORBIDDEN = 200, 403
 OBJECT = "b/{}/o/{}"
 _RANGE_NOT_SATISFIABLE = 416
 _PARTS_OF_ONE_OBJECT = 4
@@ -159,7 +158,7 @@ class Bucket:
         """Delete an object; does nothing if it does not exist."""
         self.retry(key, lambda: self.delete_once(key))
 
-    def delete_once(self, key: str, **options: str) -> None:
+    def delete_once(self, key: str, **options: int) -> None:
         """The same without retries. Network errors pass through.
 
         Args:
@@ -251,10 +250,9 @@ def read_object(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
             response = bucket.request(where, "GET", OBJECT, bucket.name, key, alt="media", most_bytes=most_bytes)
         except BodyTooLarge as error:
             raise too_large(where) from error
-        expected = crc32c_of_media(response)
-        _require_uncompressed(bucket, key, response)
-        if expected is None:
-            expected = _existing(bucket, key).stat.crc32c
+        if response.status != _OK:
+            raise MalformedResponse(f"expected status {_OK} for a read, got {response.status}")
+        expected = _crc32c_of_uncompressed(bucket, key, response) or _existing(bucket, key).crc32c
         if expected != checksum_bytes(response.body).crc32c:
             raise ChecksumMismatch("the checksum of the received bytes differs from the store's")
         return response.body
@@ -281,8 +279,8 @@ def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, 
             if error.code == _RANGE_NOT_SATISFIABLE:
                 return b"", _size_at_most(bucket, key, begin)
             raise
-        _require_uncompressed(bucket, key, response)
-        return response.body, size_of_ranged_media(response, begin=begin, size=size)
+        _crc32c_of_uncompressed(bucket, key, response)
+        return response.body, whole_size_of(response, begin=begin, size=size)
 
     return bucket.retry(key, once)
 
@@ -336,7 +334,7 @@ def _size_at_most(bucket: Bucket, key: str, begin: int) -> int:
     Raises:
         MalformedResponse: it is larger than that.
     """
-    size = _existing(bucket, key).stat.size
+    size = _existing(bucket, key).size
     if size > begin:
         raise MalformedResponse(f"the store reports no bytes at {begin} of {size}")
     return size
@@ -349,10 +347,11 @@ def _existing(bucket: Bucket, key: str) -> Resource:
     return found
 
 
-def _require_uncompressed(bucket: Bucket, key: str, response: Response) -> None:
-    encoding = encoding_of_media(response)
+def _crc32c_of_uncompressed(bucket: Bucket, key: str, response: Response) -> str | None:
+    crc32c, encoding = media_of(response)
     if encoding:
         raise compressed_object(bucket.uri(key), encoding)
+    return crc32c
 
 
 def delete_all(bucket: Bucket, keys: Sequence[str], *, workers: int) -> None:

@@ -1,19 +1,25 @@
-"""What Cloud Storage answers: one checked model for each kind of answer, before anything in it is used.
+"""What Cloud Storage answers: one validated model for each kind of answer, before anything in it is used.
 
-A proxy, a login page or a cache can respond in the store's place with status 200. Without these checks such a
-response would be read as an empty listing, a missing file or a successful write.
+A proxy, a login page or a cache can respond in the store's place with status 200. Without these checks such a response
+would be read as an empty listing, a missing file or a successful write. A model checks a body by itself, and the
+function that ends with `_of` also that it answers this request. Each raises `MalformedResponse` for anything else, and
+the request is sent again.
 """
 
 import base64
-import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
 from tasks.foundation.storage.base import FileStat
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
 
 NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED = 404, 412, 401
 RESUME_INCOMPLETE = 308
@@ -24,6 +30,7 @@ _RATE_LIMITS = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "quotaEx
 # Anyone who knows the URL of an upload can write to it, so queries never appear in messages.
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\")]*")
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SHOWN_CHARS = 80
 _CRC32C_BYTES = 4
 _COMPRESSIONS = {"br", "compress", "deflate", "gzip", "x-gzip", "zstd"}
@@ -37,8 +44,20 @@ class Response:
     """An HTTP response with its whole body."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: "CIMultiDictProxy[str]"
     body: bytes
+
+
+class ChecksumMismatch(Exception):
+    """The bytes that arrived differ from the bytes that were sent, in either direction."""
+
+
+class BodyTooLarge(Exception):
+    """A body has more bytes than was asked for; the rest was not received."""
+
+
+class MalformedResponse(Exception):
+    """A response that the store did not send, or that is incomplete. Nothing in it is used."""
 
 
 class ErrorResponse(Exception):
@@ -72,16 +91,204 @@ class ErrorResponse(Exception):
         )
 
 
-class ChecksumMismatch(Exception):
-    """The bytes that arrived differ from the bytes that were sent, in either direction."""
+def hex_of(crc32c: object) -> str:
+    """The base64 of the JSON API in hexadecimal."""
+    data = base64.b64decode(str(crc32c), validate=True)  # its error is a ValueError
+    if len(data) != _CRC32C_BYTES:
+        raise ValueError(f"{len(data)} bytes are not a crc32c")
+    return data.hex()
 
 
-class BodyTooLarge(Exception):
-    """A body has more bytes than was asked for; the rest was not received."""
+def _compression(encoding: str) -> str:
+    """The encoding if it compresses. Some tools write a character set there, which does not."""
+    found = encoding.strip().lower()
+    return found if found in _COMPRESSIONS else ""
 
 
-class MalformedResponse(Exception):
-    """A response that the store did not send, or that is incomplete. Nothing in it is used."""
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+_A = TypeVar("_A", bound=_Answer)
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class Resource(_Answer):
+    """An object as the store describes it.
+
+    Attributes:
+        name: the object's name.
+        size: in bytes; Google's test bench leaves out that of an empty object.
+        crc32c: in hexadecimal.
+        generation: a number for each version of it.
+        metadata: custom metadata.
+        encoding: the compression of its stored bytes, such as gzip; usually empty.
+        created: time of creation in RFC 3339, by the store's clock; may be empty.
+    """
+
+    name: _Name
+    size: int = Field(0, ge=0)
+    crc32c: Annotated[str, BeforeValidator(hex_of)]
+    generation: int = Field(ge=0)
+    metadata: Mapping[str, Any] = {}
+    encoding: Annotated[str, AfterValidator(_compression)] = Field("", alias="contentEncoding")
+    created: str = Field("", alias="timeCreated")
+
+    @property
+    def stat(self) -> FileStat:
+        """Size and checksum."""
+        return FileStat(size=self.size, crc32c=self.crc32c)
+
+    def seconds_before(self, other: "Resource") -> float:
+        """Seconds from the creation of this object to that of another; 0 if the store does not report it."""
+        try:
+            return (datetime.fromisoformat(other.created) - datetime.fromisoformat(self.created)).total_seconds()
+        except (ValueError, TypeError):
+            return 0.0
+
+
+class _Item(_Answer):
+    name: _Name
+
+
+class Page(_Answer):
+    """A page of a listing."""
+
+    kind: Literal["storage#objects"]
+    items: tuple[_Item, ...] = ()
+    prefixes: tuple[_Name, ...] = ()
+    next_token: str | None = Field(None, alias="nextPageToken", min_length=1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the objects."""
+        return tuple(item.name for item in self.items)
+
+
+class _Rewrite(_Answer):
+    done: StrictBool
+    token: str = Field("", alias="rewriteToken")
+    resource: Resource | None = None
+
+
+class _Settings(_Answer):
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+def _answer(model: type[_A], response: Response, what: str, is_ours: Callable[[_A], bool]) -> _A:
+    """The JSON in a response, if it is `what` was asked for."""
+    shown = _kind_of(response.body)
+    try:
+        found = model.model_validate_json(response.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise MalformedResponse(f"expected JSON, got {shown}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise MalformedResponse(f"expected {what}, got {shown} ({where}: {first['msg']})") from None
+    if not is_ours(found):
+        raise MalformedResponse(f"expected {what}, got {shown}")
+    return found
+
+
+def resource_of(response: Response, *, key: str) -> Resource:
+    """The description of the object `key`."""
+    return _answer(Resource, response, f"a description of {key}", lambda found: found.name == key)
+
+
+def page_of(response: Response, *, prefix: str, delimiter: str | None, token: str | None) -> Page:
+    """A page of the listing with these parameters; `token` is that of the page before."""
+
+    def is_ours(page: Page) -> bool:
+        below = all(name.startswith(prefix) for name in (*page.names, *page.prefixes))
+        folders = all(delimiter and name.endswith(delimiter) for name in page.prefixes)
+        # The same token again would list the same page forever.
+        return below and folders and (token is None or page.next_token != token)
+
+    return _answer(Page, response, f"a listing of {prefix!r}", is_ours)
+
+
+def rewrite_token_of(response: Response, *, target: str) -> str | None:
+    """The token to continue a copy to `target` with; None when the copy is complete."""
+
+    def is_ours(found: _Rewrite) -> bool:
+        return found.resource is not None and found.resource.name == target if found.done else bool(found.token)
+
+    found = _answer(_Rewrite, response, f"a response to a copy to {target}", is_ours)
+    return None if found.done else found.token
+
+
+def settings_of(response: Response, *, bucket: str) -> Mapping[str, Any]:
+    """A bucket's settings."""
+    found = _answer(_Settings, response, f"a description of the bucket {bucket}", lambda found: found.name == bucket)
+    return found.model_extra or {}
+
+
+def require_deleted(response: Response) -> None:
+    """Check the response to a delete, which has no body."""
+    if response.status not in {_NO_CONTENT, _OK} or response.body.strip():
+        raise MalformedResponse(f"expected an empty response to a delete, got {response.status} with a body")
+
+
+def session_url_of(response: Response) -> str:
+    """The URL of a resumable upload."""
+    location = response.headers.get("Location", "")
+    if response.status != _OK or not location.startswith(("https://", "http://")) or "upload_id=" not in location:
+        raise MalformedResponse(f"the response ({response.status}) to the start of an upload has no upload URL")
+    return location
+
+
+def progress_of(response: Response, *, key: str, size: int) -> Resource | int:
+    """State of an upload of `size` bytes: the finished object, or the number of bytes that the store has so far."""
+    if response.status != RESUME_INCOMPLETE:
+        return resource_of(response, key=key)
+    received = response.headers.get("Range")
+    if received is None:
+        return 0
+    last = received.removeprefix("bytes=0-")
+    if not last.isdecimal() or int(last) >= size:
+        raise MalformedResponse(f"the store reports {received!r} of an upload of {size} bytes")
+    return int(last) + 1
+
+
+def media_of(response: Response) -> tuple[str | None, str]:
+    """What the headers say of the object whose bytes they come with.
+
+    Returns:
+        The crc32c of the whole object, in hexadecimal, or None; and the compression of its stored bytes, such as gzip,
+        or "".
+    """
+    headers = response.headers
+    if not any(name in headers for name in _STORE_HEADERS):
+        raise MalformedResponse(f"{len(response.body)} bytes without any of the store's headers")
+    stored = headers.get("X-Goog-Stored-Content-Encoding", "")
+    sent = _compression(headers.get("Content-Encoding", ""))
+    if sent and stored and not _compression(stored):
+        raise MalformedResponse(f"a proxy compressed the bytes ({sent}) without being asked to")
+    # One header with commas, or several.
+    hashes = dict(each.strip().partition("=")[::2] for each in ",".join(headers.getall("X-Goog-Hash", [])).split(","))
+    try:
+        crc32c = hex_of(hashes.get("crc32c"))
+    except ValueError:
+        crc32c = None
+    return crc32c, _compression(stored) or sent
+
+
+def whole_size_of(response: Response, *, begin: int, size: int) -> int:
+    """The size of the whole object, from the response to a read of `size` bytes from `begin`; fewer at its end."""
+    content_range = response.headers.get("Content-Range", "")
+    found = _CONTENT_RANGE.fullmatch(content_range)
+    if response.status != _PARTIAL or found is None:
+        raise MalformedResponse(f"the response ({response.status}) to a ranged read has no Content-Range")
+    first, last, whole = map(int, found.groups())
+    expected = min(size, whole - begin)
+    if (first, last + 1 - begin, len(response.body)) != (begin, expected, expected):
+        raise MalformedResponse(
+            f"requested {size} bytes from {begin}, received {len(response.body)} with Content-Range {content_range}"
+        )
+    return whole
 
 
 def require_success(response: Response) -> None:
@@ -103,21 +310,6 @@ def require_success(response: Response) -> None:
     raise error
 
 
-def json_of(response: Response) -> dict[str, Any]:
-    """The JSON object in a response.
-
-    Raises:
-        MalformedResponse: the body is something else.
-    """
-    try:
-        found = json.loads(response.body)
-    except ValueError as error:
-        raise MalformedResponse(f"expected JSON, got {_kind_of(response.body)}") from error
-    if not isinstance(found, dict):
-        raise MalformedResponse(f"expected a JSON object, got {str(found)[:_SHOWN_CHARS]!r}")
-    return found
-
-
 def message_of(error: BaseException) -> str:
     """An error's message in one line, without URL queries; its type if it has no message."""
     if isinstance(error, TimeoutError) and not str(error):
@@ -135,13 +327,10 @@ def _is_from_store(body: bytes) -> bool:
     text = body.strip()
     if not text or text.startswith(b"<"):
         return False
-    if not text.startswith(b"{"):
-        return True
     try:
-        found = json.loads(text)
+        return not text.startswith(b"{") or bool({"error", "message"} & json.loads(text).keys())
     except ValueError:
         return False
-    return bool({"error", "message"} & found.keys())
 
 
 def _kind_of(body: bytes) -> str:
@@ -168,271 +357,3 @@ def _message_and_reason(body: bytes) -> tuple[str, str]:
     causes = error.get("errors")
     first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], Mapping) else {}
     return str(error.get("message") or first.get("message", "")), str(first.get("reason", ""))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
-    """An object as the store describes it.
-
-    Attributes:
-        name: the object's name.
-        stat: size and checksum.
-        generation: a number for each version of it.
-        metadata: custom metadata.
-        encoding: the compression of its stored bytes, such as gzip; usually empty.
-        created: time of creation in RFC 3339, by the store's clock; may be empty.
-    """
-
-    name: str
-    stat: FileStat
-    generation: str
-    metadata: Mapping[str, str]
-    encoding: str
-    created: str
-
-    def seconds_before(self, other: "Resource") -> float:
-        """Seconds from the creation of this object to that of another; 0 if the store does not report it."""
-        try:
-            return (datetime.fromisoformat(other.created) - datetime.fromisoformat(self.created)).total_seconds()
-        except (ValueError, TypeError):
-            return 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """A page of a listing."""
-
-    names: tuple[str, ...]
-    prefixes: tuple[str, ...]
-    next_token: str | None
-
-
-def resource_of(response: Response, *, key: str) -> Resource:
-    """An object's description. A missing size means 0.
-
-    Raises:
-        MalformedResponse: it is something else, or describes another object.
-    """
-    return _resource(json_of(response), key)
-
-
-def page_of(response: Response, *, prefix: str, delimiter: str | None, token: str | None) -> Page:
-    """A page of a listing.
-
-    Args:
-        response: the response.
-        prefix: of the request: every name starts with it.
-        delimiter: of the request: every prefix ends with it.
-        token: of the page before.
-
-    Raises:
-        MalformedResponse: it is something else, or lists names outside of the request.
-    """
-    found = json_of(response)
-    if found.get("kind") != "storage#objects":
-        raise _unexpected("a listing", found, "kind")
-    items, prefixes = found.get("items", []), found.get("prefixes", [])
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise _unexpected("a listing", found, "items")
-    page = Page(
-        names=_below([item.get("name") for item in items], prefix),
-        prefixes=_below(prefixes if isinstance(prefixes, list) else [None], prefix),
-        next_token=found.get("nextPageToken"),
-    )
-    if not all(name.endswith(delimiter or "") for name in page.prefixes) or (page.prefixes and delimiter is None):
-        raise _unexpected("a listing", found, "prefixes")
-    # The same token again would list the same page forever.
-    if page.next_token is not None and (not isinstance(page.next_token, str) or page.next_token in {"", token}):
-        raise _unexpected("a listing", found, "nextPageToken")
-    return page
-
-
-def rewrite_token_of(response: Response, *, target: str) -> str | None:
-    """The token to continue a copy with; None when the copy is complete.
-
-    Raises:
-        MalformedResponse: it is something else, or describes another copy.
-    """
-    found = json_of(response)
-    done, token = found.get("done"), found.get("rewriteToken")
-    if done is True:
-        resource = found.get("resource")
-        _resource(resource if isinstance(resource, dict) else {}, target)
-        return None
-    if done is not False or not isinstance(token, str) or not token:
-        raise _unexpected("a response to a copy", found, "done")
-    return token
-
-
-def settings_of(response: Response, *, bucket: str) -> Mapping[str, Any]:
-    """A bucket's settings.
-
-    Raises:
-        MalformedResponse: it is something else, or describes another bucket.
-    """
-    found = json_of(response)
-    if found.get("name") != bucket:
-        raise _unexpected(f"a description of the bucket {bucket}", found, "name")
-    return found
-
-
-def require_deleted(response: Response) -> None:
-    """Check the response to a delete, which has no body.
-
-    Raises:
-        MalformedResponse: the store did not send it.
-    """
-    if response.status not in {_NO_CONTENT, _OK} or response.body.strip():
-        raise MalformedResponse(f"expected an empty response to a delete, got {response.status} with a body")
-
-
-def session_url_of(response: Response) -> str:
-    """The URL of a resumable upload.
-
-    Raises:
-        MalformedResponse: there is none.
-    """
-    location = response.headers.get("Location", "")
-    if response.status != _OK or not location.startswith(("https://", "http://")) or "upload_id=" not in location:
-        raise MalformedResponse(f"the response ({response.status}) to the start of an upload has no upload URL")
-    return location
-
-
-def progress_of(response: Response, *, key: str, size: int) -> Resource | int:
-    """State of a resumable upload: the finished object, or the number of bytes that the store has so far.
-
-    Args:
-        response: the response.
-        key: the object's name.
-        size: of the whole upload in bytes.
-
-    Raises:
-        MalformedResponse: it is neither.
-    """
-    if response.status != RESUME_INCOMPLETE:
-        return resource_of(response, key=key)
-    received = response.headers.get("Range")
-    if received is None:
-        return 0
-    last = received.removeprefix("bytes=0-")
-    if not last.isdecimal() or int(last) >= size:
-        raise MalformedResponse(f"the store reports {received!r} of an upload of {size} bytes")
-    return int(last) + 1
-
-
-def crc32c_of_media(response: Response) -> str | None:
-    """The crc32c of an object that comes with its bytes; None if the headers have none.
-
-    Raises:
-        MalformedResponse: the bytes are not from the store.
-    """
-    if response.status != _OK:
-        raise MalformedResponse(f"expected status {_OK} for a read, got {response.status}")
-    _require_store_headers(response)
-    for value in _header_values(response.headers, "X-Goog-Hash"):
-        name, _, encoded = value.strip().partition("=")
-        if name == "crc32c":
-            return _crc32c(encoded)
-    return None
-
-
-def size_of_ranged_media(response: Response, *, begin: int, size: int) -> int:
-    """The size of the whole object that a range was read from.
-
-    Args:
-        response: the response.
-        begin: offset of the range in bytes.
-        size: number of bytes requested; there may be fewer at the object's end.
-
-    Raises:
-        MalformedResponse: it is not the requested range, or not from the store.
-    """
-    unit, _, content_range = response.headers.get("Content-Range", "").partition(" ")
-    span, _, whole = content_range.partition("/")
-    first, _, last = span.partition("-")
-    if response.status != _PARTIAL or unit != "bytes" or not all(map(str.isdecimal, (first, last, whole))):
-        raise MalformedResponse(f"the response ({response.status}) to a ranged read has no Content-Range")
-    _require_store_headers(response)
-    expected = min(size, int(whole) - begin)
-    if (int(first), int(last) + 1 - begin, len(response.body)) != (begin, expected, expected):
-        raise MalformedResponse(
-            f"requested {size} bytes from {begin}, received {len(response.body)} with Content-Range {content_range}"
-        )
-    return int(whole)
-
-
-def encoding_of_media(response: Response) -> str:
-    """The compression of an object's stored bytes, such as gzip; empty if there is none.
-
-    Raises:
-        MalformedResponse: a proxy compressed them.
-    """
-    stored = response.headers.get("X-Goog-Stored-Content-Encoding", "")
-    sent = _compression(response.headers.get("Content-Encoding", ""))
-    if sent and stored and not _compression(stored):
-        raise MalformedResponse(f"a proxy compressed the bytes ({sent}) without being asked to")
-    return _compression(stored) or sent
-
-
-def _compression(encoding: str) -> str:
-    """The encoding if it compresses. Some tools write a character set there, which does not."""
-    found = encoding.strip().lower()
-    return found if found in _COMPRESSIONS else ""
-
-
-def _require_store_headers(response: Response) -> None:
-    if not any(name in response.headers for name in _STORE_HEADERS):
-        raise MalformedResponse(f"{len(response.body)} bytes without any of the store's headers")
-
-
-def _resource(found: Mapping[str, Any], key: str) -> Resource:
-    what = f"a description of {key}"
-    size, generation, metadata = found.get("size", "0"), found.get("generation"), found.get("metadata", {})
-    if found.get("name") != key:
-        raise _unexpected(what, found, "name")
-    if not str(size).isdecimal():
-        raise _unexpected(what, found, "size")
-    if not str(generation).isdecimal():
-        raise _unexpected(what, found, "generation")
-    if not isinstance(metadata, Mapping):
-        raise _unexpected(what, found, "metadata")
-    crc32c = _crc32c(found.get("crc32c"))
-    if crc32c is None:
-        raise _unexpected(what, found, "crc32c")
-    return Resource(
-        name=key,
-        stat=FileStat(size=int(size), crc32c=crc32c),
-        generation=str(generation),
-        metadata=metadata,
-        encoding=_compression(str(found.get("contentEncoding", ""))),
-        created=str(found.get("timeCreated", "")),
-    )
-
-
-def _crc32c(encoded: object) -> str | None:
-    """The API's base64 in hexadecimal; None if it is not a crc32c."""
-    try:
-        data = base64.b64decode(str(encoded), validate=True)
-    except binascii.Error:
-        return None
-    return data.hex() if len(data) == _CRC32C_BYTES else None
-
-
-def _below(names: Iterable[object], prefix: str) -> tuple[str, ...]:
-    found = []
-    for name in names:
-        if not isinstance(name, str) or not name.startswith(prefix) or name == "":
-            raise MalformedResponse(f"a listing of {prefix!r} contains {str(name)[:80]!r}")
-        found.append(name)
-    return tuple(found)
-
-
-def _header_values(headers: Mapping[str, str], name: str) -> list[str]:
-    """All values of a header, which may be sent as several headers or as one with commas."""
-    values = headers.getall(name, []) if hasattr(headers, "getall") else [headers.get(name, "")]
-    return ",".join(values).split(",")
-
-
-def _unexpected(what: str, found: Mapping[str, Any], key: str) -> MalformedResponse:
-    shown = {name: str(value)[:40] for name, value in list(found.items())[:5]}
-    return MalformedResponse(f"expected {what}, got {key}={str(found.get(key))[:80]!r} ({shown})")
