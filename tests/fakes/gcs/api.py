@@ -68,8 +68,6 @@ class Response:
 
     @classmethod
     def of_refusal(cls, refusal: Refusal) -> "Response":
-        if refusal.status == 304:
-            return cls(304)
         return cls.of_json(refusal.as_json(), refusal.status, refusal.headers)
 
 
@@ -91,22 +89,11 @@ class Call:
 
 # Names in paths are percent-encoded, including slashes, so one segment is one name.
 ROUTES: tuple[tuple[str, str, str], ...] = (
-    ("POST", r"/b", "bucket.insert"),
-    ("GET", r"/b", "bucket.list"),
-    ("GET", r"/b/{bucket}/iam/testPermissions", "bucket.testPermissions"),
-    ("GET", r"/b/{bucket}/storageLayout", "bucket.storageLayout"),
     ("GET", r"/b/{bucket}", "bucket.get"),
-    ("PATCH", r"/b/{bucket}", "bucket.patch"),
-    ("DELETE", r"/b/{bucket}", "bucket.delete"),
     ("GET", r"/b/{bucket}/o", "object.list"),
     ("GET", r"/b/{bucket}/o/{name}", "object.get"),
-    ("PATCH", r"/b/{bucket}/o/{name}", "object.patch"),
-    ("PUT", r"/b/{bucket}/o/{name}", "object.update"),
     ("DELETE", r"/b/{bucket}/o/{name}", "object.delete"),
-    ("POST", r"/b/{bucket}/o/{name}/compose", "object.compose"),
-    ("POST", r"/b/{bucket}/o/{name}/copyTo/b/{other_bucket}/o/{other_name}", "object.copy"),
     ("POST", r"/b/{bucket}/o/{name}/rewriteTo/b/{other_bucket}/o/{other_name}", "object.rewrite"),
-    ("POST", r"/b/{bucket}/o/{name}/moveTo/o/{other_name}", "object.move"),
 )
 API_ROUTES = tuple(
     (method, re.compile("/storage/v1" + re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), kind)
@@ -141,8 +128,6 @@ def route(request: Request) -> Call:
 
 def _kind_of_upload(request: Request, query: Mapping[str, str]) -> str:
     if "upload_id" in query:
-        if request.method == "DELETE":
-            return "upload.cancel"
         if request.method in {"PUT", "POST"}:
             where = request.headers.get("content-range", "")
             return "upload.query" if where.startswith("bytes */") else "upload.chunk"

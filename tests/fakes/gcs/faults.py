@@ -11,7 +11,7 @@ from typing import Any
 
 EVERY = ""
 MEDIA = r"object\.media"
-WRITES = r"object\.(insert|delete|patch|update|compose|copy|rewrite|move)|upload\.(initiate|chunk)"
+WRITES = r"object\.(insert|delete|rewrite)|upload\.(initiate|chunk)"
 UPLOADS = r"object\.insert|upload\.chunk"
 
 # Each fault, with the kinds of requests that can get it.
@@ -130,10 +130,6 @@ class FaultPlan:
     def on(cls, kind: str, fault: str, *, times: int | None = 1, **settings: Any) -> "FaultPlan":
         """One fault for requests whose kind starts with `kind`; `settings` are a `Fault`'s."""
         return cls.scripted([{"match": {"kind": kind}, "fault": fault, "times": times, **settings}])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "FaultPlan":
-        return cls(**json.loads(text))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""Listings of objects: prefix, delimiter, offsets and pages, over the current names."""
+"""Listings of objects: prefix, delimiter and pages, over the current names."""
 
 import base64
 import bisect
@@ -11,18 +11,16 @@ from tests.fakes.gcs.store import Store
 
 # The service recommends 1000 and allows up to 5000, which gcsfs requests.
 DEFAULT_PAGE, LARGEST_PAGE = 1000, 5000
-UNSUPPORTED = ("matchGlob", "softDeleted")
+KNOWN = {"prefix", "delimiter", "pageToken", "maxResults", "fields", "projection", "prettyPrint", "alt", "userProject"}
 
 
 def list_objects(store: Store, bucket: str, query: Mapping[str, str], base: str) -> dict[str, Any]:
-    for name in UNSUPPORTED:
-        if query.get(name, "").lower() not in {"", "false"}:
-            raise Refusal(501, f"The fake does not know {name}")
+    unknown = {name for name, value in query.items() if value.lower() not in {"", "false"}} - KNOWN
+    if unknown:
+        raise Refusal(501, f"The fake does not know {', '.join(sorted(unknown))}")
     limit = min(number_of(query, "maxResults") or DEFAULT_PAGE, LARGEST_PAGE)
-    versions = query.get("versions", "").lower() == "true"
     with store.lock:
-        home = store.require(bucket, "storage.objects.list")
-        items, prefixes, token = _page(home, query, limit, versions=versions)
+        items, prefixes, token = _page(store.require(bucket, "storage.objects.list"), query, limit)
     response: dict[str, Any] = {"kind": "storage#objects"}
     if items:
         response["items"] = [item.resource(base) for item in items]
@@ -33,15 +31,11 @@ def list_objects(store: Store, bucket: str, query: Mapping[str, str], base: str)
     return response
 
 
-def _page(
-    home: Bucket, query: Mapping[str, str], limit: int, *, versions: bool
-) -> tuple[list[StoredObject], list[str], str | None]:
-    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    end = query.get("endOffset", "")
-    names = sorted({*home.names, *home.archived}) if versions else home.names
+def _page(home: Bucket, query: Mapping[str, str], limit: int) -> tuple[list[StoredObject], list[str], str | None]:
+    prefix, delimiter, names = query.get("prefix", ""), query.get("delimiter", ""), home.names
     items: list[StoredObject] = []
     prefixes: list[str] = []
-    index = bisect.bisect_left(names, max(prefix, query.get("startOffset", "")))
+    index = bisect.bisect_left(names, prefix)
     if query.get("pageToken"):
         try:
             after, folded = json.loads(base64.urlsafe_b64decode(query["pageToken"]))
@@ -49,7 +43,7 @@ def _page(
             raise Refusal(400, "Invalid pageToken") from None
         index = max(index, _index_after(names, after, folded=folded))
     last: tuple[str, bool] | None = None
-    while index < len(names) and names[index].startswith(prefix) and not (end and names[index] >= end):
+    while index < len(names) and names[index].startswith(prefix):
         if len(items) + len(prefixes) >= limit and last is not None:
             return items, prefixes, base64.urlsafe_b64encode(json.dumps(last).encode()).decode()
         name = names[index]
@@ -60,7 +54,7 @@ def _page(
             index = _index_after(names, last[0], folded=True)
         else:
             last = name, False
-            items += _generations(home, name) if versions else [home.live[name]]
+            items.append(home.live[name])
             index += 1
     return items, prefixes, None
 
@@ -70,8 +64,3 @@ def _index_after(names: list[str], last: str, *, folded: bool) -> int:
     if not folded:
         return bisect.bisect_right(names, last)
     return bisect.bisect_left(names, True, key=lambda name: name > last and not name.startswith(last))
-
-
-def _generations(home: Bucket, name: str) -> list[StoredObject]:
-    found = sorted(home.archived.get(name, {}).values(), key=lambda one: one.generation)
-    return [*found, home.live[name]] if name in home.live else found

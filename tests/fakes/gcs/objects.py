@@ -15,7 +15,7 @@ Content = tuple[np.ndarray, ...]
 """An object's bytes as the uint8 arrays in which they arrived; never joined, never changed."""
 
 CALLER = "tester@project.iam.gserviceaccount.com"
-REASONS = {304: "notModified", 400: "invalid", 401: "authError", 404: "notFound", 409: "conflict", 503: "backendError"}
+REASONS = {400: "invalid", 401: "authError", 404: "notFound", 409: "conflict", 503: "backendError"}
 
 
 class Refusal(Exception):
@@ -43,10 +43,6 @@ def no_such_bucket() -> Refusal:
 
 def precondition_failed() -> Refusal:
     return Refusal(412, "At least one of the pre-conditions you specified did not hold.", "conditionNotMet")
-
-
-def not_modified() -> Refusal:
-    return Refusal(304, "")
 
 
 def permission_denied(permission: str) -> Refusal:
@@ -114,7 +110,7 @@ def cut(content: Content, start: int, stop: int) -> Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksums:
-    """Checksums in base64, as the service reports them; no md5 for composite objects or if a test disabled it."""
+    """Checksums in base64, as the service reports them; no md5 if a test disabled it."""
 
     size: int
     crc32c: str
@@ -154,19 +150,15 @@ def checksums_of(content: Iterable[np.ndarray], *, md5: bool = True) -> Checksum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """One generation of an object. A metadata change replaces it, with the next metageneration."""
+    """One generation of an object."""
 
     bucket: str
     name: str
     generation: int
-    metageneration: int = 1
     content: Content
     checksums: Checksums
     created: float
-    updated: float
     fields: Mapping[str, Any] = field(default_factory=dict)
-    component_count: int | None = None
-    deleted: float | None = None
     leaves_out_zeros: bool = False
 
     @property
@@ -175,7 +167,7 @@ class StoredObject:
 
     @property
     def etag(self) -> str:
-        return base64.b64encode(f"{self.generation}/{self.metageneration}".encode()).decode()
+        return base64.b64encode(f"{self.generation}".encode()).decode()
 
     @property
     def content_type(self) -> str:
@@ -192,24 +184,19 @@ class StoredObject:
             "name": self.name,
             "bucket": self.bucket,
             "generation": str(self.generation),
-            "metageneration": str(self.metageneration),
+            "metageneration": "1",
             "contentType": self.content_type,
             "storageClass": "STANDARD",
             "size": str(self.size),
             "crc32c": self.checksums.crc32c,
             "etag": self.etag,
             "timeCreated": timestamp(self.created),
-            "updated": timestamp(self.updated),
-            "timeStorageClassUpdated": timestamp(self.created),
+            "updated": timestamp(self.created),
         }
         if self.leaves_out_zeros and not self.size:
             del resource["size"]
         if self.checksums.md5 is not None:
             resource["md5Hash"] = self.checksums.md5
-        if self.component_count is not None:
-            resource["componentCount"] = self.component_count
-        if self.deleted is not None:
-            resource["timeDeleted"] = timestamp(self.deleted)
         return resource | {key: value for key, value in self.fields.items() if value not in (None, {})}
 
 
@@ -220,7 +207,6 @@ class Bucket:
     name: str
     created: float
     live: dict[str, StoredObject] = field(default_factory=dict)
-    archived: dict[str, dict[int, StoredObject]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     metageneration: int = 1
     retention_seconds: float = 0.0

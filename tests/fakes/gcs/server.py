@@ -63,7 +63,7 @@ class FakeGcs:
     Args:
         buckets: created at the start.
         port: 0 chooses a free one.
-        md5: False leaves md5 out of all responses, as for composite objects. Hashing limits throughput.
+        md5: False leaves md5 out of all responses. Hashing limits throughput.
         rewrite_bytes_per_call: larger rewrites take several calls.
         require_token: refuse requests without a token from `POST /_fake/token`.
         clock: seconds since the epoch, for generations, timestamps and retention.

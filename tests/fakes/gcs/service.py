@@ -3,17 +3,16 @@
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tests.fakes.gcs.api import Call, Request, Response, route
 from tests.fakes.gcs.listing import list_objects
-from tests.fakes.gcs.objects import Refusal, as_content, checksums_of, number_of
+from tests.fakes.gcs.objects import Refusal, as_content, number_of
 from tests.fakes.gcs.store import Preconditions, Store
 from tests.fakes.gcs.transfers import Transfers
 
-COMPOSE_LIMIT = 32
-NEEDS_NO_PROJECT = ("bucket.insert", "bucket.list", "batch", "unknown", "token")
+NEEDS_NO_PROJECT = ("batch", "unknown", "token", "upload.chunk", "upload.query")
 
 
 class Service:
@@ -29,31 +28,20 @@ class Service:
         self._rewrites: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._operations: dict[str, Callable[[Call, Request], Response]] = {
-            "bucket.insert": self._bucket_insert,
-            "bucket.list": self._bucket_list,
             "bucket.get": lambda call, request: Response.of_json(
                 store.require(call.bucket, "storage.buckets.get").resource(request.base)
             ),
-            "bucket.patch": self._bucket_patch,
-            "bucket.delete": self._bucket_delete,
-            "bucket.testPermissions": self._test_permissions,
             "object.list": lambda call, request: Response.of_json(
                 list_objects(store, call.bucket, request.query, request.base)
             ),
             "object.get": self._get,
             "object.media": self.transfers.download,
             "object.insert": self.transfers.insert,
-            "object.patch": self._update,
-            "object.update": self._update,
             "object.delete": self._delete,
-            "object.compose": self._compose,
-            "object.copy": self._copy,
             "object.rewrite": self._rewrite,
-            "object.move": self._move,
             "upload.initiate": self.transfers.initiate,
             "upload.chunk": self.transfers.chunk,
             "upload.query": self.transfers.chunk,
-            "upload.cancel": self.transfers.cancel,
             "batch": self._batch,
         }
 
@@ -72,64 +60,14 @@ class Service:
         raise Refusal(404, f"Not Found: the fake does not know {request.method} {request.path}")
 
     def _check_project(self, call: Call, request: Request) -> None:
-        if call.kind in NEEDS_NO_PROJECT or call.kind in {"upload.chunk", "upload.query", "upload.cancel"}:
+        if call.kind in NEEDS_NO_PROJECT:
             return
         if self.store.bucket(call.bucket).requester_pays and not request.query.get("userProject"):
             raise Refusal(400, "Bucket is a requester pays bucket but no user project provided.", "required")
 
-    def _bucket_insert(self, _: Call, request: Request) -> Response:
-        wanted = request.json()
-        with self.store.lock:
-            made = self.store.create_bucket(str(wanted.get("name") or ""))
-            self._apply(made.name, wanted)
-            return Response.of_json(made.resource(request.base))
-
-    def _bucket_patch(self, call: Call, request: Request) -> Response:
-        with self.store.lock:
-            self._apply(call.bucket, request.json())
-            return Response.of_json(self.store.bucket(call.bucket).resource(request.base))
-
-    def _apply(self, name: str, wanted: Mapping[str, Any]) -> None:
-        if "versioning" in wanted:
-            self.store.set_bucket(name, versioning=bool((wanted["versioning"] or {}).get("enabled")))
-        if "billing" in wanted:
-            self.store.set_bucket(name, requester_pays=bool((wanted["billing"] or {}).get("requesterPays")))
-        if "retentionPolicy" in wanted:
-            seconds = float((wanted["retentionPolicy"] or {}).get("retentionPeriod", 0))
-            self.store.set_bucket(name, retention_seconds=seconds)
-
-    def _bucket_list(self, _: Call, request: Request) -> Response:
-        with self.store.lock:
-            items = [bucket.resource(request.base) for _, bucket in sorted(self.store.buckets.items())]
-        return Response.of_json({"kind": "storage#buckets", "items": items})
-
-    def _bucket_delete(self, call: Call, _: Request) -> Response:
-        self.store.delete_bucket(call.bucket)
-        return Response(204)
-
-    def _test_permissions(self, call: Call, request: Request) -> Response:
-        denied = self.store.bucket(call.bucket).denied
-        requested = re.findall(r"[?&]permissions=([^&]+)", request.target)
-        granted = [permission for permission in requested if permission not in denied]
-        response = {"kind": "storage#testIamPermissionsResponse"}
-        return Response.of_json(response | ({"permissions": granted} if granted else {}))
-
     def _get(self, call: Call, request: Request) -> Response:
-        found = self.store.read(
-            call.bucket, call.name, number_of(request.query, "generation"), Preconditions.of(request.query)
-        )
+        found = self.store.read(call.bucket, call.name, number_of(request.query, "generation"))
         return Response.of_json(found.resource(request.base), headers={"ETag": found.etag})
-
-    def _update(self, call: Call, request: Request) -> Response:
-        made = self.store.update(
-            call.bucket,
-            call.name,
-            request.json(),
-            generation=number_of(request.query, "generation"),
-            preconditions=Preconditions.of(request.query),
-            whole=call.kind == "object.update",
-        )
-        return Response.of_json(made.resource(request.base))
 
     def _delete(self, call: Call, request: Request) -> Response:
         self.store.delete(
@@ -137,54 +75,18 @@ class Service:
         )
         return Response(204)
 
-    def _compose(self, call: Call, request: Request) -> Response:
-        wanted = request.json()
-        sources = wanted.get("sourceObjects") or []
-        if not 1 <= len(sources) <= COMPOSE_LIMIT:
-            raise Refusal(400, f"The number of source components provided ({len(sources)}) is not within 1 to 32")
-        found = []
-        with self.store.lock:
-            for source in sources:
-                demands = Preconditions.of(source.get("objectPreconditions") or {})
-                generation = number_of(source, "generation")
-                found.append(self.store.read(call.bucket, str(source.get("name") or ""), generation, demands))
-        content = tuple(piece for one in found for piece in one.content)
-        made = self.store.insert(
-            call.bucket,
-            call.name,
-            content,
-            # As documented, composite objects have no md5.
-            checksums_of(content, md5=False),
-            fields=wanted.get("destination") or {},
-            preconditions=Preconditions.of(request.query),
-            component_count=sum(one.component_count or 1 for one in found),
-        )
-        return Response.of_json(made.resource(request.base))
-
     def _copied(self, call: Call, request: Request, generation: int | None) -> dict[str, Any]:
         with self.store.lock:
-            demands = Preconditions.of(request.query, "Source")
-            source = self.store.read(call.bucket, call.name, generation, demands)
+            source = self.store.read(call.bucket, call.name, generation)
             made = self.store.insert(
-                call.other_bucket or call.bucket,
+                call.other_bucket,
                 call.other_name,
                 source.content,
                 source.checksums,
                 fields={**source.fields, **request.json()},
                 preconditions=Preconditions.of(request.query),
-                component_count=source.component_count,
             )
             return made.resource(request.base)
-
-    def _copy(self, call: Call, request: Request) -> Response:
-        return Response.of_json(self._copied(call, request, number_of(request.query, "sourceGeneration")))
-
-    def _move(self, call: Call, request: Request) -> Response:
-        with self.store.lock:
-            self.store.require(call.bucket, "storage.objects.delete")
-            resource = self._copied(call, request, number_of(request.query, "sourceGeneration"))
-            self.store.delete(call.bucket, call.name)
-            return Response.of_json(resource)
 
     def _rewrite(self, call: Call, request: Request) -> Response:
         token = request.query.get("rewriteToken")
@@ -192,7 +94,7 @@ class Service:
             if token is not None and token not in self._rewrites:
                 raise Refusal(400, "Invalid rewriteToken")
             generation, done = self._rewrites.get(token or "", (number_of(request.query, "sourceGeneration"), 0))
-        source = self.store.read(call.bucket, call.name, generation, Preconditions.of(request.query, "Source"))
+        source = self.store.read(call.bucket, call.name, generation)
         done = min(done + (self.rewrite_bytes_per_call or source.size), source.size)
         response: dict[str, Any] = {
             "kind": "storage#rewriteResponse",

@@ -19,7 +19,6 @@ from tests.fakes.gcs.objects import (
     joined,
     no_such_bucket,
     no_such_object,
-    not_modified,
     number_of,
     permission_denied,
     precondition_failed,
@@ -31,7 +30,7 @@ SETTINGS = (
     *("retention_seconds", "versioning", "requester_pays", "denied", "default_event_based_hold"),
     *("soft_delete_seconds", "lifecycle", "object_retention", "leaves_out_zeros"),
 )
-MUTABLE = (*WRITABLE, "customTime", "temporaryHold", "eventBasedHold")
+MUTABLE = (*WRITABLE, "eventBasedHold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +38,18 @@ class Preconditions:
     """Preconditions of a request on the live object. Generation 0 means that it does not exist."""
 
     generation: int | None = None
-    not_generation: int | None = None
-    metageneration: int | None = None
-    not_metageneration: int | None = None
 
     @classmethod
-    def of(cls, query: Mapping[str, str], infix: str = "") -> "Preconditions":
-        """From a query's `ifGenerationMatch` and similar; `infix` is "Source" for the source of a copy."""
+    def of(cls, query: Mapping[str, str]) -> "Preconditions":
+        """Refuses those that Baton never sends, so that none is passed over in silence."""
+        unknown = {key for key in query if key.startswith("if")} - {"ifGenerationMatch"}
+        if unknown:
+            raise Refusal(501, f"The fake does not know {', '.join(sorted(unknown))}")
+        return cls(generation=number_of(query, "ifGenerationMatch"))
 
-        return cls(
-            generation=number_of(query, f"if{infix}GenerationMatch"),
-            not_generation=number_of(query, f"if{infix}GenerationNotMatch"),
-            metageneration=number_of(query, f"if{infix}MetagenerationMatch"),
-            not_metageneration=number_of(query, f"if{infix}MetagenerationNotMatch"),
-        )
-
-    def check(self, found: StoredObject | None, *, reading: bool = False) -> None:
-        generation = found.generation if found else 0
-        metageneration = found.metageneration if found else 0
-        if self.generation is not None and self.generation != generation:
+    def check(self, found: StoredObject | None) -> None:
+        if self.generation is not None and self.generation != (found.generation if found else 0):
             raise precondition_failed()
-        if self.metageneration is not None and self.metageneration != metageneration:
-            raise precondition_failed()
-        if generation == self.not_generation or (found and metageneration == self.not_metageneration):
-            raise not_modified() if reading else precondition_failed()
 
 
 NONE = Preconditions()
@@ -85,12 +72,6 @@ class Store:
                 raise Refusal(409, "Your previous request to create the named bucket succeeded and you already own it.")
             self.buckets[name] = Bucket(name, self.clock())
             return self.buckets[name]
-
-    def delete_bucket(self, name: str) -> None:
-        with self.lock:
-            if self.bucket(name).live:
-                raise Refusal(409, "The bucket you tried to delete is not empty.")
-            del self.buckets[name]
 
     def bucket(self, name: str) -> Bucket:
         with self.lock:
@@ -125,11 +106,8 @@ class Store:
 
     def find(self, bucket: str, name: str, generation: int | None = None) -> StoredObject | None:
         with self.lock:
-            found = self.bucket(bucket)
-            live = found.live.get(name)
-            if generation is None or (live and live.generation == generation):
-                return live
-            return found.archived.get(name, {}).get(generation)
+            found = self.bucket(bucket).live.get(name)
+            return found if found is None or generation in {None, found.generation} else None
 
     def put(self, bucket: str, name: str, data: bytes, **fields: Any) -> StoredObject:
         """Store an object without a request."""
@@ -148,9 +126,7 @@ class Store:
 
     # The service's operations.
 
-    def read(
-        self, bucket: str, name: str, generation: int | None = None, preconditions: Preconditions = NONE
-    ) -> StoredObject:
+    def read(self, bucket: str, name: str, generation: int | None = None) -> StoredObject:
         with self.lock:
             settings = self.require(bucket, "storage.objects.get")
             found = self.find(bucket, name, generation)
@@ -159,7 +135,6 @@ class Store:
                 if "storage.objects.list" in settings.denied:
                     raise permission_denied("storage.objects.get")
                 raise no_such_object(bucket, name)
-            preconditions.check(found, reading=True)
             return found
 
     def may_insert(self, bucket: str, name: str, preconditions: Preconditions) -> None:
@@ -182,7 +157,6 @@ class Store:
         *,
         fields: Mapping[str, Any] | None = None,
         preconditions: Preconditions = NONE,
-        component_count: int | None = None,
     ) -> StoredObject:
         check_name(name)
         with self.lock:
@@ -197,9 +171,7 @@ class Store:
                 content=content,
                 checksums=checksums,
                 created=now,
-                updated=now,
                 fields={key: value for key, value in (fields or {}).items() if key in MUTABLE},
-                component_count=component_count,
             )
             home = self.bucket(bucket)
             if home.default_event_based_hold:
@@ -220,49 +192,11 @@ class Store:
                 raise no_such_object(bucket, name)
             preconditions.check(found)
             self._check_retention(home, found)
-            if home.live.get(name) is found:
-                self._retire(home, name)
-            if generation is not None:
-                home.archived.get(name, {}).pop(generation, None)
-
-    def update(
-        self,
-        bucket: str,
-        name: str,
-        change: Mapping[str, Any],
-        *,
-        generation: int | None = None,
-        preconditions: Preconditions = NONE,
-        whole: bool = False,
-    ) -> StoredObject:
-        """Change metadata: all of it if `whole`, else the given keys only; None removes a key."""
-        with self.lock:
-            home = self.require(bucket, "storage.objects.update")
-            found = self.find(bucket, name, generation)
-            if found is None:
-                raise no_such_object(bucket, name)
-            preconditions.check(found)
-            fields = {} if whole else dict(found.fields)
-            for key in (key for key in change if key in MUTABLE):
-                if key == "metadata" and isinstance(change[key], dict) and not whole:
-                    merged = dict(fields.get("metadata") or {}) | change[key]
-                    fields[key] = {name: value for name, value in merged.items() if value is not None}
-                else:
-                    fields[key] = change[key]
-            made = replace(found, fields=fields, metageneration=found.metageneration + 1, updated=self.clock())
-            if home.live.get(name) is found:
-                home.live[name] = made
-            else:
-                home.archived[name][found.generation] = made
-            return made
+            self._retire(home, name)
 
     def _retire(self, home: Bucket, name: str) -> None:
-        found = home.live.pop(name, None)
-        if found is None:
-            return
-        del home.names[bisect.bisect_left(home.names, name)]
-        if home.versioning:
-            home.archived.setdefault(name, {})[found.generation] = replace(found, deleted=self.clock())
+        if home.live.pop(name, None) is not None:
+            del home.names[bisect.bisect_left(home.names, name)]
 
     def _check_retention(self, home: Bucket, found: StoredObject) -> None:
         if found.fields.get("eventBasedHold"):

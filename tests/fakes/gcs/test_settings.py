@@ -1,4 +1,4 @@
-"""Settings of buckets, tokens, versions, and the counters that tests read."""
+"""Settings of buckets, tokens, and the counters that tests read."""
 
 import pytest
 
@@ -42,8 +42,6 @@ def test_denied_permission_refuses_its_operation_only(raw: Raw, server: FakeGcs,
                 f"{CALLER} does not have {full} access to the Google Cloud Storage object. "
                 f"Permission '{full}' denied on resource (or it may not exist)."
             )
-    path = "/storage/v1/b/bucket/iam/testPermissions?permissions=storage.objects.get&permissions=" + full
-    assert full not in raw.request("GET", path).json().get("permissions", [])
 
 
 def test_overwrite_needs_the_permission_to_delete(raw: Raw, server: FakeGcs) -> None:
@@ -70,21 +68,7 @@ def test_requester_pays_bucket_needs_a_project(raw: Raw, server: FakeGcs) -> Non
     assert raw.insert("n", b"", userProject="mine").status == 200
 
 
-def test_versions_stay_until_they_are_deleted(raw: Raw, server: FakeGcs) -> None:
-    server.store.set_bucket("bucket", versioning=True)
-    first, second = (int(raw.insert("n", data).json()["generation"]) for data in (b"one", b"two"))
-    assert [raw.media("n", generation=one).body for one in (first, second)] == [b"one", b"two"]
-    assert raw.delete("n").status == 204
-    assert raw.media("n").status == 404
-    assert raw.media("n", generation=second).body == b"two"
-    listed = raw.list(versions="true").json()["items"]
-    assert [int(item["generation"]) for item in listed] == [first, second]
-    assert "items" not in raw.list().json()
-    assert raw.delete("n", generation=first).status == 204
-    assert raw.media("n", generation=first).status == 404
-
-
-def test_old_generation_is_gone_without_versioning(raw: Raw) -> None:
+def test_old_generation_is_gone(raw: Raw) -> None:
     first = raw.insert("n", b"one").json()["generation"]
     raw.insert("n", b"two")
     assert raw.media("n", generation=first).status == 404
@@ -118,13 +102,6 @@ def test_requests_are_counted(raw: Raw, server: FakeGcs) -> None:
     assert server.tally.bytes_in == 4
     server.reset_counters()
     assert server.counts == {}
-
-
-def test_md5_can_be_left_out(raw: Raw) -> None:
-    assert "md5Hash" in raw.insert("n", b"data").json()
-    with FakeGcs(md5=False) as server, Raw(server.url) as other:
-        assert "md5Hash" not in other.insert("n", b"data").json()
-        assert "md5" not in other.media("n").headers["X-Goog-Hash"]
 
 
 def test_separate_process_can_be_controlled() -> None:

@@ -39,13 +39,6 @@ def test_unquoted_boundary_is_accepted(raw: Raw, server: FakeGcs) -> None:
     assert server.store.bytes("bucket", "n") == b"hello"
 
 
-def test_chunked_body_is_accepted(raw: Raw, server: FakeGcs) -> None:
-    path = "/upload/storage/v1/b/bucket/o?uploadType=media&name=n"
-    assert raw.request("POST", path, iter([b"one ", b"two"])).status == 200
-    assert server.store.bytes("bucket", "n") == b"one two"
-    assert raw.get("n").status == 200, "the connection is still usable"
-
-
 def test_metadata_has_checksums_and_names(raw: Raw) -> None:
     found = raw.insert("a/b c", DATA).json()
     assert found["crc32c"] == crc32c(DATA)
@@ -133,14 +126,6 @@ def test_chunk_of_a_wrong_size_is_refused(raw: Raw) -> None:
     assert raw.chunk(session, "0-9/4000", DATA[:5]).status == 400
     assert raw.chunk(session, "nonsense").status == 400
     assert raw.chunk(session, "*/*").headers["Range"] is None
-
-
-def test_cancelled_session_is_gone(raw: Raw, server: FakeGcs) -> None:
-    session = raw.initiate("r")
-    assert raw.request("DELETE", session).status == 499
-    assert raw.chunk(session, "0-3/4", b"data").status == 404
-    assert raw.chunk(session, "*/*").status == 404
-    assert server.store.names("bucket") == []
 
 
 def test_session_checks_preconditions_at_start_and_end(raw: Raw, server: FakeGcs) -> None:

@@ -76,7 +76,6 @@ class Transfers:
             name=name,
             metadata=metadata,
             preconditions=Preconditions.of(query),
-            user_project=query.get("userProject"),
             hasher=Hasher(md5=self.md5 or "md5Hash" in metadata),
         )
         self.store.may_insert(session.bucket, name, session.preconditions)
@@ -91,8 +90,6 @@ class Transfers:
         data = request.body
         where = ContentRange.parse(request.headers.get("content-range"), data.size)
         with session.lock:
-            if session.cancelled:
-                raise Refusal(404, f"No such upload session: {session.id}")
             # A client whose response got lost repeats the request, and gets the same object.
             if session.finished is not None:
                 return _uploaded(session.finished, request)
@@ -135,7 +132,7 @@ class Transfers:
         found = re.match(r"bytes (\d+)-", request.headers.get("content-range", ""))
         if session is not None and found is not None:
             with session.lock:
-                if session.finished is None and not session.cancelled and int(found.group(1)) <= session.size:
+                if session.finished is None and int(found.group(1)) <= session.size:
                     self._keep_prefix(session, int(found.group(1)), received)
 
     @staticmethod
@@ -144,28 +141,19 @@ class Transfers:
         if stop > session.size:
             session.keep(first, data[: stop - first])
 
-    def cancel(self, _: Call, request: Request) -> Response:
-        session = self.sessions.get(request.query["upload_id"])
-        with session.lock:
-            session.cancelled = True
-            session.pieces.clear()
-        # As documented, the response to a cancellation is 499.
-        return Response(499)
-
     def download(self, call: Call, request: Request) -> Response:
         query = request.query
-        found = self.store.read(call.bucket, call.name, number_of(query, "generation"), Preconditions.of(query))
+        found = self.store.read(call.bucket, call.name, number_of(query, "generation"))
         encoding = str(found.fields.get("contentEncoding") or "identity")
         headers = {
             "Content-Type": found.content_type,
             "X-Goog-Hash": _hashes(found),
             "X-Goog-Generation": str(found.generation),
-            "X-Goog-Metageneration": str(found.metageneration),
             "X-Goog-Stored-Content-Length": str(found.size),
             "X-Goog-Stored-Content-Encoding": encoding,
             "X-Goog-Storage-Class": "STANDARD",
             "ETag": found.etag,
-            "Last-Modified": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(found.updated)),
+            "Last-Modified": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(found.created)),
             "Accept-Ranges": "bytes",
         }
         if encoding == "gzip" and "gzip" not in request.headers.get("accept-encoding", ""):

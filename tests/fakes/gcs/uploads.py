@@ -103,10 +103,6 @@ class ContentRange:
             raise Refusal(400, f"Content-Range {text} does not fit a body of {length} bytes.")
         return cls(first, last, total)
 
-    @property
-    def is_query(self) -> bool:
-        return self.first is None
-
 
 @dataclass(slots=True)
 class Session:
@@ -116,14 +112,12 @@ class Session:
     name: str
     metadata: dict[str, Any]
     preconditions: Preconditions
-    user_project: str | None
     hasher: Hasher
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     lock: threading.Lock = field(default_factory=threading.Lock)
     pieces: list[np.ndarray] = field(default_factory=list)
     finished: StoredObject | None = None
     refused: Refusal | None = None
-    cancelled: bool = False
 
     @property
     def size(self) -> int:
@@ -178,8 +172,8 @@ class Sessions:
     def get(self, upload_id: str) -> Session:
         with self._lock:
             found = self._sessions.get(upload_id)
-        # As documented, requests to a cancelled session get a 4xx. 404 tells clients to start over.
-        if found is None or found.cancelled:
+        # 404 tells clients to start over.
+        if found is None:
             raise Refusal(404, f"No such upload session: {upload_id}")
         return found
 

@@ -5,7 +5,6 @@ import http.client
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -66,14 +65,6 @@ class Wire:
             return False
         self._early += received
         return bool(received)
-
-    def read_line(self) -> bytes:
-        while (end := self._early.find(b"\n")) < 0:
-            if not self._receive_more():
-                raise Hangup
-        line = bytes(self._early[:end]).rstrip(b"\r")
-        del self._early[: end + 1]
-        return line
 
     def read_into(self, target: memoryview) -> int:
         """Read into `target` until it is full or the client stops sending; returns the number of bytes."""
@@ -141,12 +132,9 @@ class Body:
 
     def __init__(self, wire: Wire, headers: dict[str, str]) -> None:
         self._wire = wire
-        self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-        self._length = 0 if self._chunked else int(headers.get("content-length") or 0)
+        self._length = int(headers.get("content-length") or 0)
         self._data = np.empty(self._length, dtype=np.uint8) if self._length else EMPTY
         self._received = 0
-        if headers.get("expect", "").lower() == "100-continue":
-            wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     @property
     def length(self) -> int:
@@ -157,36 +145,14 @@ class Body:
         return self._data[: self._received]
 
     def fill(self, stop: int | None = None) -> np.ndarray:
-        """Receive up to `stop` bytes, or all. A chunked body has no length in advance and is received whole, so a reset
-        inside it becomes a reset after it.
+        """Receive up to `stop` bytes, or all.
 
         Raises:
             Hangup: the client closed the connection early; `received` has the bytes that arrived.
         """
-        if self._chunked:
-            self._fill_chunks()
-            return self._data
         stop = self._length if stop is None else min(stop, self._length)
         if self._received < stop:
             self._received += self._wire.read_into(memoryview(self._data)[self._received : stop])
             if self._received < stop:
                 raise Hangup
         return self._data[:stop]
-
-    def _fill_chunks(self) -> None:
-        pieces: list[np.ndarray] = []
-        while size := int(self._wire.read_line().split(b";")[0], 16):
-            piece = np.empty(size, dtype=np.uint8)
-            if self._wire.read_into(memoryview(piece)) < size:
-                raise Hangup
-            pieces.append(piece)
-            self._wire.read_line()
-        while self._wire.read_line():
-            pass
-        self._chunked = False
-        self._data = _one(pieces)
-        self._length = self._received = self._data.size
-
-
-def _one(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else EMPTY
