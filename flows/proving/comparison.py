@@ -178,13 +178,16 @@ def read_arrays(trial: Trial, ref: CheckpointRef) -> Arrays:
     quiet_tensorflow()
     import tensorflow as tf
 
+    from tasks.foundation.checkpoint.bundle import PREFIX
+    from tasks.foundation.checkpoint.bundle_errors import bundle_errors
     from tasks.foundation.state.layout import stored_name
 
     manifest = verify_checkpoint(trial.home, ref)
-    reader = tf.train.load_checkpoint(str(trial.home.root / ref.path / "ckpt"))
-    names = {key: stored_name(key) for key in _keys(manifest)}
-    # The object graph is not a variable.
-    unmatched = {*reader.get_variable_to_shape_map(), _OBJECT_GRAPH} ^ {*names.values(), _OBJECT_GRAPH}
+    prefix, names = str(trial.home.root / ref.path / PREFIX), {key: stored_name(key) for key in _keys(manifest)}
+    with bundle_errors(f"{trial.home.uri}/{ref.path}", prefix):
+        reader = tf.train.load_checkpoint(prefix)
+        # The object graph is not a variable.
+        unmatched = {*reader.get_variable_to_shape_map(), _OBJECT_GRAPH} ^ {*names.values(), _OBJECT_GRAPH}
     if unmatched:
         raise DamagedCheckpoint(
             f"{trial.home.uri}/{ref.path}: {min(unmatched)} is in its files or in its manifest, not in both"

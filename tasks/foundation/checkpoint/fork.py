@@ -18,6 +18,7 @@ from tasks.foundation.contracts.checkpoint import (
 from tasks.foundation.contracts.log_entry import Body, Commit, Head, Lineage, Origin
 from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code
 from tasks.foundation.errors import (
+    BatonError,
     DamagedCheckpoint,
     FileAlreadyThere,
     FileMissing,
@@ -30,8 +31,10 @@ from tasks.foundation.errors import (
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.completeness import UNFINISHED_FORK
+from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.transfers import parallel_map
 
 # Each is nested in the one after it, and readers of JSON bound the depth. A run that is forked each night has hundreds.
@@ -137,16 +140,28 @@ def _fork(runs: _Runs, head: Head, ref: CheckpointRef, *, attempt: str) -> Fork:
         if made is None:
             _withdraw(target, folder)
             raise
-    except InvalidInput:  # another process has taken the name
-        _withdraw(target, folder)
+    except BatonError as fault:
+        # Another process has taken the name, or a disk is full. Once the log has begun, the copy is needed to finish.
+        if isinstance(fault, InvalidInput) or not _has_begun(target):
+            _withdraw(target, folder)
         raise
     discard(target.home, UNFINISHED_FORK)
     return made
 
 
+def _has_begun(log: RunLog) -> bool:
+    """Whether the log may have an entry, perhaps one whose answer was lost."""
+    try:
+        return log.home.exists(entry_path(0))
+    except BatonError:
+        return True
+
+
 def _withdraw(target: RunLog, folder: str) -> None:
     discard(target.home, folder)
     discard(target.home, UNFINISHED_FORK)
+    if isinstance(target.home, LocalStorage):  # other stores have no folders
+        target.home.remove_empty_folders()
 
 
 def _finish_without_source(runs: _Runs, source: Head | None, at_step: int | None) -> Fork | None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.foundation.checkpoint.bundle import PREFIX
+from tasks.foundation.checkpoint.bundle_errors import bundle_errors
 from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef
@@ -61,13 +62,10 @@ def _restore(state: TrainState, home: Storage, ref: CheckpointRef, initial: Abst
         fetch(home, ref, manifest, local, fetched=PREFETCHED_CHECKPOINT.take(home, ref))
         PREFETCHED_CHECKPOINT.drop()
         prefix = str(local / PREFIX)
-        try:
+        with bundle_errors(where, prefix):
             _read_model(state, prefix, manifest, carried, initial)
             host_state = read_host_state(prefix, manifest.signature)
             returned = read_returned_means(prefix, manifest)
-        except tf.errors.NotFoundError as fault:
-            # On a local home these are links: retiring the checkpoint deletes the files behind them.
-            raise DamagedCheckpoint(f"{where}: a file was deleted while it was being read") from fault
     state.seeds.derive()
     comparable = carried is None and manifest.replicas == state.accelerator.replicas
     digest = state.digest(stored=host_state | returned)

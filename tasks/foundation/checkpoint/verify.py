@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.base import another_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord
+from tasks.foundation.contracts.safe_names import is_refused_name
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.transfers import parallel_map, require_damage_in_store, size_on_disk
@@ -44,10 +45,15 @@ def read_manifest(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
 
 
 def _parse(data: bytes, where: str) -> CheckpointManifest:
-    """Parse a manifest whose digest is right. It is as it was written, so an error in it is not damage."""
+    """Parse a manifest whose digest is right. It is as it was written, so an error in it is not damage.
+
+    A name that leads out of its folder is: whoever wrote it also wrote the log that has its digest.
+    """
     try:
         return CheckpointManifest.from_json(data, where=where, error=DamagedCheckpoint)
     except DamagedCheckpoint as fault:
+        if is_refused_name(fault.__cause__):
+            raise
         why = f"its digest is the log's, and {str(fault).removeprefix(f'{where}: ')}"
         raise another_version(where, CheckpointManifest, why) from fault
 

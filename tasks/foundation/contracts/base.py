@@ -16,6 +16,7 @@ _SHOWN_CHARACTERS = 300
 _SHOWN_KEYS = 20
 _FIRST_SCHEMA = 1
 _SMALL_BYTES = 256 << 10
+_LARGEST = 2**63 - 1
 _USE_NEWER_VERSION = (
     "use the version of Baton that wrote it, or a newer one, on every machine and in every image of this run"
 )
@@ -25,9 +26,14 @@ def _adapt(schema: Any) -> None:
     """Change pydantic's schema of a contract, for files that are made to fill the memory.
 
     Validation stops at the first wrong item of a list or mapping, so there is no error for each of a million. A list
-    may be read as a tuple, as JSON's are, so that `Contract.parse` can take values instead of JSON.
+    may be read as a tuple, as JSON's are, so that `Contract.parse` can take values instead of JSON. An integer has 64
+    bits: with others, system calls and divisions fail.
     """
     if isinstance(schema, dict):
+        if schema.get("type") == "int" and "lt" not in schema:
+            schema.setdefault("le", _LARGEST)
+        if schema.get("type") == "int" and "gt" not in schema:
+            schema.setdefault("ge", -_LARGEST)
         if schema.get("type") in {"list", "tuple", "set", "frozenset", "dict"}:
             schema["fail_fast"] = True
         if schema.get("type") == "tuple":

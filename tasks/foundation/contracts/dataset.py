@@ -1,6 +1,6 @@
 """A prepared dataset: the features of its examples, and its shards."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -51,6 +51,12 @@ class ShardRecord(Contract):
     first: int = Field(default=0, ge=0, description="index of the first record in the whole source")
     records: int | None = Field(default=None, ge=1, description="records of both parts in it; None: examples")
 
+    @model_validator(mode="after")
+    def _whole_in_its_folder(self) -> Self:
+        if self.begin and not self.is_external:
+            raise ValueError(f"begin = {self.begin}, and a shard in the dataset's folder is a whole file")
+        return self
+
     @property
     def is_external(self) -> bool:
         """Whether it is part of an existing file outside the dataset's folder."""
@@ -66,7 +72,7 @@ class ExtremeValue(Contract):
     """One of the two smallest or the two largest values of a feature, and the first example that has it."""
 
     feature: str
-    value: int | float
+    value: Annotated[int, Field(le=2**64 - 1)] | float  # also of uint64
     where: str = Field(description="the position of the example in its source")
 
 

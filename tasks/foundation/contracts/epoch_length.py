@@ -1,8 +1,9 @@
 """The length of an epoch, and absolute steps at which something is due."""
 
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
 
@@ -55,9 +56,17 @@ class EpochLength(Contract):
     global_batch_size: int = Field(ge=1, description="examples in a step")
     drop_remainder: bool = False
 
+    @model_validator(mode="after")
+    def _has_a_batch(self) -> Self:
+        if not self.examples:
+            raise ValueError(
+                f"drop_remainder leaves no batch of {self.global_batch_size} in {self.train_examples} examples"
+            )
+        return self
+
     @property
     def examples(self) -> int:
-        """The examples that an epoch trains on; 0 if `drop_remainder` leaves no whole batch."""
+        """The examples that an epoch trains on."""
         rest = self.train_examples % self.global_batch_size if self.drop_remainder else 0
         return self.train_examples - rest
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import PlainSerializer, WrapValidator
 
+from tasks.foundation.contracts.identity_types import require_types
+
 
 class LazyIdentity(Mapping[str, Any]):
     """The recorded identity. Its digests are known, and the first look at a key reads the rest.
@@ -59,7 +61,11 @@ def digest_of(values: Mapping[str, Any]) -> str:
 
 
 def _validated(value: Any, handler: Callable[[Any], Any]) -> Any:
-    return value if isinstance(value, LazyIdentity) else dict(handler(value))
+    if isinstance(value, LazyIdentity):
+        return value
+    identity = dict(handler(value))
+    require_types(identity)
+    return identity
 
 
 # For fields of contracts: JSON has the whole identity.

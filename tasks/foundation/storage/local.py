@@ -203,6 +203,13 @@ class LocalStorage:
             else:
                 target.unlink()
 
+    def remove_empty_folders(self) -> None:
+        """Remove this folder with the folders below it, as far as no files are in them."""
+        for folder, _, _ in os.walk(self._checked(""), topdown=False):
+            with suppress(OSError):  # it has files, or another process has just written one
+                os.rmdir(folder)  # noqa: PTH106 - as `os.walk` names it
+                self._seen.discard(Path(folder))
+
     def probe(self, home: str = "") -> list[str]:
         """See `Storage.probe`."""
         require_writable(self.root, _UNFINISHED)

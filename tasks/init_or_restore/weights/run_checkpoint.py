@@ -6,10 +6,12 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tasks.foundation.checkpoint.bundle import PREFIX
+from tasks.foundation.checkpoint.bundle_errors import bundle_errors
 from tasks.foundation.checkpoint.selection import read_selected
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
-from tasks.foundation.errors import FileMissing, WeightsError
+from tasks.foundation.errors import WeightsError
 from tasks.foundation.state.layout import stored_name
 from tasks.foundation.storage.base import Storage
 from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array
@@ -40,11 +42,9 @@ def _read(home: Storage, above: Path, ref: CheckpointRef) -> SourceContents:
     folder.mkdir(parents=True)
     manifest = read_manifest(home, ref)
     fetch(home, ref, manifest, folder)
-    try:
-        return _contents(home, ref, manifest, str(folder / "ckpt"))
-    except tf.errors.NotFoundError as fault:
-        # Local files are linked to, not copied, so retention can delete them.
-        raise FileMissing(f"{home.uri}/{ref.path}: a file was deleted while it was being read") from fault
+    prefix = str(folder / PREFIX)
+    with bundle_errors(f"{home.uri}/{ref.path}", prefix):
+        return _contents(home, ref, manifest, prefix)
 
 
 def _contents(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, prefix: str) -> SourceContents:

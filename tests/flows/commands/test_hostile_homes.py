@@ -25,6 +25,7 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, take_answer
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.tensorboard import write_curves
+from tests.support.fake_run import DATASET
 from tests.support.hostile_homes import ESCAPES, LENGTH, PREPARED, SEGMENT, Case, HostileHome, traversals
 
 MOST_PRINTED = 60_000
@@ -188,6 +189,29 @@ def test_file_names_never_overwrite_user_files(home: HostileHome, commands: Comm
     assert users.read_text() == "# mine\n"
     assert code in EXIT_CODES - {0}
     home.run.path(".bashrc").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, name) for kind in ("manifest", "dataset") for name in ("../../.bashrc", "..", "a/../../b", "a\\b")),
+        ("manifest", "/etc/passwd"),  # in a dataset it is an external shard, see test_foreign_shards.py
+    ],
+)
+def test_a_traversal_is_said_as_what_it_is(kind: str, name: str, home: HostileHome, commands: Commands) -> None:
+    """All digests are right, so somebody wrote it: neither damage of a disk nor another version of Baton."""
+    is_dataset = kind == "dataset"
+    path = f"../{DATASET}/manifest.json" if is_dataset else f"{home.run.tip.path}/manifest.json"
+    manifest = home.json_of(path)
+    manifest["train" if is_dataset else "files"][0]["path" if is_dataset else "name"] = name
+    home.spoil_files({path: manifest})
+    for command in commands.of(kind):
+        assert command() == 4
+        captured = commands.capsys.readouterr()
+        printed = " ".join((captured.out + captured.err).split())
+        assert not printed or "no version of Baton writes such a name" in printed
+        assert "another version" not in printed
+        home.assert_nothing_left_it(name)
 
 
 def test_retiring_deletes_nothing_outside_the_home(home: HostileHome, commands: Commands) -> None:

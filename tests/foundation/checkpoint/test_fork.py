@@ -1,6 +1,7 @@
 """Forking: a copy of a committed checkpoint with its lineage, through crashes and races."""
 
 import contextlib
+import os
 import uuid
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tasks.foundation.checkpoint.fork_status import Fork, refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.log_entry import Change, Commit, Origin, Rewind
-from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, RunLogError, StorageError
+from tasks.foundation.errors import BatonError, DamagedCheckpoint, InvalidInput, RunLogError, StorageError
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
@@ -161,6 +162,42 @@ def test_a_damaged_checkpoint_is_not_forked(store: Storage) -> None:
     assert below(store) == files
 
 
+FAULTS = {
+    "changed bytes": lambda file: file.write_bytes(b"other bytes"),
+    "no file": lambda file: file.unlink(),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "a link out": lambda file: (file.unlink(), file.symlink_to("/etc/passwd")),
+}
+
+
+@pytest.mark.parametrize("name", ["ckpt.data", "manifest.json"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_refused_fork_leaves_no_file_and_no_folder(fault: str, name: str, tmp_path: Path) -> None:
+    root = LocalStorage(tmp_path)
+    source = source_run(root)
+    FAULTS[fault](root.root / "old" / head_of(source).retained[1].path / name)
+    before = set(root.root.rglob("*"))
+    with pytest.raises(BatonError) as found:
+        make_fork(root)
+    assert name in str(found.value)
+    assert set(root.root.rglob("*")) == before
+
+
+def test_a_fork_that_finds_a_full_disk_leaves_nothing(memory: MemoryStorage) -> None:
+    source_run(memory)
+    before = below(memory)
+    for verb in ("write", "copy", "create"):
+        counting = Counting(memory)
+        counting.at = lambda folder, root=counting: _Below(root, folder)  # type: ignore[attr-defined]
+        counting.fails = lambda _, called, verb=verb: (  # type: ignore[misc]
+            (StorageError("disk full"), False) if called == verb else None
+        )
+        with pytest.raises(StorageError, match="disk full"):
+            make_fork(counting)  # type: ignore[arg-type]
+        assert below(memory) == before, verb
+
+
 def test_a_log_without_its_origin_is_refused(store: Storage) -> None:
     source_run(store)
     begin(store.at("new"))
@@ -240,6 +277,9 @@ class _Below:
     def uri(self) -> str:
         return f"{self._root.uri}/{self._folder}"
 
+    def with_deadline(self, _seconds: float) -> "_Below":
+        return self
+
     def __getattr__(self, verb: str) -> object:
         inner = getattr(self._root, verb)
         if not callable(inner):
@@ -248,18 +288,18 @@ class _Below:
             return lambda folder: [
                 path.removeprefix(f"{self._folder}/") for path in inner(f"{self._folder}/{folder}".rstrip("/"))
             ]
-        return lambda path, *rest: inner(f"{self._folder}/{path}", *rest)
+        return lambda path, *rest, **options: inner(f"{self._folder}/{path}", *rest, **options)
 
 
-def test_leftovers_of_a_failed_fork_are_deleted_later(memory: MemoryStorage) -> None:
+def test_leftovers_of_a_killed_fork_are_deleted_later(memory: MemoryStorage) -> None:
     source_run(memory)
     counting = Counting(memory)
     counting.at = lambda folder: _Below(counting, folder)  # type: ignore[attr-defined]
     seen: list[int] = []
     counting.fails = lambda number, verb: (
-        (StorageError("disk full"), True) if verb == "copy" and not seen.append(number) else None  # type: ignore[func-returns-value]
+        (OSError("killed"), True) if verb == "copy" and not seen.append(number) else None  # type: ignore[func-returns-value]
     )
-    with pytest.raises(StorageError):
+    with pytest.raises(OSError, match="killed"):
         make_fork(counting)  # type: ignore[arg-type]
     made = make_fork(memory)
     new = RunLog(memory.at("new"))
