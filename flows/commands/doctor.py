@@ -3,6 +3,8 @@
 import math
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,12 @@ import typer
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import Output, Painted, say_json, status
 from flows.doctor.finding import Finding
+from flows.process.hash_seed import keep_hash_seed
+from flows.run import Run
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_types import tpu_type
-from tasks.foundation.errors import InvalidInput
+from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.telemetry.terminal import BAD, GOOD, NOTICE
 
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -49,6 +54,7 @@ def doctor(
         step_seconds=step_seconds,
         preempted_every_hours=preempted_every_hours,
     )
+    _take_hash_seed(options.file, options.overrides)
     quiet_tensorflow()
     _speed_up_xla()
     checks = run_checks(options, _ignore if as_json else _say)
@@ -64,6 +70,14 @@ def doctor(
         style = BAD if checks.failed else NOTICE if text else GOOD
         Output.to(sys.stdout).line(Painted(text or "all checks passed", style))
     return InvalidInput.exit_code if checks.failed else 0
+
+
+def _take_hash_seed(file: Path, overrides: Sequence[str]) -> None:
+    """Go on with the hash seed of the run, if it has begun: its model may depend on the order of a set."""
+    with suppress(BatonError):  # what cannot be read, a check says
+        head = Run.open(load_run_file(file, overrides)).log.head()
+        if head is not None:
+            keep_hash_seed(head.environment.hash_seed)
 
 
 def _speed_up_xla() -> None:

@@ -85,9 +85,7 @@ def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInpu
     run, target, sample, storage = inputs.run, inputs.target, inputs.sample, inputs.storage
     model = checks.run(
         "model",
-        lambda run, target, sample, _: _model_checks().check_model(
-            run, target, sample, is_new=_is_new_run(run, storage)
-        ),
+        lambda run, target, sample, _: _model_checks().check_model(run, target, sample, log=_log_of(run, storage)),
         run,
         target,
         sample,
@@ -133,9 +131,10 @@ def _check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
     return found
 
 
-def _is_new_run(run: RunFile, storage: Finding) -> bool:
-    """Whether the run has no log yet, or its storage cannot be read."""
-    return not storage.is_usable or RunLog(storage.value.at(run.spec.run)).head() is None
+def _log_of(run: RunFile, storage: Finding) -> RunLog | None:
+    """The log of the run; None if it has none yet, or its storage cannot be read."""
+    log = RunLog(storage.value.at(run.spec.run)) if storage.is_usable else None
+    return None if log is None or log.head() is None else log
 
 
 def _model_checks() -> ModuleType:

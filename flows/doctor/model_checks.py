@@ -20,6 +20,7 @@ from flows.doctor.input_speed import first_batch
 from flows.doctor.run_file_checks import Target, examples_per_replica
 from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.epochs import with_examples
+from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.class_weight import apply_class_weight
@@ -39,11 +40,13 @@ from tasks.foundation.model.train_step import (
     trace_train_step,
 )
 from tasks.foundation.model.variables import Leaf, layers_of
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
 from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
 from tasks.init_or_restore.extreme_values import extremes_of, require_extremes
+from tasks.init_or_restore.identity import user_code_identity
 from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluation
 from tasks.init_or_restore.weights.loading import load_weights
 from tasks.init_or_restore.yielded_batches import build_state_from_examples
@@ -92,18 +95,19 @@ def acquire_cpu(run: RunFile) -> Accelerator:
     )
 
 
-def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: bool) -> Finding:
+def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog | None) -> Finding:
     """Import and build the model for one replica on the CPU and trace its train step; the value is a `BuiltModel`.
 
     Args:
         run: the run file.
         target: the accelerator to train on.
         sample: a sample of the run's data.
-        is_new: whether the run has no log yet.
+        log: the run's log; None if it has none yet.
 
     Raises:
         SourceError: the source yields batches, or probably does.
         ModelError: the user's code or model is invalid.
+        IdentityChanged: the code builds another model than the run has been trained with.
     """
     # Of a long source, the number of examples is not known; the sample's is as good to build the model.
     spec = run.spec if run.spec.train.epoch_examples else with_examples(run.spec, _enough(run, sample))
@@ -115,7 +119,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
     size = examples_per_replica(run, target)
     unweighted = zero_examples(inputs.validation, size)
     batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
-    if is_new:
+    if log is None:
         state = build_state_from_examples(
             spec,
             inputs.train,
@@ -127,6 +131,9 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
         )
     else:
         state = build_train_state(spec, code_folder=run.folder, accelerator=as_target, batch=batch, training=True)
+        if _divides(run, target):  # or the check of the batch has said it
+            now = user_code_identity(spec, state, run.folder)
+            require_same_identity(log.require_head().identity, now, home=log.home.uri)
     state.accelerator = cpu
     doubtful = _check_start(replace(run, spec=spec), state, sample, batch, unweighted, inputs=inputs)
     train_step = build_train_step(
@@ -154,7 +161,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
         require_xla_step(
             state.model, train_step, batch, reference=spec.model.build, accelerator=as_target, draws=state.draws
         )
-    if is_new:  # an existing run goes on with a warning
+    if log is None:  # an existing run goes on with a warning
         require_exact_draws(traced, state.draws, f"{spec.model.build}: train_step")
     built = BuiltModel(
         state=state,
@@ -170,6 +177,11 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, is_new: boo
         doubtful = [*doubtful, warning]
     verdict: Verdict = "warn" if doubtful else "pass"
     return Finding(check="model", verdict=verdict, text="; ".join([text, *doubtful]), value=built)
+
+
+def _divides(run: RunFile, target: Target) -> bool:
+    """Whether each replica gets equal parts of a batch."""
+    return run.spec.train.global_batch_size % (target.replicas * run.spec.train.accumulate) == 0
 
 
 def _enough(run: RunFile, sample: DataSample) -> int:

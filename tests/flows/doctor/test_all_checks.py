@@ -1,6 +1,7 @@
 """Each fault makes exactly one check of `baton doctor` fail, and valid runs pass."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -341,6 +342,44 @@ def test_warnings_of_a_run_are_reported(tmp_path: Path) -> None:
     assert "83 parameters" in found["model"]["text"]
     assert "layer between, operation PyFunc" in found["xla"]["text"]
     assert "332 bytes of parameters" in found["memory"]["text"]
+
+
+WORDS = """class Between(keras.layers.Layer):
+    def __init__(self, **named):
+        super().__init__(**named)
+        words = list(set(open("words.txt").read().split()))
+        numbers = tf.range(len(words), dtype=tf.int64)
+        self.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(words, numbers), -1)
+"""
+
+
+@pytest.mark.slow
+def test_model_of_a_begun_run_is_compared(tmp_path: Path) -> None:
+    file = make_run(tmp_path / "run", ("model.py", "class Between(keras.layers.Layer):\n", WORDS))
+    words, model = file.with_name("words.txt"), file.with_name("model.py")
+    words.write_text("a b c d e f g h")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+
+    def command(*given: str, **more: str) -> subprocess.CompletedProcess[str]:
+        named = {"cwd": file.parent, "env": environment | more, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, "-P", "-m", *given], check=False, **named)  # type: ignore[call-overload, no-any-return]
+
+    def found() -> tuple[int, str]:
+        done = command("flows.commands.main", "doctor", str(file), "--json")
+        return done.returncode, {each["check"]: each["text"] for each in json.loads(done.stdout)["findings"]}["model"]
+
+    started = command("flows.without_prefect", str(file), "--until-step", "1", PYTHONHASHSEED="7")
+    assert started.returncode == 0, started.stderr
+    assert found()[0] == 0  # it has the run's order of the set
+    words.write_text("a b c d e f g h i")
+    code, text = found()
+    assert code == 2
+    assert "table `table` of layer `between` changed: it has 9 tokens instead of 8" in text
+    words.write_text("a b c d e f g h")
+    model.write_text(model.read_text().replace("return x", "return 2 * x"))
+    code, text = found()
+    assert code == 2
+    assert "model.code" in text
 
 
 @pytest.mark.slow
