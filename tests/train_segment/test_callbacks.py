@@ -467,6 +467,7 @@ SCHEDULER = "keras.callbacks.LearningRateScheduler(lambda epoch, rate: {})"
     ("optimizer", "callback", "words"),
     [
         (COSINE, PLATEAU, "ReduceLROnPlateau sets the learning rate, but model.py:build compiles SGD with the sched"),
+        (COSINE, f"[keras.callbacks.CallbackList([{PLATEAU}])]", "ReduceLROnPlateau sets the learning rate, but"),
         (COSINE, SCHEDULER.format("rate"), "compiles SGD with the schedule CosineDecayRestarts, which decides the"),
         (f"{SGD}(lambda: 0.1)", PLATEAU, "compiles SGD with the function <lambda>, which decides the rate itself"),
         (f"{SGD}(0.1)", SCHEDULER.format("1"), "should be a float. Got: 1"),

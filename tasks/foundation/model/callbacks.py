@@ -91,6 +91,7 @@ def start_callbacks(model: keras.Model, spec: RunSpec, *, code_folder: Path, str
         made = function()
     except (Exception, SystemExit) as fault:
         raise ModelError(user_error(f"{reference} raised", fault)) from fault
+    made = _flat(made)
     if not isinstance(made, list | tuple) or not all(isinstance(it, keras.callbacks.Callback) for it in made):
         kinds = ", ".join(type(it).__name__ for it in made) if isinstance(made, list | tuple) else type(made).__name__
         raise ModelError(f"{reference} returned {kinds}; return a list of keras.callbacks.Callback")
@@ -104,6 +105,16 @@ def start_callbacks(model: keras.Model, spec: RunSpec, *, code_folder: Path, str
             for hook, *arguments in (("set_params", dict(params)), ("set_model", model), ("on_train_begin",)):
                 call_hook(callback, hook, *arguments, reference=reference)
     return StartedCallbacks(treatment.called, RandomStates.now(), treatment)
+
+
+def _flat(made: Any) -> Any:
+    """Callbacks out of lists in lists and of Keras's own containers of them, as `fit` calls them."""
+    if isinstance(made, keras.callbacks.CallbackList):
+        return _flat(made.callbacks)
+    if not isinstance(made, list | tuple):
+        return made
+    nested = (list, tuple, keras.callbacks.CallbackList)
+    return [each for one in made for each in (_flat(one) if isinstance(one, nested) else [one])]
 
 
 def call_hook(
