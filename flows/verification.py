@@ -4,7 +4,6 @@ The size of a file is compared before its bytes are read, so a file that is too 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from flows.run import Run, RunHome
@@ -22,7 +21,6 @@ from tasks.foundation.errors import (
     DamagedDataset,
     FileMissing,
     FileTooLarge,
-    FileTooShort,
     RunLogError,
 )
 from tasks.foundation.messages import counted
@@ -31,7 +29,7 @@ from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.transfers import parallel_map, require_damage_in_store, size_on_disk
+from tasks.foundation.storage.transfers import damage_of, parallel_map
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.prepare_data.sources.files import names_file
 
@@ -221,7 +219,7 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, o
                 )
                 damages.append(Damage(f"{ref.path}/manifest.json", text))
         faults = parallel_map(
-            lambda file: _file_fault(log.home, f"{ref.path}/{file.name}", file.size, file.crc32c),
+            lambda file: _file_fault(log.home, f"{ref.path}/{file.name}", FileStat(size=file.size, crc32c=file.crc32c)),
             manifest.files,
             workers=log.home.transfers,
         )
@@ -304,7 +302,8 @@ def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
     if shard.is_external and not (isinstance(run, Run) and _is_named(run, shard.path)):
         return f"{shard.path} is outside of the storage, and data.options.path does not name it; it was not read"
     storage, name = locate_shard(run.root.at(folder), shard)
-    fault = _file_fault(storage, name, shard.size, shard.crc32c, begin=shard.begin, part=shard.is_external)
+    expected = FileStat(size=shard.size, crc32c=shard.crc32c)
+    fault = _file_fault(storage, name, expected, begin=shard.begin, part=shard.is_external)
     remedy = "restore the original file" if shard.is_external else REMEDY
     return None if fault is None else f"{fault}; {remedy}"
 
@@ -314,58 +313,18 @@ def _is_named(run: Run, path: str) -> bool:
     return any(names_file(named, run.folder, path) for named in run.spec.data.paths_in_place)
 
 
-def _file_fault(
-    storage: Storage, path: str, size: int, crc32c: str, *, begin: int = 0, part: bool = False
-) -> str | None:
-    """Read a file twice at most, and describe its damage.
-
-    Args:
-        storage: the storage that holds the file.
-        path: the file's path in it.
-        size: the bytes that the manifest records.
-        crc32c: the checksum that the manifest records.
-        begin: offset of the first byte to compare.
-        part: compare only `size` bytes from `begin` on; otherwise, the whole file.
-
-    Returns:
-        The damage; None if the bytes are good.
+def _file_fault(storage: Storage, path: str, expected: FileStat, *, begin: int = 0, part: bool = False) -> str | None:
+    """The damage of a file, or of the part of it that begins at an offset; None if the bytes are good.
 
     Raises:
         StorageError: the stored bytes are good, but the transfer damages them.
     """
 
-    def read() -> None:
-        try:
-            _require_size(storage, path, begin + size, part=part)
-            stored = storage.checksum(path, begin=begin, size=size if part else None)
-        except FileMissing as fault:
-            raise DamagedDataset(f"{storage.uri}/{path} is missing") from fault
-        except FileTooShort as fault:
-            raise DamagedDataset(str(fault)) from fault
-        if (stored.size, stored.crc32c) != (size, crc32c):
-            raise DamagedDataset(
-                f"{storage.uri}/{path} has {stored.size} bytes and crc32c {stored.crc32c}, "
-                f"but its manifest has {size} and {crc32c}"
-            )
+    def read() -> FileStat:
+        if not part and storage.local_path(path) is None:
+            stored = storage.stat(path)
+            if stored.size != expected.size:
+                return stored
+        return storage.checksum(path, begin=begin, size=expected.size if part else None)
 
-    verdict = None
-    for _ in range(2):  # a single bad read may be a transfer error
-        try:
-            read()
-        except DamagedDataset as fault:
-            verdict = str(fault)
-        else:
-            return None
-    if not part:
-        with suppress(FileMissing):
-            require_damage_in_store(storage, path, FileStat(size=size, crc32c=crc32c))
-    return verdict
-
-
-def _require_size(storage: Storage, path: str, size: int, *, part: bool) -> None:
-    """Compare a size without reading; the end of a part is compared only where it costs no request."""
-    found = size_on_disk(storage, path)
-    if found is None and not part:
-        found = storage.stat(path).size
-    if found is not None and (found < size if part else found != size):
-        raise DamagedDataset(f"{storage.uri}/{path} has {found} bytes, but its manifest has {size}")
+    return damage_of(storage, path, expected, read, part_end=begin + expected.size if part else None)

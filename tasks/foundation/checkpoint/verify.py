@@ -16,7 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointManifest, Checkpoint
 from tasks.foundation.contracts.safe_names import is_refused_name
 from tasks.foundation.errors import DamagedCheckpoint, FileMissing
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.transfers import parallel_map, require_damage_in_store, size_on_disk
+from tasks.foundation.storage.transfers import damage_of, difference, parallel_map
 
 _MANIFEST_READS = 2
 
@@ -74,7 +74,9 @@ def verify_checkpoint(home: Storage, ref: CheckpointRef) -> CheckpointManifest:
         StorageError: the store refused or failed; this says nothing about the bytes.
     """
     manifest = read_manifest(home, ref)
-    parallel_map(lambda file: _compare(home, ref, file, home.stat), manifest.files, workers=home.transfers)
+    parallel_map(
+        lambda file: _compare(home, ref, file, home.stat, compare=difference), manifest.files, workers=home.transfers
+    )
     return manifest
 
 
@@ -96,7 +98,7 @@ def find_damage(home: Storage, ref: CheckpointRef, *, read_bytes: bool = False) 
     read = home.checksum if read_bytes else home.stat
     try:
         manifest = read_manifest(home, ref)
-        parallel_map(lambda file: _compare_twice(home, ref, file, read), manifest.files, workers=home.transfers)
+        parallel_map(lambda file: _compare(home, ref, file, read), manifest.files, workers=home.transfers)
     except DamagedCheckpoint as fault:
         return str(fault)
     return None
@@ -151,34 +153,20 @@ def fetch(
             target.symlink_to(local)
             return home.checksum(path)
 
-        _compare_twice(home, ref, file, read)
+        _compare(home, ref, file, read)
 
     parallel_map(fetch_one, manifest.files, workers=home.transfers)
 
 
-def _compare_twice(home: Storage, ref: CheckpointRef, file: FileRecord, read: Callable[[str], FileStat]) -> None:
-    try:
-        _compare(home, ref, file, read)
-    except DamagedCheckpoint:
-        try:
-            _compare(home, ref, file, read)
-        except DamagedCheckpoint:
-            with suppress(FileMissing):  # a missing file is damage
-                require_damage_in_store(home, f"{ref.path}/{file.name}", FileStat(size=file.size, crc32c=file.crc32c))
-            raise
-
-
-def _compare(home: Storage, ref: CheckpointRef, file: FileRecord, read: Callable[[str], FileStat]) -> None:
+def _compare(
+    home: Storage,
+    ref: CheckpointRef,
+    file: FileRecord,
+    read: Callable[[str], FileStat],
+    *,
+    compare: Callable[[Storage, str, FileStat, Callable[[], FileStat]], str | None] = damage_of,
+) -> None:
     path = f"{ref.path}/{file.name}"
-    try:
-        size = size_on_disk(home, path)
-        if size not in {None, file.size}:
-            raise DamagedCheckpoint(f"{home.uri}/{path} has {size} bytes, its manifest says {file.size}")
-        found = read(path)
-    except FileMissing as fault:
-        raise DamagedCheckpoint(f"{home.uri}/{path} is missing") from fault
-    if (found.size, found.crc32c) != (file.size, file.crc32c):
-        raise DamagedCheckpoint(
-            f"{home.uri}/{path} has {found.size} bytes and crc32c {found.crc32c}, "
-            f"its manifest says {file.size} and {file.crc32c}"
-        )
+    fault = compare(home, path, FileStat(size=file.size, crc32c=file.crc32c), lambda: read(path))
+    if fault is not None:
+        raise DamagedCheckpoint(fault)

@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,9 +14,9 @@ from tasks.foundation.dataset.content_digest import REMEDY
 from tasks.foundation.dataset.reading_errors import remember_read_errors
 from tasks.foundation.dataset.shard_location import locate_shard
 from tasks.foundation.dataset.shared_cache import shared_cache
-from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, FileTooShort, StorageError
+from tasks.foundation.errors import BatonError, DamagedDataset, FileMissing, StorageError
 from tasks.foundation.storage.base import FileStat, Storage
-from tasks.foundation.storage.transfers import checksum_file, damaged_in_transit, require_damage_in_store
+from tasks.foundation.storage.transfers import checksum_file, damage_of
 
 _T = TypeVar("_T")
 
@@ -190,28 +189,14 @@ def _fetch(storage: Storage, name: str, record: ShardRecord, target: Path) -> No
         DamagedDataset: the shard is missing, or differs from the manifest.
         StorageError: the store or the local disk failed.
     """
-    where = f"{storage.uri}/{name}"
     # A shard that Baton wrote is fetched whole, so that one of another length counts as damaged.
-    size = record.size if record.is_external else None
-    try:
-        found = storage.download(name, target, begin=record.begin, size=size)
-        if not _agrees(found, record):
-            first, found = found, storage.download(name, target, begin=record.begin, size=size)
-            if first != found and not _agrees(found, record):
-                raise damaged_in_transit(where)
-    except FileMissing as fault:
-        raise _missing(where, record) from fault
-    except FileTooShort as fault:
-        raise DamagedDataset(f"{fault}; {_remedy(record)}") from fault
-    if not _agrees(found, record):
-        _require_damage_in_store(storage, name, record)
-        raise _damaged(where, found, record)
-
-
-def _require_damage_in_store(storage: Storage, name: str, record: ShardRecord) -> None:
-    if not record.is_external:  # stores have no checksums of parts of a file
-        with suppress(FileMissing):
-            require_damage_in_store(storage, name, FileStat(size=record.size, crc32c=record.crc32c))
+    size, end = (record.size, record.begin + record.size) if record.is_external else (None, None)
+    expected = FileStat(size=record.size, crc32c=record.crc32c)
+    damage = damage_of(
+        storage, name, expected, lambda: storage.download(name, target, begin=record.begin, size=size), part_end=end
+    )
+    if damage is not None:
+        raise DamagedDataset(f"{damage}; {_remedy(record)}")
 
 
 def _agrees(found: FileStat, record: ShardRecord) -> bool:

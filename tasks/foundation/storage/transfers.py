@@ -7,13 +7,13 @@ that differ from what was expected are damage in the store only if the store's o
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import google_crc32c
 
-from tasks.foundation.errors import FileTooShort, StorageError
+from tasks.foundation.errors import FileMissing, FileTooShort, StorageError
 from tasks.foundation.storage.base import FileStat, Storage
 
 BLOCK_BYTES = 1 << 20
@@ -259,33 +259,83 @@ def beside(work: Callable[[], _R]) -> Iterator[Future[_R]]:
         pool.shutdown(wait=False)
 
 
-def damaged_in_transit(source: str) -> StorageError:
-    """The error for two reads of the same bytes that differ."""
-    return StorageError(f"{source}: two reads returned different bytes, so the data is damaged in transit; {REMEDY}")
+def difference(
+    storage: Storage, path: str, expected: FileStat, read: Callable[[], FileStat], *, part_end: int | None = None
+) -> str | None:
+    """Read a file once, and say how it differs from what its manifest has.
+
+    On a local disk the size is compared before anything is read, so a file that is too large costs nothing.
+
+    Args:
+        storage: the store.
+        path: of the file.
+        expected: of the bytes that `read` reads.
+        read: returns size and checksum of what it read.
+        part_end: the offset at which the bytes end, if they are only a part of the file; None: they are all of it.
+
+    Returns:
+        The difference; None if there is none.
+    """
+    where = f"{storage.uri}/{path}"
+    try:
+        size = _size_on_disk(storage, path)
+        if size is not None and (size != expected.size if part_end is None else size < part_end):
+            return f"{where} has {size} bytes, its manifest says {part_end or expected.size}"
+        found = read()
+    except FileMissing:
+        return f"{where} is missing"
+    except FileTooShort as fault:
+        return str(fault)
+    if found == expected:
+        return None
+    return (
+        f"{where} has {found.size} bytes and crc32c {found.crc32c}, "
+        f"its manifest says {expected.size} and {expected.crc32c}"
+    )
 
 
-def size_on_disk(storage: Storage, path: str) -> int | None:
-    """Return the bytes of a file on a local disk without reading them; None in a remote store, which says them anyway.
+def damage_of(
+    storage: Storage, path: str, expected: FileStat, read: Callable[[], FileStat], *, part_end: int | None = None
+) -> str | None:
+    """Say how a file is damaged in the store: a read that differs is read again before it is believed.
+
+    After two such reads the store's own size and checksum decide. It has none of a part of a file: valid bytes, and
+    damaged ones too, arrive the same each time.
+
+    Args:
+        storage: see `difference`, also for the others.
+        path: of the file.
+        expected: of the bytes that `read` reads.
+        read: called at most twice.
+        part_end: the offset at which the bytes end.
+
+    Returns:
+        The damage; None if the bytes are good.
 
     Raises:
-        FileMissing: it does not exist.
+        StorageError: the bytes are damaged in transit, or the store refused or failed; the file may be intact.
     """
+    first = difference(storage, path, expected, read, part_end=part_end)
+    second = first and difference(storage, path, expected, read, part_end=part_end)
+    if second is None:
+        return None
+    where = f"{storage.uri}/{path}"
+    if part_end is not None:
+        if first != second:
+            raise StorageError(
+                f"{where}: two reads returned different bytes, so the data is damaged in transit; {REMEDY}"
+            )
+        return second
+    with suppress(FileMissing):  # which is damage
+        if _size_on_disk(storage, path) in {None, expected.size} and storage.stat(path) == expected:
+            raise StorageError(
+                f"{where}: damaged in transit, in two reads; the store has the right bytes "
+                f"(crc32c {expected.crc32c}), so the file is intact; {REMEDY}"
+            )
+    return second
+
+
+def _size_on_disk(storage: Storage, path: str) -> int | None:
+    """The bytes of a file on a local disk, without reading it; None in a remote store, which says them anyway."""
     local = storage.local_path(path)
     return None if local is None else local.stat().st_size
-
-
-def require_damage_in_store(storage: Storage, path: str, expected: FileStat) -> None:
-    """Call this after two reads of a file returned other bytes than expected.
-
-    The store's own size and checksum decide: if they are as expected, the file is intact and the bytes are damaged in
-    transit.
-
-    Raises:
-        StorageError: the file is intact.
-        FileMissing: it does not exist.
-    """
-    if size_on_disk(storage, path) in {None, expected.size} and storage.stat(path) == expected:
-        raise StorageError(
-            f"{storage.uri}/{path}: damaged in transit, in two reads; the store has the right bytes "
-            f"(crc32c {expected.crc32c}), so the file is intact; {REMEDY}"
-        )

@@ -181,7 +181,7 @@ def test_changed_external_file_is_never_advised_to_be_deleted(far: FarStorage, t
         for record, error, expected in (
             (wrong, DamagedDataset, "restore the original file"),
             (gone, DamagedDataset, "is missing; restore the original file"),
-            (cut, DamagedDataset, "ends 3 bytes too early"),
+            (cut, DamagedDataset, "has 7 bytes, its manifest says 10; restore the original file"),
         ):
             with pytest.raises(error, match=expected) as fault:
                 shards.open([record])

@@ -157,7 +157,7 @@ class Page(_Answer):
     kind: Literal["storage#objects"]
     items: tuple[_Item, ...] = ()
     prefixes: tuple[_Name, ...] = ()
-    next_token: str | None = Field(None, alias="nextPageToken", min_length=1)
+    next_token: str | None = Field(None, alias="nextPageToken")
 
     @property
     def names(self) -> tuple[str, ...]:

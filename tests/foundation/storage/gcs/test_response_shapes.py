@@ -57,6 +57,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "another object": instead(200, FOREIGN),
     "a listing of another prefix": instead(200, {"kind": "storage#objects", "items": [{"name": "other/x"}]}),
     "prefixes of another": instead(200, {"kind": "storage#objects", "prefixes": ["other/"]}),
+    "a prefix that is no folder": instead(200, {"kind": "storage#objects", "prefixes": ["runs/a/lo"]}),
     "a garbled listing": instead(200, {"kind": "storage#objects", "items": [{"nome": "x"}]}),
     "a listing of one name": instead(200, {"kind": "storage#objects", "items": "x"}),
     "a listing that goes on with nothing": instead(200, {"kind": "storage#objects", "nextPageToken": ""}),
