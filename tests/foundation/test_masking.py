@@ -39,6 +39,14 @@ SECRET = [
     ("sent Bearer secret.secret-secret", "sent Bearer ***"),
     ("X-Api-Key: secret", "X-Api-Key: ***"),
     ("Set-Cookie: session=secret; Path=/", "Set-Cookie: ***"),
+    ("'password': ['secret', 'b'], 'n': 1", "'password': ***, 'n': 1"),
+    ("{'api_key': b'secret'}", "{'api_key': ***}"),
+    ("post(url, auth=('me', 'secret'))", "post(url, auth=***)"),
+    ("tool --password secret --api-key=secret -v", "tool --password *** --api-key=*** -v"),
+    ("DB_PASS=secret clientSecret=secret", "DB_PASS=*** clientSecret=***"),
+    ("AccountKey=secret;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
+    ("token: hf_secret0123456789", "token: ***"),
+    ("https://host/x?sas=secret&jwt=secret", "https://host/x?sas=***&jwt=***"),
     (
         "-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----***-----END PRIVATE KEY-----",
@@ -56,6 +64,7 @@ PLAIN = [
     "registry/baton:1.0@sha256:abcd",
     "model.py:build_model, line 3: x @ y",
     "12:30:01 x@y.z",
+    "password [optional] --password-file p author=(x, y) token: word",
 ]
 
 
@@ -98,6 +107,10 @@ def test_what_only_looks_like_a_secret_stays(text: str) -> None:
         ({"token": "word", "oov_token": "[UNK]", "tokens": 5}, {"token": "word", "oov_token": "[UNK]", "tokens": 5}),
         ({"password": 1234, "pwd": ["a", 5]}, {"password": "***", "pwd": ["***", "***"]}),
         ({"password": "", "secret": None, "api_key": True}, {"password": "", "secret": None, "api_key": True}),
+        ({"headers": {"Authorization": "Bearer secret"}}, {"headers": {"Authorization": "***"}}),
+        ({"api_key": {"id": "secret", "n": None}}, {"api_key": {"id": "***", "n": None}}),
+        ({"auth": ["me", "secret"], "clientSecret": "secret"}, {"auth": ["***", "***"], "clientSecret": "***"}),
+        ({"https://me:secret@host": 1}, {"https://***@host": 1}),
         (("x", 1.5, True), ("x", 1.5, True)),
     ],
 )  # fmt: skip
