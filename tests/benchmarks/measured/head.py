@@ -12,6 +12,7 @@ from typing import Any
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
+from tasks.foundation.runlog.entry_codec import with_digest
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
@@ -21,17 +22,17 @@ HINTS = {"right": lambda entries: entries - 1, "behind by 3": lambda entries: en
 
 
 def fill(server: FakeGcs, entries: int) -> Any:
-    """Write a log of `entries` entries. Only the newest is read, so all others are copies of it."""
+    """Write a log of `entries` entries, copies of one: only the newest is read, because it has its own digest."""
     home = open_storage(f"gs://bucket/{entries}", relative_to=Path.cwd())
     log = begin(home)
     train(log, 10)
     newest = log.head()
     if newest is None:
         raise AssertionError
+    entry = log.entry(newest.number)
     for number in range(newest.number + 1, entries):
-        entry = log.entry(newest.number)
         head = entry.head.model_copy(update={"number": number})
-        data = entry.model_copy(update={"number": number, "head": head}).to_json()
+        data = with_digest(entry.model_copy(update={"number": number, "head": head}).to_json())
         server.store.put("bucket", f"{entries}/log/{number:08d}.json", data)
     return home
 
