@@ -25,6 +25,7 @@ from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
 from tasks.evaluate.export.target import Form, require_free_target
+from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import accepted_keys
@@ -206,6 +207,7 @@ class Run:
     def _with_code(self, step: int | Literal["best"] | None) -> tuple[Head, RunFile]:
         """The newest head, and the run file that builds its model."""
         select_checkpoint(self._opened.home, step, error=InvalidInput)  # before TensorFlow is imported
+        quiet_tensorflow()
         head = self._opened.require_head()
         saved = head.identity.get(SAVED_CODE)
         opened = self._opened

@@ -33,6 +33,7 @@ from flows.process.main_module import keep_main_module_from_children
 from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
 from flows.run import Run
+from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
@@ -42,6 +43,7 @@ from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words
 
+quiet_tensorflow()
 announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
 
 # Exit reasons that the metadata server causes.

@@ -38,7 +38,9 @@ ALLOWED = {
         "storage",
         "telemetry",
     },
-    "state": {"accelerator", "contracts", "dataset", "errors", "messages", "model", "storage", "transforms"},
+    "state": {
+        *("accelerator", "contracts", "dataset", "debug_modes", "errors", "messages", "model", "storage", "transforms"),
+    },
     "transforms": {"contracts", "dataset", "errors", "messages", "model", "user_code", "user_errors", "user_folder"},
     "numpy_entropy": set(),
     "seeding": {"numpy_entropy"},
@@ -47,7 +49,12 @@ ALLOWED = {
     "user_errors": {"messages", "user_frames"},
     "process_folder": {"storage"},
     "child_imports": {"process_folder", "seeding"},
-    "user_code": {"child_imports", "errors", "process_folder", "seeding", "user_errors", "user_folder", "user_frames"},
+    "debug_modes": {"errors", "messages"},
+    "keras_config": {"contracts", "errors", "messages"},
+    "user_code": {
+        *("child_imports", "debug_modes", "errors", "keras_config", "process_folder", "seeding"),
+        *("user_errors", "user_folder", "user_frames"),
+    },
     "stage": {"checkpoint", "contracts", "runlog", "storage", "telemetry"},
     "stops": {"contracts", "errors", "hosts", "messages", "storage", "telemetry"},
 }

@@ -14,6 +14,7 @@ from flows.result import RelayResult, result_of
 from flows.run import Run
 from tasks.evaluate.report.saved_code_sections import read_saved_code
 from tasks.foundation.accelerator.cluster import cluster_of, is_chief
+from tasks.foundation.accelerator.environment import backend_note, quiet_tensorflow
 from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
 from tasks.foundation.contracts.identity_keys import CALLBACKS
@@ -103,6 +104,7 @@ def admit(
     if done is not None:
         return done
     hashes = "" if head is None else keep_hash_seed(head.environment.hash_seed)  # before the user's code is imported
+    quiet_tensorflow()
     require_packages_and_source(run)
     if head is None or accept:
         require_savable(run.spec, run.folder)
@@ -121,7 +123,7 @@ def admit(
         try_again=try_again,
         take_over=take_over,
         head=head,
-        notes=(*(notes if chief else ()), *([hashes] if hashes else [])),
+        notes=(*(notes if chief else ()), *filter(None, (hashes, backend_note()))),
     )
 
 
@@ -159,6 +161,7 @@ def require_same_on_hosts(admitted: Admitted, hosts: "Accelerator | OneHost") ->
             "accelerator.intra_op_threads": environment.intra_op_threads,
             "accelerator.inter_op_threads": environment.inter_op_threads,
             **{f"version of {name}": text for name, text in environment.versions.items() if name != "python"},
+            "Keras": None if environment.keras is None else environment.keras.model_dump(),
         }
     )
     require_recorded_identity(run, admitted.head, accept=admitted.accept)

@@ -167,18 +167,9 @@ def agreement(steps: Sequence[int], logged: Mapping[int, str], first: "_Executed
 
 def environment_differences(logged: Environment, now: Environment) -> tuple[str, ...]:
     """Return how the environment of an execution differs from the log's, one line for each key."""
-    before, after = _flat(logged), _flat(now)
     return tuple(
-        f"{key}: the log has {before.get(key, 'none')}, the audit ran with {after.get(key, 'none')}"
-        for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key)
+        f"{key}: the log has {old}, the audit ran with {new}" for key, (old, new) in logged.changes_to(now).items()
     )
-
-
-def _flat(environment: Environment) -> dict[str, object]:
-    values = environment.model_dump()
-    versions: dict[str, object] = values.pop("versions")
-    return values | {f"version of {name}": text for name, text in versions.items()}
 
 
 def _bits(arrays: Arrays, others: Arrays, key: str) -> int | None:

@@ -17,7 +17,6 @@ from tasks.foundation.accelerator.tpu_types import TpuType
 from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 
 
@@ -55,7 +54,7 @@ def run_checks(options: DoctorOptions, on_finding: Callable[[Finding], None]) ->
     storage = checks.run("storage", check_storage, run)
     checks.run("preflight", lambda run, storage, *_: check_preflight(run, storage), run, storage, batch, code)
     with temporary_folder(DOCTOR_PREFIX) as folder:
-        sample = checks.run("data", lambda run: _check_data(run, storage.value, folder), run)
+        sample = checks.run("data", lambda run: _check_data(run, storage, folder), run)
         inputs = _ModelInputs(run=_with_examples(run, sample), target=target, code=code, storage=storage, sample=sample)
         _run_model_checks(checks, options, inputs)
     return checks
@@ -121,11 +120,11 @@ def _run_model_checks(checks: Checks, options: DoctorOptions, inputs: _ModelInpu
     )
 
 
-def _check_data(run: RunFile, storage: Storage | None, folder: Path) -> Finding:
+def _check_data(run: RunFile, storage: Finding, folder: Path) -> Finding:
     if any(":" in source for source in run.spec.data.all_sources):
         # The user's module may use TensorFlow at import time, and the first use fixes the devices.
-        _model_checks().acquire_cpu(run)
-    found = check_data(run, storage, folder)
+        _model_checks().acquire_cpu(run, _log_of(run, storage))
+    found = check_data(run, storage.value, folder)
     if found.value.train_examples is not None:
         with_examples(run.spec, found.value.train_examples)  # refuses an epoch without a whole batch
     return found

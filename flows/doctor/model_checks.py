@@ -82,15 +82,20 @@ class BuiltModel:
     seconds: float
 
 
-def acquire_cpu(run: RunFile) -> Accelerator:
+def acquire_cpu(run: RunFile, log: RunLog | None) -> Accelerator:
     """Acquire one replica on the CPU as the accelerator of this process, also for a run that trains on TPUs or GPUs.
 
     Call it before the user's modules are imported: TensorFlow fixes devices and threads at its first use.
+
+    Args:
+        run: the run file.
+        log: the run's log; None if it has none yet.
     """
+    head = None if log is None else log.head_seen()
     spec = run.spec.accelerator
     return acquire(
         AcceleratorSpec(kind="cpu", intra_op_threads=spec.intra_op_threads, inter_op_threads=spec.inter_op_threads),
-        None,
+        None if head is None else head.environment,
         deterministic=run.spec.train.deterministic,
     )
 
@@ -111,7 +116,7 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
     """
     # Of a long source, the number of examples is not known; the sample's is as good to build the model.
     spec = run.spec if run.spec.train.epoch_examples else with_examples(run.spec, _enough(run, sample))
-    cpu = acquire_cpu(run)
+    cpu = acquire_cpu(run, log)
     began = time.monotonic()
     # Keras refuses some models on several replicas, so they are refused here although this process has one replica.
     as_target = replace(cpu, environment=cpu.environment.model_copy(update={"replicas": target.replicas}))

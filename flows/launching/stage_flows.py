@@ -290,8 +290,7 @@ def _report(home: Storage, flow_run: str, fault: BatonError) -> str:
 
 
 def _environment_warning(recorded: Environment, here: Environment) -> str:
-    old, new = recorded.model_dump(), here.model_dump()
-    changed = "; ".join(f"{key}: {old[key]} there, {new[key]} here" for key in new if new[key] != old[key])
+    changed = "; ".join(f"{key}: {there} there, {own} here" for key, (there, own) in recorded.changes_to(here).items())
     return (
         "this environment differs from the one in the log, which is that of init-or-restore; run "
         f"stages.init_or_restore where stages.train_segment runs: {changed}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flows.run import RunHome
 from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.contracts.identity import differences
-from tasks.foundation.contracts.log_entry import Best, Head
+from tasks.foundation.contracts.log_entry import Best, Environment, Head
 from tasks.foundation.runlog.history import History, commit_of, history_of
 
 ABSENT = "absent"
@@ -102,18 +102,13 @@ def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[object]]:
 
 def _differences(one: Head, other: Head) -> list[tuple[str, object, object]]:
     found = [(each.key, each.recorded, each.now) for each in differences(one.identity, other.identity)]
-    before, after = _environment(one), _environment(other)
+    before, after = one.environment.facts(), other.environment.facts()
+    names = {key: f"environment.{key}" if key in Environment.model_fields else key for key in [*before, *after]}
     return found + [
-        (key, before.get(key, ABSENT), after.get(key, ABSENT))
-        for key in dict.fromkeys([*before, *after])
+        (name, before.get(key, ABSENT), after.get(key, ABSENT))
+        for key, name in names.items()
         if before.get(key, ABSENT) != after.get(key, ABSENT)
     ]
-
-
-def _environment(head: Head) -> dict[str, object]:
-    facts = head.environment.model_dump(exclude={"versions"})
-    versions = {f"version of {name}": version for name, version in head.environment.versions.items()}
-    return {**{f"environment.{key}": value for key, value in facts.items()}, **versions}
 
 
 def metric_names(runs: Sequence[ComparedRun]) -> list[str]:

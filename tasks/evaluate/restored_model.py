@@ -14,6 +14,7 @@ from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.keras_config import keep_keras_config
 from tasks.foundation.messages import message
 from tasks.foundation.model.build_arguments import lengths_asked_for
 from tasks.foundation.model.identity import model_identity
@@ -58,9 +59,15 @@ def restored_model(
 def one_replica_as_it_is(recorded: Environment) -> Accelerator:
     """The device that TensorFlow uses in this process, whose settings stay as they are; for a notebook.
 
+    Keras's configuration becomes the run's: what the model computes depends on it.
+
     Args:
         recorded: the run's recorded environment.
+
+    Raises:
+        InvalidInput: Keras uses another backend in this process.
     """
+    keep_keras_config(recorded.keras)
     environment = recorded.model_copy(update={"accelerator": "cpu", "replicas": 1, "hosts": 1})
     return Accelerator(strategy=tf.distribute.get_strategy(), environment=environment)
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from tasks.foundation.child_imports import Import, share_with_children
+from tasks.foundation.debug_modes import without_debug_modes
 from tasks.foundation.errors import ModelError
+from tasks.foundation.keras_config import remembered_keras_config
 from tasks.foundation.process_folder import keep_generated_sources_together
 from tasks.foundation.seeding import seeded_import
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
@@ -104,7 +106,7 @@ def _load(name: str, folder: Path, seed: int, *, module: str) -> ModuleType:
     """Import a module that the run file names as `module` in `folder`; an imported module draws nothing again."""
     if name in sys.modules:
         return importlib.import_module(name)
-    with seeded_import(module, folder, seed):
+    with seeded_import(module, folder, seed), remembered_keras_config(folder), without_debug_modes(module):
         loaded = importlib.import_module(name)
     if not module.endswith(".py"):
         for place in getattr(sys.modules[name.partition(".")[0]], "__path__", ()):

@@ -112,9 +112,8 @@ def _carried(log: RunLog, tip: CheckpointRef, state: TrainState) -> CarriedState
 
 
 def _environment_words(before: Environment, now: Environment, state: TrainState) -> str:
-    """Describe changes of devices, threads or versions, which can change the bits."""
-    old, new = before.model_dump(), now.model_dump()
-    changes = {key: f"{key}: {old[key]} -> {new[key]}" for key in new if new[key] != old[key]}
+    """Describe changes of devices, threads, versions, processor or variables, which can change the bits."""
+    changes = {key: f"{key}: {old} -> {new}" for key, (old, new) in before.changes_to(now).items()}
     if now.deterministic != before.deterministic:
         changes["deterministic"] = _DETERMINISTIC if now.deterministic else _NOT_DETERMINISTIC
     changed = "; ".join(changes.values())

@@ -21,6 +21,7 @@ from tasks.foundation.errors import (
     SourceError,
     StorageError,
 )
+from tasks.foundation.keras_config import keep_keras_config
 from tasks.foundation.messages import counted
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage, discard
@@ -67,6 +68,10 @@ def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:
         StorageError: the store failed, or has too little space.
         DamagedDataset: the existing manifest cannot be read.
     """
+    if any(":" in source or source == "npz" for source in call.spec.data.all_sources):
+        # Arrays are cast to the run's floatx. A process that has acquired devices has it already.
+        head = place.log.head_seen()
+        keep_keras_config(None if head is None else head.environment.keras)
     return prepare_with_own_sets(call.spec, place, lambda spec, at: prepare_training_data(spec, at, _prepare))
 
 

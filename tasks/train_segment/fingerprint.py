@@ -51,6 +51,9 @@ _MOST_GROUPS = 32
 _GROUP_DIGITS = 8
 _SHOWN = 3
 _ACCEPTED = "model."
+_NOT_OF_TRACES = {
+    *("intra_op_threads", "inter_op_threads", "hash_seed", "processor", "cpu_features", "variables", "keras"),
+}
 
 _READ_WHILE_TRACED = (
     "let the code read what it read then; what it reads while the step is traced becomes part of it: a file, the order "
@@ -106,8 +109,9 @@ def traced_step(
         identity: the run's, as in its log.
         draws_exactly: whether random operations were made functions of the step.
     """
-    # Thread counts do not influence tracing; another hash seed must not hide what it changes.
-    kept = environment.model_dump(exclude={"intra_op_threads", "inter_op_threads", "hash_seed"})
+    # Threads, processor and variables do not influence tracing; another hash seed or configuration of Keras must not
+    # hide what it changes.
+    kept = environment.model_dump(exclude=_NOT_OF_TRACES)
     circumstances = json.dumps([kept, identity], sort_keys=True, default=str).encode()
     graph = function.graph.as_graph_def()
     digests = _Digests({each.signature.name: each for each in graph.library.function})

@@ -70,17 +70,9 @@ def _lines(entry: Entry, before: Head) -> list[str]:
 
 
 def _environment_words(before: Environment, after: Environment) -> str:
-    old, new = before.model_dump(), after.model_dump()
-    versions = {f"version of {name}": version for name, version in new.pop("versions").items()}
-    known = {f"version of {name}": version for name, version in old.pop("versions").items()}
-    new, old = new | versions, old | known
     names = {
         "intra_op_threads": "threads within an operation",
         "inter_op_threads": "operations at a time",
         "deterministic": "deterministic operations only",
     }
-    return "; ".join(
-        f"{names.get(key, key)}: {old.get(key, 'none')} -> {new.get(key, 'none')}"
-        for key in dict.fromkeys([*new, *old])
-        if new.get(key) != old.get(key)
-    )
+    return "; ".join(f"{names.get(key, key)}: {old} -> {new}" for key, (old, new) in before.changes_to(after).items())

@@ -160,6 +160,9 @@ def _environment(head: Head) -> dict[str, Any]:
         "threads": f"{environment.intra_op_threads} within an operation, "
         f"{environment.inter_op_threads} operations at a time",
         **environment.versions,
+        **environment.model_dump(include={"processor", "cpu_features"}, exclude_none=True),
+        **(environment.variables or {}),
+        **({} if environment.keras is None else {"Keras": environment.keras.model_dump()}),
     }
 
 

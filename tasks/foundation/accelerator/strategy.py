@@ -16,15 +16,21 @@ import tensorflow as tf
 
 from tasks.foundation.accelerator.auto_kind import choose_kind
 from tasks.foundation.accelerator.cluster import cluster_of
-from tasks.foundation.accelerator.environment import installed_versions, thread_counts
+from tasks.foundation.accelerator.environment import (
+    deciding_variables,
+    installed_versions,
+    processor,
+    thread_counts,
+)
 from tasks.foundation.accelerator.gpu import gpu_strategy, grow_memory
 from tasks.foundation.accelerator.multi_worker import Exchange, worker_strategy
 from tasks.foundation.accelerator.tpu import IO_DEVICE, tpu_strategy
 from tasks.foundation.accelerator.xla_cache import use_xla_cache
-from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.log_entry import Environment, KerasConfig
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 from tasks.foundation.hosts import differences_between_hosts, refuse_difference
+from tasks.foundation.keras_config import keep_keras_config
 
 # TensorFlow raises these when a device or another host is gone, or when a step was cancelled.
 DEVICE_LOST_ERRORS = (
@@ -132,13 +138,16 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
 
     Args:
         spec: `accelerator` of the run file.
-        recorded: the run's recorded environment, whose thread counts are kept; None for a new run.
+        recorded: the run's recorded environment, whose thread counts and Keras configuration are kept; None for a new
+            run.
         deterministic: `train.deterministic`; fixed by the first call.
 
     Raises:
+        InvalidInput: Keras already uses another backend in this process.
         AcceleratorError: the devices are missing, or the process already has other settings.
         AcceleratorLost: the process had the devices and lost them.
     """
+    of_keras = keep_keras_config(None if recorded is None else recorded.keras)
     intra, inter = thread_counts(spec, recorded)
     if not _acquired and spec.kind != "tpu":  # before TensorFlow lists its devices, as `choose_kind` does
         use_xla_cache(os.environ, intra=intra, inter=inter, deterministic=deterministic)
@@ -150,7 +159,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
         # gradient of max pooling, because TensorFlow checks for GPU kernels.
         if deterministic and kind != "tpu":
             tf.config.experimental.enable_op_determinism()
-        made = _make(kind, spec, intra, inter, deterministic=deterministic, auto_choice=auto_choice)
+        made = _make(kind, spec, intra, inter, of_keras, deterministic=deterministic, auto_choice=auto_choice)
         _acquired.append(_Acquired(settings, made, deterministic=deterministic))
     acquired = _acquired[0]
     if acquired.settings != settings:
@@ -169,7 +178,7 @@ def acquire(spec: AcceleratorSpec, recorded: Environment | None, *, deterministi
             raise AcceleratorLost(f"{gone}; run the same command again")
         try:
             acquired.accelerator = _make(
-                kind, spec, intra, inter, deterministic=deterministic, auto_choice=auto_choice, again=True
+                kind, spec, intra, inter, of_keras, deterministic=deterministic, auto_choice=auto_choice, again=True
             )
             acquired.lost = False
         except AcceleratorError as fault:
@@ -259,6 +268,7 @@ def _make(
     spec: AcceleratorSpec,
     intra: int,
     inter: int,
+    of_keras: KerasConfig,
     *,
     deterministic: bool,
     auto_choice: str,
@@ -277,6 +287,7 @@ def _make(
         strategy = tf.distribute.get_strategy()
     else:
         strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(spec.replicas)])
+    name, features = processor()
     environment = Environment(
         accelerator=kind,
         replicas=strategy.num_replicas_in_sync,
@@ -285,6 +296,10 @@ def _make(
         inter_op_threads=inter,
         versions=installed_versions(),
         deterministic=deterministic,
+        processor=name,
+        cpu_features=features,
+        variables=deciding_variables(os.environ),
+        keras=of_keras,
     )
     return Accelerator(
         strategy=strategy,

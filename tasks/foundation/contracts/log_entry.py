@@ -25,12 +25,25 @@ from tasks.foundation.contracts.weights_report import WeightsReport
 
 # Of an entry that was read, it is read from its file when it is needed.
 Identity = Annotated[Mapping[str, Any], *AS_IDENTITY]
+# Logs of earlier versions do not have them.
+_ENVIRONMENT_OF_PROCESS = ("processor", "cpu_features", "variables")
 _READ_WHOLE = "retained checkpoints that the writer has read whole, restoring or re-reading them, and no entry says"
 BORDER_REASONS: frozenset[str] = frozenset({"initialized", "forked", *get_args(BorderReason)})
 
 
+class KerasConfig(Contract):
+    """Keras's configuration, as keras.json has it."""
+
+    epsilon: float
+    floatx: Literal["bfloat16", "float16", "float32", "float64"]
+    image_data_format: Literal["channels_first", "channels_last"]
+
+
 class Environment(Contract):
-    """What the bits of training depend on besides the identity. Thread counts are set again on every attempt."""
+    """What the bits of training depend on besides the identity.
+
+    Thread counts, the hash seed and Keras's configuration are set again on every attempt.
+    """
 
     accelerator: str
     replicas: int = Field(ge=1)
@@ -45,10 +58,42 @@ class Environment(Contract):
         description="PYTHONHASHSEED of the process that began the run, which all others have; None: not known, as in "
         "runs of earlier versions",
     )
+    processor: str | None = Field(default=None, description="its name, family, model and stepping; None: not known")
+    cpu_features: str | None = Field(
+        default=None, description="instruction sets by which libraries choose their kernels; None: not known"
+    )
+    variables: dict[str, str] | None = Field(
+        default=None,
+        description="environment variables by which TensorFlow and its libraries choose kernels; None: not known",
+    )
+    keras: KerasConfig | None = Field(
+        default=None, description="what Keras had read before the run's code was imported; None: not known"
+    )
 
     def in_run_of(self, recorded: "Environment") -> "Environment":
-        """This environment of a process, as that of a run that began with `recorded`: its hash seed is the run's."""
-        return self.model_copy(update={"hash_seed": recorded.hash_seed})
+        """This environment of a process, as that of a run that began with `recorded`.
+
+        Its hash seed and Keras's configuration are the run's, and what the run's log does not know stays unknown.
+        """
+        of_run = {"hash_seed": recorded.hash_seed, "keras": recorded.keras}
+        unknown = {key: None for key in _ENVIRONMENT_OF_PROCESS if getattr(recorded, key) is None}
+        return self.model_copy(update={**of_run, **unknown})
+
+    def facts(self) -> dict[str, object]:
+        """All values, each under a name of its own, as `version of numpy`; without those that are not known."""
+        values = self.model_dump(exclude={"versions", "variables", "keras"}, exclude_none=True)
+        values |= {f"version of {name}": text for name, text in self.versions.items()}
+        values |= self.variables or {}
+        if self.keras is not None:
+            values |= {f"{key} of Keras": value for key, value in self.keras.model_dump().items()}
+        return values
+
+    def changes_to(self, now: "Environment") -> dict[str, tuple[object, object]]:
+        """The name of each value that differs in another environment, with both values; "none" where there is none."""
+        before, after = self.facts(), now.facts()
+        names = dict.fromkeys([*after, *before])
+        values = {name: (before.get(name, "none"), after.get(name, "none")) for name in names}
+        return {name: (old, new) for name, (old, new) in values.items() if old != new}
 
 
 class Lineage(Contract):

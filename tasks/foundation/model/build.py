@@ -1,6 +1,7 @@
 """Builds the user's model and creates all its variables."""
 
 import inspect
+import linecache
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +11,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src.backend.common import global_state  # the public call sets a policy where there is none
 
 from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.debug_modes import without_debug_modes
 from tasks.foundation.errors import ModelError
+from tasks.foundation.keras_config import default_policy_of, keras_config_for_build, set_keras_config
 from tasks.foundation.messages import message
 from tasks.foundation.model.batch_shapes import record_fixed_batch_size
 from tasks.foundation.model.build_arguments import build_arguments
@@ -39,8 +43,9 @@ from tasks.foundation.user_folder import in_user_folder
 
 _BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
 
-# The dtype policy right after the import of each user module. A module is imported once per process, and clearing
-# Keras's session before each build would undo a policy that the module sets at its top, so this is a module global.
+# The dtype policy right after the import of each user module; None if it is the default, which follows from floatx. A
+# module is imported once per process, and clearing Keras's session before each build would undo a policy that the
+# module sets at its top, so this is a module global.
 _policies: dict[tuple[str, Path], Any] = {}
 
 
@@ -69,17 +74,20 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     # Automatic names count up within a process; starting from zero they are the same in every process. Clearing also
     # resets the dtype policy, so global settings and the seed come after it.
     keras.utils.clear_session(free_memory=False)
+    set_keras_config(keras_config_for_build(code_folder))
+    policy = policy or keras.DTypePolicy(keras.config.floatx())
     keras.config.set_dtype_policy(dtype_policy_for_build(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     source = random.Random(spec.train.seed)  # noqa: S311 - must be reproducible
     with accelerator.strategy.scope(), added_once(), keras_seeds_from(source), jit_compile_kept():
         try:
-            with in_user_folder(code_folder):
+            with in_user_folder(code_folder), without_debug_modes(reference):
                 model = function(**build_arguments(spec, function))
-        except DEVICE_LOST_ERRORS:
+        except (*DEVICE_LOST_ERRORS, ModelError):
             raise
         except (Exception, SystemExit) as fault:
             raise ModelError(user_error(f"{reference} raised", fault)) from fault
+    _require_same_floatx(keras_config_for_build(code_folder).floatx, function, reference)
     if not isinstance(model, keras.Model):
         raise ModelError(f"{reference} returned {type(model).__name__}; return a compiled keras.Model")
     if not model.compiled or model.optimizer is None:
@@ -230,13 +238,54 @@ def trace_test_step(
 
 
 def _load_build_function(reference: str, code_folder: Path, seed: int) -> tuple[Callable[..., object], Any]:
-    """Return the user's function, and the dtype policy that its module sets."""
+    """Return the user's function, and the dtype policy that its module sets; None: it sets none."""
     module = (reference.partition(":")[0], code_folder)
     if module not in _policies and _policies:
         # An earlier build may have set a policy for itself; this module must not see it.
         keras.utils.clear_session(free_memory=False)
+    before, default = keras.config.floatx(), None
+    if default_policy_of(before):
+        default = global_state.get_global_attribute("dtype_policy")
     function = load_function(reference, code_folder, seed=seed)
-    return function, _policies.setdefault(module, keras.config.dtype_policy())
+    policy = global_state.get_global_attribute("dtype_policy")
+    follows = policy is default or default_policy_of(keras.config.floatx())
+    return function, _policies.setdefault(module, None if follows else policy)
+
+
+def _require_same_floatx(before: str, function: Callable[..., object], reference: str) -> None:
+    """Refuse a function that sets floatx: the dtype policy of its layers is fixed before, and so are the examples.
+
+    Raises:
+        ModelError: names the line.
+    """
+    now = keras.config.floatx()
+    if now == before:
+        return
+    keras.config.set_floatx(before)
+    place = _place_of_call(function, "set_floatx")
+    raise ModelError(
+        message(
+            f"{reference} changes keras.config.floatx() from {before} to {now}{place}; "
+            "the layers' dtype policy and the examples' dtype are fixed before it is called",
+            hints=[
+                f"call keras.config.set_floatx('{now}') at the top of {reference.partition(':')[0]}",
+                f"call it at the top of the file of data.source too, if its arrays are to become {now}",
+                f"or set only the dtype of the layers, in the function: keras.config.set_dtype_policy('{now}')",
+            ],
+        )
+    )
+
+
+def _place_of_call(function: Callable[..., object], name: str) -> str:
+    """The line of a function's file that calls another by this name, in words; empty if none does."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    except TypeError:
+        return ""
+    for number, line in enumerate(linecache.getlines(file), 1):
+        if f"{name}(" in line.partition("#")[0]:
+            return f" ({Path(file).name}, line {number}: {line.strip()})"
+    return ""
 
 
 def _first_use_hints(first_use: FirstUse) -> list[str]:

@@ -11,10 +11,13 @@ from keras.src.backend.common import global_state  # no public call restores it
 from keras.src.random import seed_generator
 from tensorflow.python.eager import context  # no public call reads TensorFlow's global seed
 
+from tasks.foundation.contracts.log_entry import KerasConfig
+from tasks.foundation.keras_config import keras_config, set_keras_config
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomStates:
-    """The states of all random generators of the process, and the dtype policy of the thread, at one moment.
+    """The states of all random generators of the process, the dtype policy of the thread, and Keras's configuration.
 
     Code that is traced later than it was built, or in another thread, gets them back: what it draws while it is traced
     becomes part of the graph.
@@ -27,6 +30,7 @@ class RandomStates:
     tensorflow_seed: int | None
     tensorflow_drawn: Any
     dtype_policy: Any
+    keras_config: KerasConfig
 
     @classmethod
     def now(cls) -> "RandomStates":
@@ -43,10 +47,11 @@ class RandomStates:
             tensorflow_drawn=None if drawn is None else drawn.getstate(),
             # Not `keras.config.dtype_policy()`, which fixes a policy where none is set.
             dtype_policy=global_state.get_global_attribute("dtype_policy"),
+            keras_config=keras_config(),
         )
 
     def restore(self) -> None:
-        """Set all generators, and this thread's dtype policy, to these states."""
+        """Set all generators, this thread's dtype policy and Keras's configuration to these states."""
         eager = context.context()
         seed_generator.python_random = self.keras_source
         self.keras_source.setstate(self.keras_drawn)
@@ -56,12 +61,13 @@ class RandomStates:
         if self.tensorflow_drawn is not None:
             eager._rng = random.Random()  # noqa: S311 - must be reproducible
             eager._rng.setstate(self.tensorflow_drawn)
+        set_keras_config(self.keras_config)
         global_state.set_global_attribute("dtype_policy", self.dtype_policy)
 
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Restore the random generators and the dtype policy after the block."""
+    """Restore the random generators, the dtype policy and Keras's configuration after the block."""
     states = RandomStates.now()
     try:
         yield

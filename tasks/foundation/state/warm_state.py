@@ -21,6 +21,7 @@ from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from tasks.foundation.debug_modes import switch_off_debug_modes
 from tasks.foundation.model.contents import require_recorded_contents
 from tasks.foundation.model.isolated_build import RandomStates, preserved_global_state
 from tasks.foundation.model.python_attributes import PythonAttributes
@@ -107,11 +108,12 @@ class WarmState:
             self.has_recorded_contents = True
 
     def seed_as_built(self) -> None:
-        """Set all random generators and the thread's dtype policy as they were right after the build.
+        """Set random generators, the thread's dtype policy and Keras's configuration as they were after the build.
 
         Call it before a step is traced: a model that was built long ago, or in another thread, must give the same graph
         as one that was built just now.
         """
+        switch_off_debug_modes()  # code that yields examples, or a callback, may have switched one on
         self._as_built.restore()
 
     @property

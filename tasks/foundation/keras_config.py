@@ -1,0 +1,112 @@
+"""Keras's configuration in a process: epsilon, floatx and image_data_format.
+
+Keras reads it from keras.json when it is imported. That file lies in the user's home folder, or in KERAS_HOME. It may
+be another one on each machine, and another project may change it between two attempts. The log has the configuration
+that a run began with, and every process of the run sets it again before the run's code is imported.
+
+What the run's code sets comes on top. A module is imported once per process, and models are built several times. So
+what its import sets is remembered, and is set before each build.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.foundation.contracts.log_entry import KerasConfig
+from tasks.foundation.errors import InvalidInput
+from tasks.foundation.messages import message
+
+# The process's own configuration, and the one that is kept in it; each has at most one element.
+_own: list[KerasConfig] = []
+_kept: list[KerasConfig] = []
+# What the imports of the run's code have set, by its folder.
+_of_imports: dict[Path, dict[str, object]] = {}
+
+
+def keep_keras_config(recorded: KerasConfig | None) -> KerasConfig:
+    """Set Keras's configuration to that of a run. Call it before the run's code is imported.
+
+    Where it is set already, what code has set since stays.
+
+    Args:
+        recorded: the run's, from its log; None for a new run, or where the log does not know it: the process's own.
+
+    Returns:
+        The configuration, without what the run's code sets.
+
+    Raises:
+        InvalidInput: Keras already uses another backend in this process.
+    """
+    import keras
+
+    if keras.config.backend() != "tensorflow":
+        raise InvalidInput(
+            message(
+                f"Keras uses the backend {keras.config.backend()} in this process, and Baton trains with tensorflow",
+                hints=["set KERAS_BACKEND=tensorflow before Keras is imported"],
+            )
+        )
+    if not _own:
+        _own.append(keras_config())
+    config = recorded or _own[0]
+    if _kept != [config]:
+        _kept[:] = [config]
+        set_keras_config(config)
+    return config
+
+
+def keras_config() -> KerasConfig:
+    """Keras's configuration as it is now."""
+    import keras
+
+    return KerasConfig(
+        epsilon=float(keras.config.epsilon()),
+        floatx=keras.config.floatx(),
+        image_data_format=keras.config.image_data_format(),
+    )
+
+
+def set_keras_config(config: KerasConfig) -> None:
+    """Set Keras's configuration; a default dtype policy that follows from floatx is set along."""
+    import keras
+
+    now = keras_config()
+    if config.epsilon != now.epsilon:
+        keras.config.set_epsilon(config.epsilon)
+    if config.image_data_format != now.image_data_format:
+        keras.config.set_image_data_format(config.image_data_format)
+    if config.floatx != now.floatx:
+        keras.config.set_floatx(config.floatx)
+        if default_policy_of(now.floatx):
+            from keras.src.backend.common import global_state  # no public call unsets it
+
+            global_state.set_global_attribute("dtype_policy", None)
+
+
+def default_policy_of(floatx: str) -> bool:
+    """Whether this thread's dtype policy is not set, or is the one that follows from floatx."""
+    from keras.src.backend.common import global_state  # the public call sets a policy where there is none
+
+    policy = global_state.get_global_attribute("dtype_policy")
+    return policy is None or policy.name == floatx
+
+
+@contextmanager
+def remembered_keras_config(folder: Path) -> Iterator[None]:
+    """Remember what the import of the run's code sets within the block; nothing if Keras is not imported yet."""
+    before = keras_config() if "keras" in sys.modules else None
+    yield
+    if before is not None:
+        old, new = before.model_dump(), keras_config().model_dump()
+        _of_imports.setdefault(folder, {}).update({key: new[key] for key in new if new[key] != old[key]})
+
+
+def keras_config_for_build(folder: Path) -> KerasConfig:
+    """The configuration of the run, with what the imports of its code have set.
+
+    Args:
+        folder: of the run file.
+    """
+    base = _kept[0] if _kept else keras_config()
+    return base.model_copy(update=_of_imports.get(folder.absolute(), {}))
