@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from email import message_from_bytes
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -54,9 +53,11 @@ _PARTS_OF_ONE_OBJECT = 4
 _PARTS_IN_MEMORY = threading.BoundedSemaphore(16)
 _LOGGER = logging.getLogger(__name__)
 _MAX_CALLS = 100  # of one batch, according to the documentation
-_STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3})\b")
-_ID = re.compile(r"<?response-(\d+)>?\s*")
-_SUCCESS = range(200, 300)
+# One answer in a batch names its request; what does not is not believed.
+_BATCH_ANSWER = re.compile(
+    rb"content-id: *<?response-(\d+)>?\s*\r?\n(?:[\w-]+:.*\r?\n)*\r?\nHTTP/[\d.]+ (\d{3})", re.IGNORECASE
+)
+_GONE = {b"200", b"204", b"404"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,18 +376,6 @@ def _left_by_batch(bucket: Bucket, keys: Sequence[str]) -> list[str]:
     """Send one batch; returns what it did not delete."""
     if len(keys) == 1:
         return list(keys)
-    try:
-        gone = _delete_once(bucket, keys)
-    except BatonError:
-        raise
-    except Exception as error:  # noqa: BLE001 - deleting one by one meets the same error, and reports it
-        _LOGGER.debug("%s: no batch of deletes: %s", bucket.uri(keys[0]), message_of(error))
-        gone = set()
-    return [key for index, key in enumerate(keys) if index not in gone]
-
-
-def _delete_once(bucket: Bucket, keys: Sequence[str]) -> set[int]:
-    """Positions of the keys that do not exist any more."""
     boundary = f"baton-{uuid.uuid4().hex}"
     parts = [
         f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <{index}>\r\n\r\n"
@@ -394,38 +383,18 @@ def _delete_once(bucket: Bucket, keys: Sequence[str]) -> set[int]:
         for index, key in enumerate(keys)
     ]
     body = f"{''.join(parts)}--{boundary}--\r\n".encode()
-    response = bucket.request(
-        bucket.uri(keys[0]),
-        "POST",
-        bucket.batch_url(),
-        headers={
-            "Content-Type": f"multipart/mixed; boundary={boundary}",
-            "Content-Length": str(len(body)),
-        },
-        data=_in_one_block(body),
-    )
-    return {index for index, status in _statuses(response) if status in _SUCCESS or status == NOT_FOUND}
+    headers = {"Content-Type": f"multipart/mixed; boundary={boundary}", "Content-Length": str(len(body))}
+    where = bucket.uri(keys[0])
+    try:
+        response = bucket.request(where, "POST", bucket.batch_url(), headers=headers, data=_in_one_block(body))
+    except BatonError:
+        raise
+    except Exception as error:  # noqa: BLE001 - deleting one by one meets the same error, and reports it
+        _LOGGER.debug("%s: no batch of deletes: %s", where, message_of(error))
+        return list(keys)
+    gone = {int(index) for index, status in _BATCH_ANSWER.findall(response.body) if status in _GONE}
+    return [key for index, key in enumerate(keys) if index not in gone]
 
 
 async def _in_one_block(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-def _statuses(response: Response) -> list[tuple[int, int]]:
-    """Position and status of each answer in a batch.
-
-    Raises:
-        MalformedResponse: it is no answer to a batch.
-    """
-    content_type = response.headers.get("Content-Type", "")
-    message = message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + response.body)
-    if not message.is_multipart():
-        raise MalformedResponse(f"expected the answers of a batch, got {content_type}")
-    found = []
-    for part in message.walk():
-        answered = _ID.fullmatch(str(part.get("Content-ID", "")))
-        body = part.get_payload(decode=True)
-        status = _STATUS.match(body.lstrip()) if isinstance(body, bytes) else None
-        if answered is not None and status is not None:
-            found.append((int(answered[1]), int(status[1])))
-    return found

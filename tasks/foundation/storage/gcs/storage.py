@@ -12,7 +12,7 @@ from tasks.foundation.storage.gcs.objects import Bucket, delete_all, read_object
 from tasks.foundation.storage.gcs.refusals import FIELDS, check_settings, compressed_object
 from tasks.foundation.storage.gcs.responses import Resource
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
-from tasks.foundation.storage.gcs.uploads import BufferPayload, FilePayload, Payload, Upload, create_object, put_object
+from tasks.foundation.storage.gcs.uploads import Payload, Upload, create_object, put_object
 from tasks.foundation.storage.transfers import Parts, local_target, parallel_map
 
 # The number of parallel transfers and the bytes of each in memory: a checkpoint of any size takes twice the product.
@@ -98,12 +98,12 @@ class CloudStorage:
 
     def upload(self, source: Path, path: str) -> FileStat:
         """See `Storage.upload`. Memory does not grow with the file."""
-        payload = FilePayload.of(source)
+        payload = Payload.of_file(source)
         return self._upload(path, payload, in_one_request=payload.stat.size <= _PART_BYTES)
 
     def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
         """See `Storage.write_buffers`. Nothing is copied, and the answer to the upload is the stat."""
-        payload = BufferPayload.of(buffers)
+        payload = Payload.of_buffers(buffers)
         return self._upload(path, payload, in_one_request=payload.stat.size <= _ONE_REQUEST_BYTES)
 
     def copy(self, path: str, target: str) -> None:

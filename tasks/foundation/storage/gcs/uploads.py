@@ -9,10 +9,10 @@ https://cloud.google.com/storage/docs/performing-resumable-uploads.
 import base64
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.base import FileStat
@@ -38,79 +38,56 @@ class SourceUnreadable(Exception):
     """The local file of an upload cannot be read any more. Sending it again does not help."""
 
 
-class Payload(Protocol):
+@dataclass(frozen=True, slots=True)
+class Payload:
     """The bytes of an upload.
 
     Attributes:
         stat: their size and checksum.
+        blocks: returns the bytes from an offset on, in blocks of at most `BLOCK_BYTES`.
     """
 
-    @property
-    def stat(self) -> FileStat:
-        """Size and checksum of all bytes."""
-
-    def blocks(self, begin: int) -> AsyncIterator[bytes | memoryview]:
-        """The bytes from offset `begin`, in blocks of at most `BLOCK_BYTES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePayload:
-    """A local file."""
-
-    file: Path
     stat: FileStat
+    blocks: Callable[[int], AsyncIterator[bytes | memoryview]]
 
     @classmethod
-    def of(cls, file: Path) -> "FilePayload":
-        """The payload of a file, which is read once for its checksum.
+    def of_file(cls, path: Path) -> "Payload":
+        """The payload of a local file, which is read once for its checksum.
 
         Raises:
             StorageError: it cannot be read.
         """
+
+        async def blocks(begin: int) -> AsyncIterator[bytes]:
+            try:
+                with path.open("rb") as file:
+                    file.seek(begin)
+                    while block := file.read(BLOCK_BYTES):
+                        yield block
+            except OSError as error:
+                message = f"{path}: cannot read the rest of the file ({error.strerror}); check its disk"
+                raise SourceUnreadable(message) from error
+
         try:
-            return cls(file, checksum_file(file))
+            return cls(checksum_file(path), blocks)
         except OSError as error:
-            raise StorageError(f"{file}: cannot read ({error.strerror}); check its disk and run again") from error
-
-    async def blocks(self, begin: int) -> AsyncIterator[bytes]:
-        """See `Payload.blocks`.
-
-        Raises:
-            SourceUnreadable: the file cannot be read.
-        """
-        try:
-            with self.file.open("rb") as file:
-                file.seek(begin)
-                while block := file.read(BLOCK_BYTES):
-                    yield block
-        except OSError as error:
-            message = f"{self.file}: cannot read the rest of the file ({error.strerror}); check its disk"
-            raise SourceUnreadable(message) from error
-
-
-@dataclass(frozen=True, slots=True)
-class BufferPayload:
-    """Buffers in memory, one after the other. They are sent from where they are, without a copy."""
-
-    buffers: tuple[memoryview, ...]
-    stat: FileStat
+            raise StorageError(f"{path}: cannot read ({error.strerror}); check its disk and run again") from error
 
     @classmethod
-    def of(cls, buffers: Sequence[memoryview]) -> "BufferPayload":
-        """The payload of buffers of contiguous bytes, which must not change until they are sent."""
-        bytes_of = tuple(buffer.cast("B") for buffer in buffers if buffer.nbytes)
-        size, crc = 0, 0
-        for buffer in bytes_of:
-            crc = extend_crc32c(crc, buffer.toreadonly())
-            size += buffer.nbytes
-        return cls(bytes_of, FileStat(size=size, crc32c=f"{crc:08x}"))
+    def of_buffers(cls, buffers: Sequence[memoryview]) -> "Payload":
+        """The payload of contiguous bytes, sent from where they are: they must not change until then."""
+        parts = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+        crc = 0
+        for part in parts:
+            crc = extend_crc32c(crc, part.toreadonly())
 
-    async def blocks(self, begin: int) -> AsyncIterator[memoryview]:
-        """See `Payload.blocks`."""
-        for buffer in self.buffers:
-            for offset in range(min(begin, buffer.nbytes), buffer.nbytes, BLOCK_BYTES):
-                yield buffer[offset : offset + BLOCK_BYTES]
-            begin = max(begin - buffer.nbytes, 0)
+        async def blocks(begin: int) -> AsyncIterator[memoryview]:
+            for part in parts:
+                for offset in range(min(begin, part.nbytes), part.nbytes, BLOCK_BYTES):
+                    yield part[offset : offset + BLOCK_BYTES]
+                begin = max(begin - part.nbytes, 0)
+
+        return cls(FileStat(size=sum(part.nbytes for part in parts), crc32c=f"{crc:08x}"), blocks)
 
 
 def create_object(bucket: Bucket, key: str, data: bytes) -> None:
@@ -122,7 +99,7 @@ def create_object(bucket: Bucket, key: str, data: bytes) -> None:
         StorageError: the store failed.
     """
     token = uuid.uuid4().hex
-    payload = BufferPayload.of([memoryview(data)])
+    payload = Payload.of_buffers([memoryview(data)])
 
     def once() -> None:
         try:
@@ -154,7 +131,7 @@ def put_object(bucket: Bucket, key: str, data: bytes) -> Resource:
         StoreRefused: there is no such bucket, or no permission.
         StorageError: the store failed.
     """
-    payload = BufferPayload.of([memoryview(data)])
+    payload = Payload.of_buffers([memoryview(data)])
 
     def once() -> Resource:
         made = insert_once(bucket, key, payload)
