@@ -1,17 +1,19 @@
-"""A local folder: races have one winner, files are durable, and unfinished ones are never visible."""
+"""The local disk: atomic, durable, one winner, no half files; its errors name the folder and the remedy, early."""
 
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tasks.foundation.errors import StorageError
+from tasks.foundation.errors import FileAlreadyThere, FileMissing, StorageError, StoreRefused
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.checkout import CHECKOUT
 
@@ -31,6 +33,7 @@ for number in sys.stdin:
     else:
         print("won", flush=True)
 """
+
 
 ENDLESS = """
 import itertools, sys
@@ -231,3 +234,220 @@ def test_copy_without_hard_links_copies_and_syncs(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "a/1").samefile(tmp_path / "b/1")
     assert {copied.st_ino, (tmp_path / "b").stat().st_ino} <= set(synced)
     assert leftovers(tmp_path) == []
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Become another user for a while, because root may write anywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS])
+def test_create_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StorageError, match=r"no hard links .* use a local disk, NFS or gs://") as refused:
+        LocalStorage(tmp_path).create("log/0", b"x")
+    assert str(tmp_path / "log") in str(refused.value)
+    assert not isinstance(refused.value, FileAlreadyThere)
+    assert list(LocalStorage(tmp_path).files("")) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("verb", ["create", "write", "write_buffers", "upload"])
+def test_full_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, verb: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    source = tmp_path / "source"
+    source.write_bytes(b"new")
+    storage = LocalStorage(tmp_path / "root")
+    storage.write("kept", b"old")
+    work = {
+        "create": lambda: storage.create("new", b"new"),
+        "write": lambda: storage.write("kept", b"new"),
+        "write_buffers": lambda: storage.write_buffers("kept", [memoryview(b"new")]),
+        "upload": lambda: storage.upload(source, "kept"),
+    }
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="no space left on the disk; free some") as refused:
+        work[verb]()
+    assert type(refused.value) is StorageError
+    assert storage.read("kept") == b"old"
+    assert list(storage.files("")) == ["kept"]
+    assert leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of 64 KiB. Only root can mount one."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if mount is None or umount is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    if subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("this machine does not let root mount")
+    try:
+        yield folder
+    finally:
+        subprocess.run([umount, folder], check=True)
+
+
+def test_really_full_disk_is_an_error(small_disk: Path, tmp_path: Path) -> None:
+    source = tmp_path / "large"
+    source.write_bytes(b"x" * 100_000)
+    storage = LocalStorage(small_disk)
+    storage.create("kept", b"k" * 10_000)
+    with pytest.raises(StorageError, match=r"kept2.* no space left"):
+        storage.create("kept2", b"x" * 100_000)
+    with pytest.raises(StorageError, match=r"kept.* no space left"):
+        storage.write("kept", b"x" * 100_000)
+    with pytest.raises(StorageError, match=r"kept.* no space left"):
+        storage.upload(source, "kept")
+    assert list(storage.files("")) == ["kept"]
+    assert storage.read("kept") == b"k" * 10_000
+    assert leftovers(small_disk) == []
+    storage.create("kept2", b"x" * 10_000)  # the failed writes freed their space
+
+
+def test_missing_permission_names_the_folder(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o555)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)  # so that the other user can enter
+    with unprivileged(), pytest.raises(StorageError, match="permission denied; check who owns the folder") as refused:
+        LocalStorage(locked / "root").create("log/0", b"x")
+    assert str(locked / "root") in str(refused.value)
+    assert list(locked.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["create", "write"])
+@pytest.mark.parametrize("path", ["log/0", "log/deep/0"])
+def test_file_in_place_of_a_folder_is_named(tmp_path: Path, verb: str, path: str) -> None:
+    (tmp_path / "log").write_text("a file")
+    with pytest.raises(StorageError, match="a file is in place of a folder") as refused:
+        getattr(LocalStorage(tmp_path), verb)(path, b"x")
+    assert not isinstance(refused.value, FileAlreadyThere | FileMissing)
+    assert str(tmp_path / path) in str(refused.value)
+    assert (tmp_path / "log").read_text() == "a file"
+
+
+def test_other_disk_errors_are_storage_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StorageError, match="Input/output error"):
+        LocalStorage(tmp_path).create("a", b"x")
+
+
+def test_copy_to_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("a/1", b"x")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(StorageError, match="b/1: no space left on the disk"):
+        storage.copy("a/1", "b/1")
+    assert list(storage.files("")) == ["a/1"]
+    assert leftovers(tmp_path) == []
+
+
+def test_probe_leaves_a_writable_folder_unchanged(tmp_path: Path) -> None:
+    there, missing = LocalStorage(tmp_path), LocalStorage(tmp_path / "not" / "there")
+    assert there.probe() == [] == missing.probe()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("root", [".", "not/there"])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (1, r"this file system has no hard links .*use a local disk, NFS or gs://"),
+        (13, r"no permission to create files"),
+        (30, r"mounted read-only; make it writable .*--set storage=FOLDER"),
+    ],
+)
+def test_unusable_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, message: str, root: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StoreRefused, match=rf"^{tmp_path}.*{message}") as error:
+        LocalStorage(tmp_path / root).probe()
+    assert error.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_is_a_transient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="no space left on the disk; free some and run again") as error:
+        LocalStorage(tmp_path).probe()
+    assert not isinstance(error.value, StoreRefused)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.support.run_without_root_rights import give_up_root_rights
+from tasks.foundation.errors import StoreRefused
+from tasks.foundation.storage.local import LocalStorage
+give_up_root_rights()
+home = Path(sys.argv[1], "run")
+for path in sys.argv[2:]:
+    folder = home / path
+    folder.chmod(0o555)
+    try:
+        LocalStorage(home.parent).probe("run")
+    except StoreRefused as error:
+        print(path, f"{folder}: no permission to create files" in str(error), "owns the folder" in str(error))
+    else:
+        print(path, "passes")
+    folder.chmod(0o755)
+"""
+
+
+def test_each_folder_that_a_run_writes_to_must_be_writable(tmp_path: Path) -> None:
+    home, other = tmp_path / "storage" / "run", tmp_path / "other"
+    written = [".", "log", "log/blocks", "attempts", "checkpoints", "tensorboard/train", "anything"]
+    for path in [*written, "checkpoints/00000010-a", "checkpoints/00000010-a/deep"]:
+        (home / path).mkdir(parents=True, exist_ok=True)
+    other.mkdir()
+    (home / "link").symlink_to(other)
+    before = sorted(home.rglob("*"))
+    paths = [*written, "checkpoints/00000010-a", "link"]
+    command = [sys.executable, "-c", PROGRAM, str(home.parent), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    expected = [*(f"{path} True True" for path in written), "checkpoints/00000010-a passes", "link passes"]
+    assert done.stdout.splitlines() == expected
+    assert sorted(home.rglob("*")) == before
+    assert list(other.iterdir()) == []
+
+
+def test_files_of_others_beside_a_new_storage_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished-thesis").write_text("mine")
+    LocalStorage(tmp_path / "new").probe("run")
+    assert [file.name for file in tmp_path.iterdir()] == [".unfinished-thesis"]

@@ -135,15 +135,6 @@ def test_listing_of_many_pages_is_complete(cloud: FakeGcs, storage: CloudStorage
     assert cloud.count("object.list") == 4
 
 
-def test_deleting_a_folder_keeps_similar_names(cloud: FakeGcs, storage: CloudStorage) -> None:
-    for path in ("a/1", "a/b/2", "ab/3", "a.json"):
-        storage.write(path, b"x")
-    cloud.faults = FaultPlan.random(3, {"status": 0.3, "response-lost": 0.2})
-    storage.delete("a")
-    cloud.faults = None
-    assert sorted(storage.files("")) == ["a.json", "ab/3"]
-
-
 def test_copy_moves_no_bytes_out_of_the_bucket(cloud: FakeGcs, storage: CloudStorage) -> None:
     storage.write("x", LARGE)
     cloud.service.rewrite_bytes_per_call = 4 << 20
