@@ -11,16 +11,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import flows
 from flows.admission.checks import require_lasting_storage
-from flows.process.children import start_child
-from flows.proving.trial_report import read_trial_report
+from flows.bare_process import read_process_report, start_bare_process
 from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
@@ -277,19 +274,10 @@ def _train(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         report, output = Path(folder, "report.json"), Path(folder, "output")
         with output.open("wb") as file:
-            # A flows.py or tasks.py in the working folder must not hide Baton's packages.
-            command = [sys.executable, "-P", "-m", "flows.without_prefect", *words, "--report", os.fspath(report)]
-            path = os.pathsep.join(filter(None, [str(Path(flows.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-            process = start_child(
-                command,
-                env={**os.environ, "PYTHONPATH": path},
-                process_group=0,  # an interrupt of the terminal reaches it once, from here
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+            # In a group of its own: an interrupt of the terminal reaches it once, from here.
+            process = start_bare_process(words, report=report, stdout=file, stderr=file)
             interrupted = _wait(process)
-        error = read_trial_report(report).error
+        error = read_process_report(report).error
         if interrupted:
             raise KeyboardInterrupt
         if error is not None:

@@ -16,15 +16,14 @@ from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.auditing.audit import audit_in_scratch
-from flows.auditing.stretches import Choice
-from flows.auditing.words import receipt_lines
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.proof.audit import audit_in_scratch, receipt_lines
+from flows.proof.choose import Choice
 from flows.saved_run import run_of_deployment, write_run_file
 from flows.train_run import run_name
-from tasks.foundation.contracts.audit_receipt import AuditReceipt
-from tasks.foundation.runlog.audits import store_receipt
+from tasks.foundation.contracts.receipts import AuditReceipt
+from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 

@@ -23,6 +23,7 @@ quiet_tensorflow()
 announce_tpu()
 
 from flows.admission.admit import admit  # noqa: E402
+from flows.bare_process import process_report  # noqa: E402
 from flows.goal import Goal  # noqa: E402
 from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
@@ -37,7 +38,6 @@ from flows.process.stop_signals import (  # noqa: E402
     stop_signal_name,
     unreachable_store,
 )
-from flows.proving.trial_report import trial_report  # noqa: E402
 from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
 from flows.result import RelayResult  # noqa: E402
 from flows.run import Run  # noqa: E402
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     try:
-        with trial_report(options.report) as reporter:
+        with process_report(options.report) as reporter:
             provide_home_folder()
             run = Run.open(load_run_file(options.file, options.overrides))
             goal = Goal.of(

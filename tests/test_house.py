@@ -190,7 +190,6 @@ ARROWS_OF_FLOWS = {
     "goal": set(),
     "saved_run": {"process", "run"},
     "verification": {"run"},
-    "auditing": {"admission", "proving", "run"},
     "tracking": {"run"},
     "result": {"goal", "run", "tracking"},
     "summary": {"result", "run"},
@@ -209,11 +208,12 @@ ARROWS_OF_FLOWS = {
         *("segments", "tracking"),
     },
     "recorded_relay": {"admission", "launching", "prefect_compat", "prefect_ui", "relay", "result", "run"},
-    "proving": {"process"},
+    "bare_process": {"process"},
+    "proof": {"admission", "bare_process", "run"},
     "doctor": {"admission", "process", "run"},
 }
 ATOP_OF_FLOWS = {
-    *("commands", "train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect", "plain", "api"),
+    *("commands", "train_beside", "train_run", "evaluate_best", "audit_run", "without_prefect", "api"),
 }
 
 

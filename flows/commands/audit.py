@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from flows.auditing.audit import audit_in_scratch
-from flows.auditing.words import receipt_parts
 from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, opened_with_run_file
 from flows.commands.output import Output, Painted, say, say_json
-from flows.proving.interrupts import termination_as_interrupt
+from flows.proof.audit import audit_in_scratch, receipt_parts
+from flows.proof.execute import termination_as_interrupt
 from flows.run import Run
 from flows.saved_run import hint_at_other_files, write_run_file
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
-from tasks.foundation.runlog.audits import store_receipt
+from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.terminal import BAD, GOOD, Style
 

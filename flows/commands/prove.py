@@ -1,6 +1,5 @@
 """`baton prove`: tests on this machine that cuts and kills do not change the bits of a run."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,18 +12,16 @@ import typer
 from flows.admission.checks import preflight, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
 from flows.commands.output import Output, Painted, say, say_json
-from flows.proving.interrupts import termination_as_interrupt
-from flows.proving.proof import ProofSetup
-from flows.proving.proof import prove as proof_of
-from flows.proving.receipt import Receipt, VariableDifference, store
-from flows.proving.trial_processes import FreshProcesses
+from flows.proof.compare import difference_words
+from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
+from flows.proof.prove import prove as proof_of
 from flows.run import Run
-from tasks.foundation.accelerator.cluster import cluster_of
-from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.contracts.receipts import ProofReceipt
+from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.messages import counted
+from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.formatting import number_words
 from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 _DIFFERENT = 1
@@ -54,25 +51,19 @@ def prove(
     require_lasting_storage(opened)
     stream = sys.stderr if as_json else sys.stdout
     with Console(stream, doing="proving") as console, termination_as_interrupt(), _scratch(keep) as folder:
-        processes = FreshProcesses(folder / "said", hosts=_hosts(run))
-        setup = ProofSetup(folder=folder, processes=processes, share_data=share_data, telemetry=console)
-        receipt = proof_of(run, tuple(overrides or ()), steps=steps, setup=setup)
+        processes = FreshProcesses(folder / "said", hosts=hosts_of(run.spec))
+        laboratory = Laboratory(folder=folder, processes=processes, telemetry=console)
+        receipt = proof_of(run, tuple(overrides or ()), steps=steps, share_data=share_data, laboratory=laboratory)
     kept_folder = str(folder) if keep else None
     if not as_json:
         _say(receipt, kept_folder, Output.to(sys.stdout, verbose=verbose))
-    address = store(
-        receipt, opened.home
-    )  # last, so that the verdict is printed even if the storage refuses the receipt
+    # Last, so that the verdict is printed even if the storage refuses the receipt.
+    address = store_receipt(receipt, opened.home)
     if as_json:
         say_json({**receipt.model_dump(), "receipt": address, "kept": kept_folder})
     else:
         say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else _DIFFERENT
-
-
-def _hosts(run: RunFile) -> int:
-    """The number of hosts in TF_CONFIG for a multi_worker run, else 1."""
-    return len(cluster_of(os.environ).addresses) if run.spec.accelerator.kind == "multi_worker" else 1
 
 
 @contextmanager
@@ -84,7 +75,7 @@ def _scratch(keep: bool) -> Iterator[Path]:
         yield folder
 
 
-def _say(receipt: Receipt, kept: str | None, out: Output) -> None:
+def _say(receipt: ProofReceipt, kept: str | None, out: Output) -> None:
     cuts = ", ".join(map(str, receipt.cuts))
     how = (
         f"{counted(receipt.steps, 'step')} straight, and again cut at {cuts} with a SIGKILL at {receipt.killed_at_step}"
@@ -100,7 +91,7 @@ def _say(receipt: Receipt, kept: str | None, out: Output) -> None:
         ("digest", _pair(receipt.straight.state_digest, receipt.cut.state_digest, out)),
         ("examples", _pair(receipt.straight.content_digest, receipt.cut.content_digest, out)),
         ("variables", _variables(receipt)),
-        ("first", "" if receipt.first_difference is None else _difference(receipt.first_difference)),
+        ("first", "" if receipt.first_difference is None else difference_words(receipt.first_difference)),
         ("metrics", _metrics(receipt)),
         *(("cause", cause) for cause in receipt.causes),
         ("environment", f"{environment.accelerator}, replicas {environment.replicas}, threads {threads}{hosts}"),
@@ -113,21 +104,13 @@ def _pair(straight: str, cut: str, out: Output) -> str:
     return out.id(straight) if straight == cut else f"{straight[:16]}… straight, {cut[:16]}… cut"
 
 
-def _variables(receipt: Receipt) -> str:
+def _variables(receipt: ProofReceipt) -> str:
     if not receipt.differing:
         return f"{receipt.variables} compared, all the same"
     return f"{receipt.differing} of {receipt.variables} differ"
 
 
-def _difference(found: VariableDifference) -> str:
-    what = f"{found.path}  {found.dtype}{list(found.shape)}"
-    if found.only_in:
-        return f"{what}: only in the {found.only_in} training"
-    largest = "" if found.largest is None else f", by up to {number_words(found.largest)}"
-    return f"{what}: {found.values} of its values differ{largest}"
-
-
-def _metrics(receipt: Receipt) -> str:
+def _metrics(receipt: ProofReceipt) -> str:
     if receipt.first_differing_step is not None:
         return f"first differ at step {receipt.first_differing_step}"
     return "1 row, the same" if receipt.metric_rows == 1 else f"{receipt.metric_rows} rows, all the same"

@@ -37,8 +37,8 @@ from tasks.foundation.contracts.log_entry import Best, Entry, Head, LastEvaluati
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import counted
 from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
-from tasks.foundation.runlog.audits import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.history import history_of
+from tasks.foundation.runlog.receipts import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.worker_stats import Worker, workers_from
 from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
 from tasks.foundation.telemetry.terminal import style_of

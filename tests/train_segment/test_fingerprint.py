@@ -10,8 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from flows.proving.comparison import same_step
-from flows.proving.diagnosis import causes_of
+from flows.proof.compare import causes_of, same_step
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.segment import TracedStep
 from tasks.foundation.errors import IdentityChanged

@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from tasks.evaluate.report.tables import Cell, Mark, Section, Table, cut, number, time_words
 from tasks.foundation.errors import FileMissing, FileTooLarge
-from tasks.foundation.runlog.audits import audit_words, last_audit
+from tasks.foundation.runlog.receipts import audit_words, last_audit
 from tasks.foundation.storage.base import Storage
 
 _SHOWN = 20

@@ -16,9 +16,8 @@ from hypothesis import strategies as some
 from flows.commands.main import main
 from flows.commands.output import Output, Painted, status
 from flows.fresh_evaluation import FreshEvaluation
-from flows.proving.receipt import Receipt
 from flows.result import RelayResult
-from tasks.foundation.contracts.audit_receipt import AuditReceipt
+from tasks.foundation.contracts.receipts import AuditReceipt, ProofReceipt
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import quarantine
 from tests.support.checkout import CHECKOUT
@@ -180,7 +179,7 @@ def test_every_json_is_one_object_as_documented(run: FakeRun, capsys: pytest.Cap
         assert documented(verb) - facts.keys() == set(), words
     for verb, contract in (("run", RelayResult), ("evaluate", FreshEvaluation)):
         assert documented(verb) - contract.model_fields.keys() == set()
-    assert documented("prove") - Receipt.model_fields.keys() == {"receipt", "kept"}
+    assert documented("prove") - ProofReceipt.model_fields.keys() == {"receipt", "kept"}
     assert documented("audit") - AuditReceipt.model_fields.keys() == {"receipt"}
 
 

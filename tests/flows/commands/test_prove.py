@@ -1,20 +1,19 @@
-"""`baton prove` with fake trials: what it prints, stores and removes."""
+"""`baton prove` with fake processes: what it prints, stores and removes."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flows.commands import prove as verb
 from flows.commands.main import main
-from flows.proving import comparison
-from flows.proving.receipt import Receipt
-from flows.proving.trial import Trial
-from flows.proving.trial_processes import FinishedProcess
+from flows.proof.execute import Execution, FinishedProcess, Laboratory
+from tasks.foundation.contracts.receipts import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError
 from tasks.foundation.storage import local_files
-from tests.support.fake_trials import ENVIRONMENT, FakeTrials, small_run_file
+from tests.support.fake_executions import ENVIRONMENT, FakeExecutions, small_run_file
 
 
 @pytest.fixture
@@ -23,29 +22,29 @@ def run(tmp_path: Path) -> RunFile:
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTrials:
-    fakes = FakeTrials()
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeExecutions:
+    fakes = FakeExecutions()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(verb.tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(verb, "FreshProcesses", lambda _folder, **_settings: fakes)
-    monkeypatch.setattr(comparison, "read_arrays", fakes.read)
+    monkeypatch.setattr(verb, "Laboratory", partial(Laboratory, read=fakes.read))
     return fakes
 
 
-def test_receipt_is_stored_in_the_home(run: RunFile, fakes: FakeTrials, capsys: pytest.CaptureFixture[str]) -> None:
+def test_receipt_is_stored_in_the_home(run: RunFile, fakes: FakeExecutions, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(run.path)]) == 0
     out = capsys.readouterr().out
     assert "proved: mine: 31 steps straight, and again cut at 7, 14, 21, 28 with a SIGKILL at 14: the same bits" in out
     proofs = list((run.folder / "runs" / "mine" / "proofs").iterdir())
     assert len(proofs) == 1
     assert str(proofs[0]) in out
-    kept = Receipt.from_json(proofs[0].read_bytes(), where="", error=BatonError)
+    kept = ProofReceipt.from_json(proofs[0].read_bytes(), where="", error=BatonError)
     assert (kept.verdict, kept.run, kept.run_file, kept.environment) == ("same", "mine", "run.yaml", ENVIRONMENT)
     assert kept.identity == {"data.content_digest": "c"}
     assert not fakes.ended[0].storage.exists()
 
 
-def test_first_difference_is_printed(run: RunFile, fakes: FakeTrials, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_difference_is_printed(run: RunFile, fakes: FakeExecutions, capsys: pytest.CaptureFixture[str]) -> None:
     fakes.result = lambda name: "other" if name == "cut" else "same"
     assert main(["prove", str(run.path), "--json", "--keep"]) == 1
     captured = capsys.readouterr()
@@ -57,13 +56,13 @@ def test_first_difference_is_printed(run: RunFile, fakes: FakeTrials, capsys: py
     assert facts["kept"] == str(fakes.ended[0].storage.parent)
     assert main(["prove", str(run.path)]) == 1
     out = capsys.readouterr().out
-    assert out.count("model/dense/bias  float32[2, 3]: 2 of its values differ, by up to 2") == 1
+    assert out.count("model/dense/bias  float32[2, 3]: 2 of its values differ in 2 bits, by up to 2") == 1
     assert "first differ at step 16" in out
     assert len(list((run.folder / "runs" / "mine" / "proofs").iterdir())) == 2
 
 
-def test_scratch_folder_is_removed_after_an_interrupt(run: RunFile, fakes: FakeTrials, tmp_path: Path) -> None:
-    def interrupted(_: Trial) -> FinishedProcess:
+def test_scratch_folder_is_removed_after_an_interrupt(run: RunFile, fakes: FakeExecutions, tmp_path: Path) -> None:
+    def interrupted(_: Execution) -> FinishedProcess:
         raise KeyboardInterrupt
 
     fakes.run_to_end = interrupted  # type: ignore[method-assign]
@@ -74,7 +73,7 @@ def test_scratch_folder_is_removed_after_an_interrupt(run: RunFile, fakes: FakeT
 
 
 def test_scratch_of_killed_proofs_is_removed_but_kept_ones_stay(
-    run: RunFile, fakes: FakeTrials, tmp_path: Path
+    run: RunFile, fakes: FakeExecutions, tmp_path: Path
 ) -> None:
     for left in ("baton-proving-killed", "baton-doctor-killed"):
         (tmp_path / "temporary" / left / "shared").mkdir(parents=True)
@@ -85,10 +84,10 @@ def test_scratch_of_killed_proofs_is_removed_but_kept_ones_stay(
 
 
 def test_home_with_only_proofs_is_not_a_run(
-    run: RunFile, fakes: FakeTrials, capsys: pytest.CaptureFixture[str]
+    run: RunFile, fakes: FakeExecutions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prove", str(run.path), "--set", "data.source=text"]) == 0
-    assert fakes.ended[0].overrides == ("data.source=text",)
+    assert fakes.ended[0].settings[0] == "data.source=text"
     for word in ("status", "log", "verify", "report"):
         assert main([word, str(run.path)]) == 2
         assert "has not been run yet" in capsys.readouterr().err
@@ -97,7 +96,7 @@ def test_home_with_only_proofs_is_not_a_run(
 
 
 def test_bad_input_is_refused_before_a_process_starts(
-    run: RunFile, fakes: FakeTrials, capsys: pytest.CaptureFixture[str]
+    run: RunFile, fakes: FakeExecutions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for setting, words in (
         ("storage=memory://x", "ends with this process"),

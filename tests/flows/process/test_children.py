@@ -43,13 +43,13 @@ time.sleep(600)
 PROOF = """
 import sys, threading, time
 from pathlib import Path
-from flows.proving.trial_processes import FreshProcesses
-from flows.proving.trial import trial_of
+from flows.proof.choose import training_of
+from flows.proof.execute import FreshProcesses
 from tasks.foundation.contracts.run_file import load_run_file
 
 folder = Path(sys.argv[1])
 run = load_run_file(folder / "run.yaml")
-trial = trial_of(run, (), name="straight", storage=folder / "scratch", steps=4, segment_steps=4)
+trial = training_of(run, (), name="straight", storage=folder / "scratch", steps=4, segment_steps=4)
 with FreshProcesses(folder / "output")._started(trial) as (chief, _):
     print(chief.pid, flush=True)
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""Trials without processes and without TensorFlow: their logs are written at once."""
+"""Executions without processes and without TensorFlow: their logs are written at once."""
 
 import uuid
 from collections.abc import Callable
@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import yaml
 
-from flows.proving.trial import Trial
-from flows.proving.trial_processes import FinishedProcess
-from flows.proving.trial_report import TrialReport
+from flows.bare_process import ProcessReport
+from flows.proof.execute import Execution, FinishedProcess
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Environment, Origin
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})
 KEYS = ("model/dense/kernel", "model/dense/bias", "optimizer/0/iteration", "metrics/0/0/loss/total", "step")
 
 
 def small_run_file(folder: Path) -> RunFile:
-    """A run file in `folder` with settings that a trial has to override."""
+    """A run file in `folder` with settings that a proof has to override."""
     values = {
         "run": "mine",
         "storage": "runs",
@@ -40,47 +40,47 @@ def small_run_file(folder: Path) -> RunFile:
 
 
 @dataclass
-class FakeTrials:
-    """`Processes` that write their logs at once; `result` gives the final state of a trial by its name."""
+class FakeExecutions:
+    """`Processes` that write their logs at once; `result` gives the final state of an execution by its name."""
 
     too_quick: int = 0
     result: Callable[[str], str] = lambda _: "same"
     content: Callable[[str], str] = lambda _: "c"
     stateful_operations: str = ""
-    ended: list[Trial] = field(default_factory=list)
-    killed: list[Trial] = field(default_factory=list)
+    ended: list[Execution] = field(default_factory=list)
+    killed: list[Execution] = field(default_factory=list)
 
-    def run_to_end(self, trial: Trial) -> FinishedProcess:
-        self.ended.append(trial)
-        self._train(trial, trial.steps)
-        report = TrialReport(stateful_operations=self.stateful_operations)
+    def run_to_end(self, execution: Execution) -> FinishedProcess:
+        self.ended.append(execution)
+        self._train(execution, execution.steps)
+        report = ProcessReport(stateful_operations=self.stateful_operations)
         return FinishedProcess(returncode=0, stderr="", report=report)
 
-    def kill_after(self, trial: Trial, step: int) -> FinishedProcess:
-        self.killed.append(trial)
+    def kill_after(self, execution: Execution, step: int) -> FinishedProcess:
+        self.killed.append(execution)
         if len(self.killed) <= self.too_quick:
-            self._train(trial, trial.steps)
+            self._train(execution, execution.steps)
             # In turn: it ended before the kill; it was killed when all its work was done.
             return FinishedProcess(returncode=-9 * (len(self.killed) % 2), stderr="", killed=True)
-        self._train(trial, step)
+        self._train(execution, step)
         return FinishedProcess(returncode=-9, stderr="", killed=True)
 
-    def read(self, _trial: Trial, ref: CheckpointRef) -> dict[str, Any]:
+    def read(self, _home: LocalStorage, ref: CheckpointRef) -> dict[str, Any]:
         values = {key: np.arange(6, dtype="float32").reshape(2, 3) for key in KEYS}
         if ref.state_digest != "same":
             values["model/dense/bias"] = values["model/dense/bias"] + np.float32([[0, 0, 0.5], [0, 0, 2]])
             values["optimizer/0/iteration"] = np.zeros((2, 3), "float32")
         return values
 
-    def _train(self, trial: Trial, until: int) -> None:
-        log = RunLog(trial.home)
-        result, content = self.result(trial.name), self.content(trial.name)
+    def _train(self, execution: Execution, until: int) -> None:
+        log = RunLog(execution.home)
+        result, content = self.result(execution.name), self.content(execution.name)
         if log.head() is None:
             origin = Origin(identity={"data.content_digest": content}, environment=ENVIRONMENT)
             log.append(lambda _: origin, attempt=uuid.uuid4().hex)
             self._commit(log, 0, result)
         while (head := log.head()) and head.tip and head.tip.step < until:
-            step = min(trial.steps, (head.tip.step // trial.segment_steps + 1) * trial.segment_steps)
+            step = min(execution.steps, (head.tip.step // execution.segment_steps + 1) * execution.segment_steps)
             self._commit(log, step, result, parent=head.tip)
 
     def _commit(self, log: RunLog, step: int, result: str, parent: CheckpointRef | None = None) -> None:

@@ -1,56 +1,56 @@
-"""The result of a trial's process: its report, and the error that ended it."""
+"""The result of an execution's process: its report, and the error that ended it."""
 
 from pathlib import Path
 
 import pytest
 
-from flows.proving.trial import Trial, trial_of
-from flows.proving.trial_processes import FinishedProcess, FreshProcesses, error_of
-from flows.proving.trial_report import TrialReport, read_trial_report, trial_report
+from flows.bare_process import ProcessReport, process_report, read_process_report
+from flows.proof.choose import training_of
+from flows.proof.execute import Execution, FinishedProcess, FreshProcesses, error_of
 from tasks.foundation.contracts.error_report import ErrorReport
 from tasks.foundation.errors import BatonError, NonFinite, SourceError
 from tasks.foundation.telemetry.events import Note, StatefulOperations
-from tests.support.fake_trials import small_run_file
+from tests.support.fake_executions import small_run_file
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
-    return trial_of(small_run_file(tmp_path), (), name="cut", storage=tmp_path, steps=31, segment_steps=7)
+def execution(tmp_path: Path) -> Execution:
+    return training_of(small_run_file(tmp_path), (), name="cut", storage=tmp_path, steps=31, segment_steps=7)
 
 
-def test_reported_error_keeps_its_class_and_fields(trial: Trial) -> None:
-    report = TrialReport(error=ErrorReport.of(NonFinite("the loss is NaN", step=12)))
-    fault = error_of(trial, FinishedProcess(returncode=1, stderr="error: SourceError: no\n", report=report))
+def test_reported_error_keeps_its_class_and_fields(execution: Execution) -> None:
+    report = ProcessReport(error=ErrorReport.of(NonFinite("the loss is NaN", step=12)))
+    fault = error_of(execution, FinishedProcess(returncode=1, stderr="error: SourceError: no\n", report=report))
     assert isinstance(fault, NonFinite)
     assert (str(fault), fault.step) == ("the loss is NaN", 12)
 
 
-def test_crash_is_reported_with_the_end_of_its_output(trial: Trial) -> None:
-    crash = error_of(trial, FinishedProcess(returncode=1, stderr="Traceback\nZeroDivisionError: 1\n"))
+def test_crash_is_reported_with_the_end_of_its_output(execution: Execution) -> None:
+    crash = error_of(execution, FinishedProcess(returncode=1, stderr="Traceback\nZeroDivisionError: 1\n"))
     assert type(crash) is BatonError
     assert "ended with code 1" in str(crash)
     assert "ZeroDivisionError" in str(crash)
 
 
-def test_kill_from_outside_is_reported(trial: Trial) -> None:
-    assert "killed from outside" in str(error_of(trial, FinishedProcess(returncode=-9, stderr="")))
+def test_kill_from_outside_is_reported(execution: Execution) -> None:
+    assert "killed from outside" in str(error_of(execution, FinishedProcess(returncode=-9, stderr="")))
 
 
 def test_report_holds_the_error_that_ends_the_block(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    with pytest.raises(SourceError), trial_report(path):
+    with pytest.raises(SourceError), process_report(path):
         raise SourceError("data.py:load: no examples")
-    error = read_trial_report(path).error
+    error = read_process_report(path).error
     assert error is not None
     assert isinstance(error.to_error(), SourceError)
 
 
 def test_report_holds_the_stateful_operations(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    with trial_report(path) as reporter:
+    with process_report(path) as reporter:
         reporter.emit(Note(text="model.py:build: x draw from TensorFlow's own random state", warning=True))
         reporter.emit(StatefulOperations(reference="model.py:build", operations=("a/RandomUniform", "b/PyFunc")))
-    report = read_trial_report(path)
+    report = read_process_report(path)
     assert (report.error, report.stateful_operations) == (None, "model.py:build: a/RandomUniform, b/PyFunc")
 
 
@@ -59,23 +59,23 @@ def test_missing_or_unreadable_report_is_empty(tmp_path: Path, content: bytes | 
     path = tmp_path / "report.json"
     if content is not None:
         path.write_bytes(content)
-    assert read_trial_report(path) == TrialReport()
+    assert read_process_report(path) == ProcessReport()
 
 
 def test_no_report_is_written_without_a_path(tmp_path: Path) -> None:
-    with trial_report(None):
+    with process_report(None):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_error_of_a_real_process_is_reported(trial: Trial, tmp_path: Path) -> None:
-    trial.file.write_text("run: x\nno_such_key: 1\n")
+def test_error_of_a_real_process_is_reported(execution: Execution, tmp_path: Path) -> None:
+    execution.file.write_text("run: x\nno_such_key: 1\n")
     folder = tmp_path / "output"
     folder.mkdir()
-    (folder / "cut.report.json").write_bytes(TrialReport(stateful_operations="of an earlier process").to_json())
-    finished = FreshProcesses(folder).run_to_end(trial)
+    (folder / "cut.report.json").write_bytes(ProcessReport(stateful_operations="of an earlier process").to_json())
+    finished = FreshProcesses(folder).run_to_end(execution)
     assert finished.returncode == 2, finished.stderr
-    fault = error_of(trial, finished)
+    fault = error_of(execution, finished)
     assert (type(fault).__name__, fault.exit_code) == ("RunFileError", 2)
     assert f"error: RunFileError: {fault}" in finished.stderr  # standard error has the same error as text
     assert finished.report.stateful_operations == ""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
-from tasks.foundation.contracts.audit_receipt import AuditedStretch, AuditReceipt
-from tasks.foundation.runlog.audits import last_audit, store_receipt
+from tasks.foundation.contracts.receipts import AuditedStretch, AuditReceipt
+from tasks.foundation.runlog.receipts import last_audit, store_receipt
 from tests.support.fake_run import FakeRun
 
 SAME = AuditedStretch(start=100, end=200, verdict="same", commits=1, compared=1)

@@ -1,21 +1,21 @@
-"""The order of the trials of a proof, and its verdict, with fake trials."""
+"""The order of the trainings of a proof, and its verdict, with fake processes."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.proving.proof import ProofSetup, prove
-from flows.proving.receipt import Receipt
-from flows.proving.trial import Trial
-from flows.proving.trial_processes import FinishedProcess
-from flows.proving.trial_report import TrialReport
+from flows.bare_process import ProcessReport
+from flows.proof.execute import FinishedProcess, Laboratory
+from flows.proof.prove import prove
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.receipts import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError, InvalidInput, SourceError
+from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent
-from tests.support.fake_trials import FakeTrials, small_run_file
+from tests.support.fake_executions import FakeExecutions, small_run_file
 
 
 @pytest.fixture
@@ -24,37 +24,35 @@ def run(tmp_path: Path) -> RunFile:
 
 
 def receipt_of(
-    run: RunFile, fakes: FakeTrials, tmp_path: Path, *, steps: int = 31, share_data: bool = False
-) -> Receipt:
-    setup = ProofSetup(
-        folder=tmp_path / "scratch", processes=fakes, share_data=share_data, telemetry=Silent(), read=fakes.read
-    )
-    return prove(run, ("train.seed=4",), steps=steps, setup=setup)
+    run: RunFile, fakes: FakeExecutions, tmp_path: Path, *, steps: int = 31, share_data: bool = False
+) -> ProofReceipt:
+    laboratory = Laboratory(folder=tmp_path / "scratch", processes=fakes, telemetry=Silent(), read=fakes.read)
+    return prove(run, ("train.seed=4",), steps=steps, share_data=share_data, laboratory=laboratory)
 
 
-def test_equal_trials_give_the_verdict_same(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials()
+def test_equal_trainings_give_the_verdict_same(run: RunFile, tmp_path: Path) -> None:
+    fakes = FakeExecutions()
     receipt = receipt_of(run, fakes, tmp_path)
     assert (receipt.verdict, receipt.steps, receipt.cuts, receipt.killed_at_step) == ("same", 31, (7, 14, 21, 28), 14)
     assert (receipt.variables, receipt.differing, receipt.first_difference, receipt.causes) == (5, 0, None, ())
     assert (receipt.metric_rows, receipt.first_differing_step, receipt.repeatable) == (16, None, None)
     assert receipt.straight == receipt.cut
-    assert [trial.name for trial in fakes.killed] == ["cut"]
-    assert [trial.name for trial in fakes.ended] == ["cut", "straight"]
+    assert [each.name for each in fakes.killed] == ["cut"]
+    assert [each.name for each in fakes.ended] == ["cut", "straight"]
     assert fakes.ended[1].segment_steps == 31
-    assert len({trial.storage for trial in fakes.ended}) == 2
-    assert Receipt.from_json(receipt.to_json(), where="", error=BatonError) == receipt
+    assert len({each.storage for each in fakes.ended}) == 2
+    assert ProofReceipt.from_json(receipt.to_json(), where="", error=BatonError) == receipt
 
 
 def test_shared_data_are_prepared_once(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials()
+    fakes = FakeExecutions()
     assert receipt_of(run, fakes, tmp_path, share_data=True).data_prepared == "once"
-    assert len({trial.storage for trial in fakes.ended}) == 1
-    assert len({trial.home.uri for trial in fakes.ended}) == 2
+    assert len({each.storage for each in fakes.ended}) == 1
+    assert len({each.home.uri for each in fakes.ended}) == 2
 
 
-def test_difference_in_the_cut_trial_is_located(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials(result=lambda name: "other" if name == "cut" else "same")
+def test_difference_in_the_cut_training_is_located(run: RunFile, tmp_path: Path) -> None:
+    fakes = FakeExecutions(result=lambda name: "other" if name == "cut" else "same")
     receipt = receipt_of(run, fakes, tmp_path)
     assert receipt.verdict == "different"
     assert receipt.repeatable is True
@@ -62,14 +60,14 @@ def test_difference_in_the_cut_trial_is_located(run: RunFile, tmp_path: Path) ->
     found = receipt.first_difference
     assert found is not None
     assert (found.path, found.dtype, found.shape) == ("model/dense/bias", "float32", (2, 3))
-    assert (found.values, found.largest, found.only_in) == (2, 2.0, "")
-    assert [trial.name for trial in fakes.ended] == ["cut", "straight", "again"]
+    assert (found.values, found.bits, found.largest, found.only_in) == (2, 2, 2.0, "")
+    assert [each.name for each in fakes.ended] == ["cut", "straight", "again"]
     assert len(receipt.causes) == 1
     assert "state is lost at the cut" in receipt.causes[0]
 
 
 def test_stateful_operations_are_named_as_the_cause(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials(
+    fakes = FakeExecutions(
         result=lambda name: "other" if name == "cut" else "same",
         stateful_operations="model.py:build: while/noise/RandomStandardNormal",
     )
@@ -80,33 +78,33 @@ def test_stateful_operations_are_named_as_the_cause(run: RunFile, tmp_path: Path
 
 
 def test_unrepeatable_model_is_named_as_the_cause(run: RunFile, tmp_path: Path) -> None:
-    receipt = receipt_of(run, FakeTrials(result=lambda name: "same" if name == "straight" else "other"), tmp_path)
+    receipt = receipt_of(run, FakeExecutions(result=lambda name: "same" if name == "straight" else "other"), tmp_path)
     assert receipt.repeatable is False
     assert "not repeatable" in receipt.causes[0]
     assert "intra_op_threads" in receipt.causes[0]
 
 
-def test_different_examples_are_the_cause_without_a_third_trial(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials(content=lambda name: name, result=lambda name: "other" if name == "cut" else "same")
+def test_different_examples_are_the_cause_without_a_third_training(run: RunFile, tmp_path: Path) -> None:
+    fakes = FakeExecutions(content=lambda name: name, result=lambda name: "other" if name == "cut" else "same")
     receipt = receipt_of(run, fakes, tmp_path)
     assert (receipt.verdict, receipt.repeatable) == ("different", None)
     assert (receipt.straight.content_digest, receipt.cut.content_digest) == ("straight", "cut")
     assert receipt.first_difference is not None
     assert receipt.causes[0].startswith("data.source digits gave other examples")
-    assert [trial.name for trial in fakes.ended] == ["cut", "straight"]
+    assert [each.name for each in fakes.ended] == ["cut", "straight"]
 
 
 @pytest.mark.parametrize("differs", ["digest", "content", "bytes"])
 def test_one_kind_of_difference_is_enough(run: RunFile, tmp_path: Path, differs: str) -> None:
-    fakes = FakeTrials(
+    fakes = FakeExecutions(
         result=lambda name: "other" if differs == "digest" and name == "cut" else "same",
         content=lambda name: name if differs == "content" else "c",
     )
     real_read = fakes.read
 
-    def read(trial: Trial, ref: CheckpointRef) -> dict[str, Any]:
-        values = real_read(trial, ref.model_copy(update={"state_digest": "same"}))
-        if differs == "bytes" and trial.name == "cut":
+    def read(home: LocalStorage, ref: CheckpointRef) -> dict[str, Any]:
+        values = real_read(home, ref.model_copy(update={"state_digest": "same"}))
+        if differs == "bytes" and home.root.name == "cut":
             values["step"] = -values["step"]  # 0.0 equals -0.0, but its bits differ
         return values
 
@@ -115,32 +113,32 @@ def test_one_kind_of_difference_is_enough(run: RunFile, tmp_path: Path, differs:
 
 
 @pytest.mark.parametrize("too_quick", [1, 2, 4])
-def test_trial_that_ends_before_the_kill_gets_more_steps(run: RunFile, tmp_path: Path, too_quick: int) -> None:
-    fakes = FakeTrials(too_quick=too_quick)
+def test_training_that_ends_before_the_kill_gets_more_steps(run: RunFile, tmp_path: Path, too_quick: int) -> None:
+    fakes = FakeExecutions(too_quick=too_quick)
     receipt = receipt_of(run, fakes, tmp_path)
     assert receipt.verdict == "same"
     assert receipt.steps == 31 * 2**too_quick
-    assert [trial.steps for trial in fakes.killed] == [31 * 2**number for number in range(too_quick + 1)]
-    assert len({trial.storage for trial in fakes.killed}) == too_quick + 1
-    assert {trial.steps for trial in fakes.ended} == {receipt.steps}
+    assert [each.steps for each in fakes.killed] == [31 * 2**number for number in range(too_quick + 1)]
+    assert len({each.storage for each in fakes.killed}) == too_quick + 1
+    assert {each.steps for each in fakes.ended} == {receipt.steps}
     assert 0 < receipt.killed_at_step < receipt.steps
 
 
-def test_proof_fails_if_every_trial_finishes_before_the_kill(run: RunFile, tmp_path: Path) -> None:
+def test_proof_fails_if_every_training_finishes_before_the_kill(run: RunFile, tmp_path: Path) -> None:
     with pytest.raises(BatonError, match=r"nothing is proved: in 5 tries, .* use more steps: --steps 992"):
-        receipt_of(run, FakeTrials(too_quick=99), tmp_path)
+        receipt_of(run, FakeExecutions(too_quick=99), tmp_path)
 
 
 def test_process_killed_from_outside_is_reported(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials()
+    fakes = FakeExecutions()
     fakes.kill_after = lambda *_: FinishedProcess(returncode=-9, stderr="")  # type: ignore[method-assign]
     with pytest.raises(BatonError, match="killed from outside"):
         receipt_of(run, fakes, tmp_path)
 
 
 def test_process_that_refused_its_input_raises_its_error(run: RunFile, tmp_path: Path) -> None:
-    fakes = FakeTrials()
-    report = TrialReport(error=ErrorReport.of(SourceError("data.py:load: no examples")))
+    fakes = FakeExecutions()
+    report = ProcessReport(error=ErrorReport.of(SourceError("data.py:load: no examples")))
     fakes.run_to_end = lambda _: FinishedProcess(returncode=2, stderr="", report=report)  # type: ignore[method-assign]
     with pytest.raises(SourceError, match=r"data\.py:load: no examples"):
         receipt_of(run, fakes, tmp_path)
@@ -148,4 +146,4 @@ def test_process_that_refused_its_input_raises_its_error(run: RunFile, tmp_path:
 
 def test_too_few_steps_are_refused(run: RunFile, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--steps = 3"):
-        receipt_of(run, FakeTrials(), tmp_path, steps=3)
+        receipt_of(run, FakeExecutions(), tmp_path, steps=3)

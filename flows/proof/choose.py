@@ -1,15 +1,99 @@
-"""Which committed steps can be executed again: those between two retained checkpoints of the tip's lineage."""
+"""Chooses what is executed: where a proof cuts and kills, and which committed steps an audit can execute again.
+
+A proof trains a run file in segments of a quarter of its steps: a warm process crosses the first border, the kill comes
+at the second, and a new process trains the rest. An audit executes the steps between two retained checkpoints of the
+tip's lineage, with what the log says about the rows of metrics.
+"""
 
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
+from flows.proof.execute import Execution
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.history import commit_of, history_of
+
+_SEGMENTS = 4
+_FEWEST_STEPS = 4
+
+# These settings could cut, stop or evaluate at other steps. None of them changes the bits.
+_SWITCHED_OFF = (
+    "train.epochs=null",
+    "train.segment_epochs=null",
+    "train.segment_seconds=null",
+    "train.stop_after_seconds=null",
+    "train.on_blowup=stop",
+    "train.blowup_factor=null",
+    "checkpoint.every_seconds=null",
+    "checkpoint.keep_every_steps=null",
+    "evaluate.every_steps=null",
+    "evaluate.every=null",
+)
+
+
+def training_of(
+    run: RunFile, overrides: tuple[str, ...], *, name: str, storage: Path, steps: int, segment_steps: int
+) -> Execution:
+    """Make an execution that trains a run file from the beginning.
+
+    Args:
+        run: the run file.
+        overrides: the user's overrides; the settings of the execution come later, and win.
+        name: name of its run.
+        storage: the storage root.
+        steps: the absolute step to train to.
+        segment_steps: length of a segment in steps.
+    """
+    settings = [
+        *overrides,
+        # More than `steps`, so that no final evaluation is due.
+        f"train.steps={max(run.spec.train.known_target or 0, steps + 1)}",
+        f"train.segment_steps={segment_steps}",
+        f"train.log_every_steps={log_every_steps(steps, cut_length(steps))}",
+        *_SWITCHED_OFF,
+    ]
+    if run.spec.train.callbacks and callbacks_act_at_evaluations(run.spec):
+        settings.append(f"evaluate.every_steps={steps // 2}")
+    return Execution(
+        name=name, storage=storage, file=run.path, settings=tuple(settings), steps=steps, segment_steps=segment_steps
+    )
+
+
+def require_enough_steps(steps: int) -> None:
+    """Refuse a proof that is too short for cuts and a kill.
+
+    Raises:
+        InvalidInput: fewer than 4 steps.
+    """
+    if steps < _FEWEST_STEPS:
+        raise InvalidInput(f"--steps = {steps} is too few for cuts and a kill; use at least {_FEWEST_STEPS}")
+
+
+def cut_length(steps: int) -> int:
+    """Return the steps in each segment of the cut training: an odd number, about a quarter of all steps."""
+    return steps // _SEGMENTS | 1
+
+
+def log_every_steps(steps: int, segment_steps: int) -> int:
+    """Return the steps between two rows of metrics: the smallest number that divides neither argument.
+
+    Logging resets the metrics. At the cuts and at the end they should not be zero, or comparing them would prove
+    nothing.
+    """
+    every = 2
+    while steps % every == 0 or segment_steps % every == 0:
+        every += 1
+    return every
+
 
 Choice = Literal["sample", "last", "all"]
 
@@ -107,6 +191,19 @@ def choose(found: Stretches, choice: Choice, *, count: int, seed: int, home: str
         return found.auditable[-1:]
     drawn = random.Random(seed).sample(range(len(found.auditable)), min(count, len(found.auditable)))  # noqa: S311
     return [found.auditable[number] for number in sorted(drawn)]
+
+
+def logged_settings(spec: RunSpec, stretch: Stretch) -> tuple[str, ...]:
+    """Return overrides for what may change between attempts and is in the checkpoints: the rows' distance.
+
+    Each logged row resets the sums of the metrics, so that another `train.log_every_steps` gives other sums.
+    """
+    now, rows = spec.train.log_every_steps, stretch.rows
+    steps = range(stretch.start.step + 1, stretch.end.step + 1)
+    for every in (now, *(later - earlier for earlier, later in pairwise(rows))):
+        if rows == tuple(step for step in steps if step % every == 0):
+            return () if every == now else (f"train.log_every_steps={every}",)
+    return ()  # too few rows to tell, or it changed on the way
 
 
 def _reason_against(heads: Sequence[Head], newest: Head) -> str:

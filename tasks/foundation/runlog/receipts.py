@@ -1,15 +1,16 @@
-"""The receipts below `audits/` in a run's home, and what the newest one says."""
+"""The receipts below `proofs/` and `audits/` in a run's home, and what the newest audit says."""
 
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.audit_receipt import AuditReceipt
+from tasks.foundation.contracts.receipts import AuditReceipt, ProofReceipt
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 
-_FOLDER = "audits"
+_AUDITS = "audits"
+_PROOFS = "proofs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +37,15 @@ class LastAudit:
         return next((each.first_differing_step for each in stretches if each.verdict == "different"), None)
 
 
-def store_receipt(receipt: AuditReceipt, home: Storage) -> str:
+def store_receipt(receipt: AuditReceipt | ProofReceipt, home: Storage) -> str:
     """Write a receipt under a new name in `home`, and return its address.
 
     Raises:
         StorageError: the storage refuses or fails.
     """
     moment = datetime.fromisoformat(receipt.time).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = f"{_FOLDER}/{moment}-{uuid.uuid4().hex[:8]}.json"
+    folder = _AUDITS if isinstance(receipt, AuditReceipt) else _PROOFS
+    path = f"{folder}/{moment}-{uuid.uuid4().hex[:8]}.json"
     home.create(path, receipt.to_json())
     return f"{home.uri}/{path}"
 
@@ -54,7 +56,7 @@ def last_audit(home: Storage) -> LastAudit | None:
     Raises:
         StorageError: the storage fails.
     """
-    path = max((each for each in home.files(_FOLDER) if each.endswith(".json")), default=None)  # names begin with UTC
+    path = max((each for each in home.files(_AUDITS) if each.endswith(".json")), default=None)  # names begin with UTC
     if path is None:
         return None
     try:

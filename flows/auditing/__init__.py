@@ -1,1 +1,0 @@
-"""Executes committed training again, and compares the state digests with the log."""

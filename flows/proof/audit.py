@@ -1,0 +1,291 @@
+"""The audit: execute committed steps again, each stretch from a copy of its first checkpoint, and compare with the log.
+
+The run is only read. Where a digest differs, the steps are executed once more: what the second execution agrees with
+tells a machine that computed wrongly from a training that is not deterministic.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flows.admission.checks import preflight
+from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretches_of
+from flows.proof.compare import Outcome, compare_arrays, difference_words, read_outcome
+from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
+from flows.run import Run
+from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
+from tasks.foundation.contracts.receipts import Agreement, AuditedStretch, AuditReceipt
+from tasks.foundation.errors import DamagedDataset, FileMissing
+from tasks.foundation.messages import counted, shown
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
+from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.version import baton_version
+
+# These settings could stop the process early, or commit by the clock. None of them changes the bits.
+_SWITCHED_OFF = ("train.stop_after_seconds=null", "checkpoint.every_seconds=null")
+_DATASETS = ("data.folder", "data.validation_folder")
+_CHARACTERS = 1000
+
+
+def audit_in_scratch(
+    run: Run, overrides: tuple[str, ...], *, choice: Choice, count: int, seed: int, telemetry: Sink
+) -> AuditReceipt:
+    """Execute the chosen stretches again, in fresh processes and temporary storage, and compare every digest.
+
+    Args:
+        run: the run.
+        overrides: the user's overrides, for the processes.
+        choice: which stretches, see `choose`.
+        count: size of the sample.
+        seed: draws the sample.
+        telemetry: receives progress notes.
+
+    Returns:
+        The receipt, not stored yet.
+
+    Raises:
+        InvalidInput: nothing can be executed again, or a process refused its input.
+        DamagedCheckpoint: a checkpoint's bytes differ from its manifest.
+        BatonError: a process failed.
+    """
+    preflight(run)
+    with temporary_folder(PROOF_PREFIX) as folder:
+        processes = FreshProcesses(folder / "said", hosts=hosts_of(run.spec))
+        laboratory = Laboratory(folder=folder, processes=processes, telemetry=telemetry)
+        found = stretches_of(run.log.entries())
+        chosen = choose(found, choice, count=count, seed=seed, home=run.home.uri)
+        _copy_datasets(run.root, chosen[-1].before, folder)
+        results = tuple(_audited(run, overrides, stretch, laboratory) for stretch in chosen)
+    return AuditReceipt(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        verdict="same" if all(each.verdict == "same" for each in results) else "different",
+        run=run.spec.run,
+        run_file="" if run.file is None else run.file.name,
+        spec_digest=hashlib.sha256(run.spec.to_json()).hexdigest(),
+        baton=baton_version() or "unknown",
+        seed=seed if choice == "sample" else None,
+        auditable=len(found.auditable),
+        stretches=results,
+        left_out=found.left_out,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Executed:
+    home: LocalStorage
+    outcome: Outcome
+    digests: Mapping[int, str]  # by step
+
+
+def _audited(run: Run, overrides: tuple[str, ...], stretch: Stretch, laboratory: Laboratory) -> AuditedStretch:
+    logged = {ref.step: ref.state_digest for ref in stretch.commits}
+    first = _execute(run, overrides, stretch, "first", laboratory)
+    steps = [step for step in logged if step in first.digests]
+    differing = [step for step in steps if first.digests[step] != logged[step]]
+    result = AuditedStretch(
+        start=stretch.start.step,
+        end=stretch.end.step,
+        verdict="different" if differing else "same",
+        commits=len(logged),
+        compared=len(steps),
+        environment=environment_differences(stretch.before.environment, first.outcome.head.environment),
+    )
+    if not differing:
+        return result
+    laboratory.note(f"step {differing[0]} differs from the log; executing the steps once more")
+    second = _execute(run, overrides, stretch, "second", laboratory)
+    found: dict[str, object] = {
+        "first_differing_step": differing[0],
+        "second_agrees_with": agreement([step for step in steps if step in second.digests], logged, first, second),
+    }
+    if stretch.end.step in differing:
+        copy = LocalStorage(laboratory.folder / "logged" / first.home.root.name)  # where TensorFlow can read it
+        _copy_checkpoint(run.home, stretch.end, copy.root / stretch.end.path)
+        run.home.download(f"{stretch.end.path}/manifest.json", copy.root / stretch.end.path / "manifest.json")
+        keys, unequal, difference = compare_arrays(
+            laboratory.read(copy, stretch.end),
+            laboratory.read(first.home, first.outcome.tip),
+            names=("log", "execution"),
+        )
+        found |= {"variables": len(keys), "differing": len(unequal), "first_difference": difference}
+    return result.model_copy(update=found)
+
+
+def _execute(run: Run, overrides: tuple[str, ...], stretch: Stretch, which: str, laboratory: Laboratory) -> _Executed:
+    laboratory.note(f"executing steps {stretch.start.step} to {stretch.end.step} ({which})")
+    if run.file is None:
+        raise AssertionError("an audit needs the run file")
+    execution = Execution(
+        name=f"{which}-{stretch.end.step}",
+        storage=laboratory.folder,
+        file=run.file,
+        # What says when to evaluate and to log stays as it is.
+        settings=(*overrides, *logged_settings(run.spec, stretch), *_SWITCHED_OFF),
+        steps=stretch.end.step,
+        segment_steps=stretch.end.step,
+        cuts=tuple(ref.step for ref in stretch.commits[:-1]),
+    )
+    _begin_home(execution.home, run.home, stretch)
+    laboratory.finish(execution)
+    outcome = read_outcome(execution.home, execution.steps)
+    digests = {ref.step: ref.state_digest for ref in outcome.commits}
+    return _Executed(home=execution.home, outcome=outcome, digests=digests)
+
+
+def agreement(steps: Sequence[int], logged: Mapping[int, str], first: "_Executed", second: "_Executed") -> Agreement:
+    """Return what the second execution agrees with at every compared step."""
+    if all(second.digests[step] == logged[step] for step in steps):
+        return "log"
+    if all(second.digests[step] == first.digests[step] for step in steps):
+        return "first"
+    return "neither"
+
+
+def environment_differences(logged: Environment, now: Environment) -> tuple[str, ...]:
+    """Return how the environment of an execution differs from the log's, one line for each key."""
+    return tuple(
+        f"{key}: the log has {old}, the audit ran with {new}" for key, (old, new) in logged.changes_to(now).items()
+    )
+
+
+def _begin_home(home: LocalStorage, logged: Storage, stretch: Stretch) -> None:
+    """Begin a scratch home with a copy of the checkpoint at the start of a stretch.
+
+    Raises:
+        DamagedCheckpoint: the checkpoint's bytes differ from its manifest.
+    """
+    log, attempt = RunLog(home), uuid.uuid4().hex
+    # Before the checkpoint: entry 0 is its base.
+    origin = Origin(
+        skipped_batches=stretch.before.skipped_batches,
+        identity=dict(stretch.before.identity),
+        environment=stretch.before.environment,
+    )
+    log.append(lambda head: origin if head is None else None, attempt=attempt)
+    folder = checkpoint_folder(step=stretch.start.step, base=0, attempt=attempt)
+    manifest = _copy_checkpoint(logged, stretch.start, home.root / folder)
+    data = manifest.model_copy(update={"base": 0, "attempt": attempt}).to_json()
+    home.create(f"{folder}/manifest.json", data)
+    staged = stretch.start.model_copy(
+        update={"path": folder, "base": 0, "attempt": attempt, "manifest_digest": manifest_digest(data)}
+    )
+    verify_checkpoint(home, staged)
+    commit(log, Commit(checkpoint=staged, parent=None, exit_reason="forked"))
+
+
+def _copy_checkpoint(home: Storage, ref: CheckpointRef, target: Path) -> CheckpointManifest:
+    """Copy the files of a verified checkpoint, all but its manifest, which is returned."""
+    manifest = verify_checkpoint(home, ref)
+    target.mkdir(parents=True, exist_ok=True)
+    for file in manifest.files:
+        home.download(f"{ref.path}/{file.name}", target / file.name)
+    return manifest
+
+
+def _copy_datasets(root: Storage, head: Head, storage: Path) -> None:
+    """Copy the run's datasets below a scratch storage root, so that what is executed reads the run's own shards.
+
+    Files that Baton reads in place are not copied. A dataset that is not there is left to the process to prepare.
+
+    Raises:
+        DamagedDataset: a manifest does not match its shards, or a shard its manifest.
+    """
+    for key in _DATASETS:
+        folder = head.identity.get(key)
+        if isinstance(folder, str):
+            _copy_dataset(root, folder, storage)
+
+
+def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
+    path = f"{folder}/manifest.json"
+    if (storage / path).exists():
+        return
+    from tasks.foundation.dataset.manifest import read_manifest  # imports NumPy, which light verbs do without
+
+    try:
+        manifest = read_manifest(root, folder)
+    except DamagedDataset as fault:
+        if isinstance(fault.__cause__, FileMissing):
+            return
+        raise
+    if manifest.mixture is not None:
+        for source in manifest.mixture.sources:
+            _copy_dataset(root, source.folder, storage)
+    copy = LocalStorage(storage)
+    for shard in (*manifest.train, *manifest.validation):
+        name = f"{folder}/{shard.path}"
+        if shard.is_external or (storage / name).exists():
+            continue
+        (storage / name).parent.mkdir(parents=True, exist_ok=True)
+        on_disk = root.local_path(name)
+        if on_disk is not None and on_disk.stat().st_size != shard.size:
+            raise DamagedDataset(f"{root.uri}/{name}: its size differs from the manifest; see: baton verify")
+        root.download(name, storage / name)
+        if copy.checksum(name).crc32c != shard.crc32c:
+            raise DamagedDataset(f"{root.uri}/{name}: its bytes differ from the manifest; see: baton verify")
+    copy.create(path, root.read(path))  # last: its existence means that the shards are complete
+
+
+# What each result of the second execution suggests. None of them is a proof.
+_SUGGESTS = {
+    "log": "a second execution agrees with the log: this machine computed the first one wrongly, or the training is "
+    "rarely not deterministic; test this machine's memory and processor, and audit again on another one",
+    "first": "a second execution agrees with the first: the logged commit was computed wrongly, or something outside "
+    "the identity has changed since: code, files that it reads, data, libraries, devices; audit on another machine, "
+    "and compare the code with that of the training",
+    "neither": "a second execution agrees with neither: the training is not deterministic; `baton prove` names usual "
+    "causes. A machine that often computes wrongly looks the same",
+}
+
+
+def receipt_lines(receipt: AuditReceipt) -> Iterator[str]:
+    """What an audit found, one line each."""
+    for part in receipt_parts(receipt):
+        if isinstance(part, str):
+            yield part
+        else:
+            width = max(len(label) for label, _ in part)
+            yield from (f"{label:<{width}}  {shown(text, _CHARACTERS)}" for label, text in part)
+
+
+def receipt_parts(receipt: AuditReceipt) -> Iterator[str | list[tuple[str, str]]]:
+    """What an audit found: lines, and facts of a label and a text for each stretch.
+
+    The environment comes first, because it explains most differences.
+    """
+    for line in dict.fromkeys(line for stretch in receipt.stretches for line in stretch.environment):
+        yield f"warning: another environment: {line}"
+    how = (
+        f"{len(receipt.stretches)} of {counted(receipt.auditable, 'stretch', 'stretches')} between retained checkpoints"
+    )
+    drawn = "" if receipt.seed is None else f", drawn with --seed {receipt.seed}"
+    verdict = "the same bits" if receipt.verdict == "same" else "NOT the same bits"
+    yield f"audited: {receipt.run}: {how}{drawn}: {verdict}"
+    yield from map(_facts, receipt.stretches)
+    for text in receipt.left_out:
+        yield f"cannot be executed again: {text}"
+
+
+def _facts(stretch: AuditedStretch) -> list[tuple[str, str]]:
+    what = f"{stretch.start} to {stretch.end}, {stretch.compared} of {counted(stretch.commits, 'commit')} compared"
+    facts = [("steps", f"{what}: {stretch.verdict}")]
+    if stretch.second_agrees_with is None:
+        return facts
+    facts.append(("differs", f"first at the commit of step {stretch.first_differing_step}"))
+    found = stretch.first_difference
+    if found is not None:
+        facts.append(("variables", f"{stretch.differing} of {stretch.variables} differ at step {stretch.end}"))
+        facts.append(("first", difference_words(found)))
+        if found.path.startswith("metrics/"):
+            facts.append(("", "only sums of metrics differ: was train.log_every_steps changed since?"))
+    facts.append(("suggests", _SUGGESTS[stretch.second_agrees_with]))
+    return facts

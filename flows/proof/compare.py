@@ -1,0 +1,328 @@
+"""Compares two trainings: their examples, their metrics, and every variable of the final train state.
+
+Variables are compared in the order of computation, so that the first difference is nearest to its cause. For two
+trainings of one run file, `causes_of` names the usual causes of a difference.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Protocol
+
+from tasks.foundation.checkpoint.verify import verify_checkpoint
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.log_entry import Head
+from tasks.foundation.contracts.receipts import OnlyIn, TrainingEnd, VariableDifference
+from tasks.foundation.contracts.segment import MetricRow, TracedStep
+from tasks.foundation.errors import DamagedCheckpoint, RunLogError
+from tasks.foundation.runlog.history import commit_of, history_of
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.telemetry.formatting import number_words
+
+if TYPE_CHECKING:
+    from tasks.foundation.dataset.features import Array
+
+# A checkpoint's variables by key, as NumPy arrays from TensorFlow's own reader.
+Arrays = Mapping[str, "Array"]
+
+# In the order of computation, so that the first difference is nearest to the cause.
+_GROUPS = ("model", "variables", "seeds", "generators", "optimizer", "optimizers", "metrics")
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The result of comparing two trainings.
+
+    Attributes:
+        variables: number of compared variables.
+        differing: number of variables that differ.
+        first: the first variable that differs, in the order of computation.
+        rows: number of compared rows of metrics.
+        first_step: first step whose metrics differ.
+        same_digest: whether Baton's digests of the final states are equal.
+        same_examples: whether both prepared the same examples in the same order.
+        same_step: whether all processes traced the same train step; helps to explain a difference. `same` ignores it.
+    """
+
+    variables: int
+    differing: int
+    first: VariableDifference | None
+    rows: int
+    first_step: int | None
+    same_digest: bool
+    same_examples: bool
+    same_step: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether the final variables, their digests, the examples and the metrics are all equal."""
+        return self.same_digest and self.same_examples and not self.differing and self.first_step is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a finished training, read from its log.
+
+    Attributes:
+        head: the newest head.
+        tip: its checkpoint.
+        rows: all rows of metrics.
+        commits: the checkpoints of all commits, in order; most of them are deleted.
+        traced: the train steps that its processes traced.
+    """
+
+    head: Head
+    tip: CheckpointRef
+    rows: tuple[MetricRow, ...]
+    commits: tuple[CheckpointRef, ...]
+    traced: frozenset[TracedStep] = frozenset()
+
+    @property
+    def end(self) -> TrainingEnd:
+        """The part of the outcome that a receipt stores."""
+        return TrainingEnd(
+            state_digest=self.tip.state_digest, content_digest=str(self.head.identity.get("data.content_digest"))
+        )
+
+
+def read_outcome(home: LocalStorage, steps: int) -> Outcome:
+    """Read the outcome of a training to the step `steps` from its log.
+
+    Raises:
+        RunLogError: there is no tip, or it is not at that step.
+    """
+    history = history_of(RunLog(home).entries())
+    head = history.head
+    if head is None or head.tip is None or head.tip.step != steps:
+        at = "without a checkpoint" if head is None or head.tip is None else f"at step {head.tip.step}"
+        raise RunLogError(f"{home.uri} was to train to step {steps} but ended {at}")
+    commits = tuple(commit_of(entry).checkpoint for entry in history.commits)
+    traced = frozenset(step for entry in history.commits if (step := commit_of(entry).traced) is not None)
+    return Outcome(head=head, tip=head.tip, rows=history.rows, commits=commits, traced=traced)
+
+
+def compare(
+    straight: LocalStorage, cut: LocalStorage, steps: int, *, read: Callable[[LocalStorage, CheckpointRef], Arrays]
+) -> tuple[Comparison, Outcome, Outcome]:
+    """Compare two finished trainings to the same step.
+
+    Args:
+        straight: home of the uninterrupted training.
+        cut: home of the training with cuts, or of a repetition.
+        steps: the absolute step that both were to reach.
+        read: reads a checkpoint of a home.
+
+    Returns:
+        The comparison, and the outcomes of both.
+
+    Raises:
+        RunLogError: a training did not reach its last step.
+        DamagedCheckpoint: a checkpoint's bytes differ from its manifest.
+    """
+    one, other = read_outcome(straight, steps), read_outcome(cut, steps)
+    keys, differing, difference = compare_arrays(
+        read(straight, one.tip), read(cut, other.tip), names=("straight", "cut")
+    )
+    comparison = Comparison(
+        variables=len(keys),
+        differing=len(differing),
+        first=difference,
+        rows=max(len(one.rows), len(other.rows)),
+        first_step=_first_step(one.rows, other.rows),
+        same_digest=one.tip.state_digest == other.tip.state_digest,
+        same_examples=one.end.content_digest == other.end.content_digest,
+        same_step=same_step(one.traced | other.traced),
+    )
+    return comparison, one, other
+
+
+def compare_arrays(
+    arrays: Arrays, others: Arrays, *, names: tuple[OnlyIn, OnlyIn]
+) -> tuple[list[str], list[str], VariableDifference | None]:
+    """Compare the variables of two checkpoints, which `names` names.
+
+    Returns:
+        All keys in the order of computation, the keys of the variables that differ, and the first difference.
+    """
+    keys = sorted_keys(arrays.keys() | others.keys())
+    differing = [key for key in keys if not _same(arrays.get(key), others.get(key))]
+    return keys, differing, _difference(differing[0], arrays, others, names) if differing else None
+
+
+def same_step(traced: Iterable[TracedStep]) -> bool:
+    """Return whether all processes traced the same step under the same circumstances."""
+    found: dict[str, TracedStep] = {}
+    return all(found.setdefault(each.circumstances, each) == each for each in traced)
+
+
+class CheckpointReader(Protocol):
+    """TensorFlow's reader of a checkpoint."""
+
+    def get_tensor(self, tensor_str: str, /) -> "Array":
+        """Read a variable."""
+
+
+class CheckpointArrays(Mapping[str, "Array"]):
+    """The variables of a checkpoint. Each is read on access, so that memory holds one at a time."""
+
+    def __init__(self, reader: CheckpointReader, names: Mapping[str, str]) -> None:
+        self._reader = reader
+        self._names = names
+
+    def __getitem__(self, key: str) -> "Array":
+        return self._reader.get_tensor(self._names[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_arrays(home: LocalStorage, ref: CheckpointRef) -> Arrays:
+    """Verify the files of a checkpoint of `home`, and read every variable.
+
+    Raises:
+        DamagedCheckpoint: the files differ from the manifest, or hold other variables than it lists.
+    """
+    from tasks.foundation.accelerator.environment import quiet_tensorflow
+
+    quiet_tensorflow()
+    import tensorflow as tf
+
+    from tasks.foundation.checkpoint.bundle import PREFIX
+    from tasks.foundation.checkpoint.bundle_errors import bundle_errors
+    from tasks.foundation.state.layout import stored_name
+
+    manifest = verify_checkpoint(home, ref)
+    prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in _keys(manifest)}
+    with bundle_errors(f"{home.uri}/{ref.path}", prefix):
+        reader = tf.train.load_checkpoint(prefix)
+        # The object graph is not a variable.
+        unmatched = {*reader.get_variable_to_shape_map(), _OBJECT_GRAPH} ^ {*names.values(), _OBJECT_GRAPH}
+    if unmatched:
+        raise DamagedCheckpoint(
+            f"{home.uri}/{ref.path}: {min(unmatched)} is in its files or in its manifest, not in both"
+        )
+    return CheckpointArrays(reader, names)
+
+
+def sorted_keys(keys: Iterable[str]) -> list[str]:
+    """Sort keys of the train state in the order of computation, the model's first; numbers in keys sort by value."""
+
+    def position(key: str) -> tuple[int, list[tuple[int, str]]]:
+        group = key.partition("/")[0]
+        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(key)]
+        return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), parts)
+
+    return sorted(keys, key=position)
+
+
+def _keys(manifest: CheckpointManifest) -> list[str]:
+    return [key for record in manifest.signature for key in record.keys(manifest.replicas)]
+
+
+def _same(one: "Array | None", other: "Array | None") -> bool:
+    """Whether all bits are equal. A NaN equals the same NaN, and 0.0 differs from -0.0."""
+    if one is None or other is None:
+        return False
+    return bool((one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()))
+
+
+def _difference(key: str, arrays: Arrays, others: Arrays, names: tuple[OnlyIn, OnlyIn]) -> VariableDifference:
+    import numpy as np
+
+    one, other = arrays.get(key), others.get(key)
+    present = other if one is None else one
+    if present is None:
+        raise AssertionError(f"{key} is in neither checkpoint")
+    found = VariableDifference(
+        path=key,
+        dtype=present.dtype.name,
+        shape=tuple(present.shape),
+        values=int(present.size),
+        bits=None,
+        largest=None,
+    )
+    if one is None or other is None:
+        return found.model_copy(update={"only_in": names[one is None]})
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return found
+    flipped = np.frombuffer(one.tobytes(), np.uint8) ^ np.frombuffer(other.tobytes(), np.uint8)
+    values, largest = int(flipped.reshape(one.size, -1).any(axis=1).sum()), None
+    if one.dtype.kind in "iuf" or one.dtype.name == "bfloat16":
+        with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN
+            gaps = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        largest = float(gaps[np.isfinite(gaps)].max(initial=0.0))
+    bits = int(np.bitwise_count(flipped).sum())
+    return found.model_copy(update={"values": values, "bits": bits, "largest": largest})
+
+
+def _first_step(one: tuple[MetricRow, ...], other: tuple[MetricRow, ...]) -> int | None:
+    """The first step whose logged metrics differ. They are compared as text, because NaN is not equal to itself."""
+    for row, other_row in zip_longest(one, other):
+        if row is None or other_row is None or row.to_json() != other_row.to_json():
+            return min(each.step for each in (row, other_row) if each is not None)
+    return None
+
+
+def causes_of(
+    *, same_examples: bool, repeatable: bool | None, operations: str, source: str, same_step: bool = True
+) -> tuple[str, ...]:
+    """Return the causes that fit the findings, the likeliest first.
+
+    Args:
+        same_examples: whether both trainings prepared the same examples in the same order.
+        repeatable: whether two straight trainings agree; None if only one was made.
+        operations: the model and its operations that keep state outside the checkpoint, as in `ProcessReport`; may be
+            empty.
+        source: `data.source`.
+        same_step: whether all processes traced the same train step.
+    """
+    causes = []
+    if not same_examples:
+        causes.append(
+            f"{source} gave other examples, or the same ones in another order, on its second call. Usual causes: "
+            "shuffling or drawing without a seed, the order of a set, an unsorted folder listing, threads, the time. "
+            "Return the same order each time; Baton shuffles by train.seed"
+        )
+    if not same_step:
+        causes.append(
+            "the processes traced different train steps from the same code: the model's Python code reads something "
+            "that changes while the step is traced, such as the time, a random number, a counter, a file or the order "
+            "of a set. Make it a constant or a variable"
+        )
+    if operations:
+        causes.append(
+            f"{operations} draw from TensorFlow's own random state or run Python code, and checkpoints hold neither "
+            "state. Use keras.random with a SeedGenerator in a layer, or tf.random.Generator; keep what Python code "
+            "remembers in variables"
+        )
+    if repeatable is False and same_step:
+        causes.append(
+            "two uninterrupted trainings differ too, so cuts are not the cause: the model is not repeatable. Usual "
+            "causes: unseeded random numbers of Python or NumPy in the model's code, the order of a set, or an "
+            "operation that is not deterministic (leave train.deterministic at true; then try --set "
+            "accelerator.intra_op_threads=1 and --set accelerator.inter_op_threads=1)"
+        )
+    elif repeatable and not operations and same_step:
+        causes.append(
+            "two uninterrupted trainings agree, so state is lost at the cut because no checkpoint holds it. Usual "
+            "causes: a counter or a cache in Python, such as an attribute of a layer or a callback; a stateful tf.data "
+            "map; a lookup table. Keep it in a variable (add_weight, or a tf.Variable of a layer)"
+        )
+    return tuple(causes)
+
+
+def difference_words(found: VariableDifference) -> str:
+    """Say how a variable differs, on one line."""
+    what = f"{found.path}  {found.dtype}{list(found.shape)}"
+    if found.only_in:
+        return f"{what}: only in the {found.only_in}{' training' if found.only_in in {'straight', 'cut'} else ''}"
+    bits = "" if found.bits is None else f" in {found.bits} bits"
+    largest = "" if found.largest is None else f", by up to {number_words(found.largest)}"
+    return f"{what}: {found.values} of its values differ{bits}{largest}"
