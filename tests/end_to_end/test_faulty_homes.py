@@ -76,13 +76,14 @@ class Case:
         return Child("digits", self.storage, extra=RUN, notes=self.notes, **settings)  # type: ignore[arg-type]
 
     def assert_refused(self, child: Child, *texts: str, code: int = 1) -> None:
-        """Assert that the process ended with one error message that contains the texts, and without a traceback."""
+        """Assert that the process ended with one error that contains the texts, its hints, and no traceback."""
         done = child.finish(code)
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, done.stderr[-3000:]
-        assert done.stderr.rstrip().splitlines()[-1] == errors[0]
+        told = done.stderr[done.stderr.index(errors[0]) :]
+        assert all(line.startswith("hint: ") for line in told.splitlines()[1:]), told
         for text in texts:
-            assert text in errors[0], errors[0]
+            assert text in told, told
         assert "Traceback" not in done.stderr
         assert len(errors[0]) < 800
 
