@@ -130,7 +130,7 @@ def requests() -> tuple[Callable[[], object], Callable[[], object]]:
     runs, name = FlowRuns(telemetry=EventRecorder()), "train-segment/docker"
     return (
         lambda: runs.require_deployment(name, of="stages.train_segment.deployment"),
-        lambda: runs.start(name, {"call": "{}"}, name="digits", tags=["baton"], key="a/0"),
+        lambda: runs.start(name, {"call": "{}"}, name="digits", tags=["baton"], key="a/0", environment={}),
     )
 
 
