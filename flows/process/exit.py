@@ -36,11 +36,13 @@ def exits_with(code: int) -> int:
     Returns:
         `code`, for `sys.exit`.
     """
+    from tasks.foundation.stops.leave_in_time import limit_exit
     from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 
     _STATE.code = code
     # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.
     PROCESS_DEADLINE.start(_LAST_SECONDS)
+    limit_exit(code)
     if _STATE.skip_prefect:
         # Python waits for Prefect's threads before it calls the registered functions.
         atexit._run_exitfuncs()

@@ -8,6 +8,7 @@ from types import FrameType
 from tasks.foundation.contracts.segment import STOP_REASONS
 from tasks.foundation.errors import StoreUnreachable
 from tasks.foundation.stops.hangup import sighup_as_sigterm, terminal_closed
+from tasks.foundation.stops.leave_in_time import leaving_in_time, report_signal
 
 RESUMABLE = 3  # the exit code of a run that stopped with work left to do
 
@@ -20,11 +21,12 @@ class Terminated(BaseException):
 def sigterm_raises() -> Iterator[None]:
     """Raise `Terminated` in the main thread on the first SIGTERM or SIGHUP, unless an inner handler replaces this one.
 
-    Later signals are ignored, because the first one is still being handled.
+    Later signals are ignored, because the first one is still being handled. The process ends when the grace period is
+    over, also if the exception does not get through.
     """
     before = signal.signal(signal.SIGTERM, _raise)
     try:
-        with sighup_as_sigterm():
+        with sighup_as_sigterm(), leaving_in_time():
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -32,6 +34,7 @@ def sigterm_raises() -> Iterator[None]:
 
 def _raise(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
+    report_signal(number)
     raise Terminated
 
 

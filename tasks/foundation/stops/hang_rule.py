@@ -4,9 +4,10 @@ An inner loop lasts about a second, or as long as one step, so a short limit app
 to what is of unknown length: restore, compilation and the first inner loop after it, evaluation, callbacks, commits. A
 process that computes during these is not hung, and none is while bytes of a download arrive. Preparing data, waiting
 for a remote stage and what follows the training have no limit: they have limits of their own, or depend on a machine
-that may come late.
+that may come late. Once the process was asked to stop, an inner loop may last as long as the grace period.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class HangRule:
         clock: Callable[[], float],
         processor_seconds: Callable[[], float],
         downloaded_bytes: Callable[[], int],
+        stopping: Callable[[], bool] = lambda: False,
+        grace_seconds: float = math.inf,
     ) -> None:
         """Begin without a limit: the process starts up.
 
@@ -75,6 +78,8 @@ class HangRule:
             clock: monotonic time in seconds.
             processor_seconds: processor time that this process has used so far.
             downloaded_bytes: what this process has downloaded so far.
+            stopping: whether the process was asked to stop.
+            grace_seconds: an inner loop has no longer limit then, or three times the longest one if that is more.
         """
         self._set = hang_seconds
         self._base = _AUTO_SECONDS if not isinstance(hang_seconds, float) else hang_seconds
@@ -82,6 +87,7 @@ class HangRule:
         # A check that comes this late means that the process was stopped (SIGSTOP), or the machine suspended.
         self._latest = self.check_seconds + max(self._base / 2, 1.0)
         self._clock, self._processor_seconds, self._downloaded_bytes = clock, processor_seconds, downloaded_bytes
+        self._stopping, self._grace = stopping, grace_seconds
         self._lock = threading.RLock()  # reentrant: a signal handler may emit
         self._what: str | None = None
         self._began = self._since = self._checked = clock()
@@ -138,6 +144,9 @@ class HangRule:
         loops = _AUTO_LOOPS if self._set == "auto" else _LEAST_LOOPS
         # The first inner loop includes compilation on some devices, so it says little about the others.
         inner = max(self._base, loops * self._longest, _LEAST_LOOPS * (self._first or 0.0))
+        if self._what == _INNER_LOOP and self._stopping():
+            known = max(self._longest, self._first or 0.0)
+            return min(inner, max(self._grace, _LEAST_LOOPS * known))
         return inner if self._what == _INNER_LOOP else _LONGER * inner
 
     def _begin(self, what: str | None) -> None:

@@ -19,7 +19,7 @@ from typing import IO, Final, Self
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.messages import shown_lines
 from tasks.foundation.stops.hang_rule import Hang, HangRule
-from tasks.foundation.stops.process_stop import PROCESS_STOP
+from tasks.foundation.stops.process_stop import PROCESS_STOP, no_save
 from tasks.foundation.storage.transfers import DOWNLOADED
 from tasks.foundation.telemetry.events import Event, Hung, Sink
 from tasks.foundation.telemetry.ledger import Ledger
@@ -68,6 +68,8 @@ class HangWatch:
             clock=clock,
             processor_seconds=time.process_time,
             downloaded_bytes=lambda: DOWNLOADED.bytes,
+            stopping=lambda: PROCESS_STOP.last_stop is not None,
+            grace_seconds=spec.grace_seconds,
         )
         self._active = whole_process and spec.hang_seconds is not None
         self._ledger, self._telemetry = ledger, telemetry
@@ -87,6 +89,7 @@ class HangWatch:
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
         self._ended.set()
+        PROCESS_STOP.save_in_flight = no_save
 
     def emit(self, event: Event) -> None:
         """Take notice of one event."""
@@ -100,6 +103,7 @@ class HangWatch:
             seconds_of_save: estimate of how long one takes.
         """
         self._saving, self._seconds_of_save = saving, seconds_of_save
+        PROCESS_STOP.save_in_flight = saving
 
     def _watch(self) -> None:
         while not self._ended.wait(self._rule.check_seconds):

@@ -1,4 +1,4 @@
-"""End the process at once after a second Ctrl-C, even if its threads or its terminal are blocked."""
+"""End the process at once, as after a second Ctrl-C, even if its threads or its terminal are blocked."""
 
 import os
 import signal
@@ -20,26 +20,32 @@ _EXIT_SECONDS: Final = 0.5
 
 
 def before_leaving_at_once(action: Callable[[], None]) -> None:
-    """Register an action for a second SIGINT, which runs no other exit handlers. All actions share half a second."""
+    """Register an action for `leave_at_once`, which runs no other exit handlers. All actions share half a second."""
     PROCESS_STOP.before_exit.append(action)
 
 
-def leave_at_once() -> NoReturn:
-    """Print that the process ends, run the registered actions, and end with exit code 130."""
+def leave_at_once(text: str = _MESSAGE, exit_code: int = _EXIT_CODE) -> NoReturn:
+    """Print that the process ends, run the registered actions, and end.
+
+    Args:
+        text: what is printed, one line.
+        exit_code: of the process.
+    """
     # Writing may block forever, on a stopped terminal or a full pipe. So a separate thread writes, with a deadline.
-    threads = [threading.Thread(target=each, daemon=True) for each in (_write_message, _run_actions)]
+    actions: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = ((_write_message, (text,)), (_run_actions, ()))
+    threads = [threading.Thread(target=each, args=words, daemon=True) for each, words in actions]
     for thread in threads:
         thread.start()
     until = time.monotonic() + _EXIT_SECONDS
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0.0))
-    os._exit(_EXIT_CODE)
+    os._exit(exit_code)
 
 
-def _write_message() -> None:
+def _write_message(text: str) -> None:
     with suppress(OSError):  # closed
         # Write to the file descriptor: another thread may hold the stream, or the lock of a progress bar.
-        os.write(_STDERR, f"{_CLEAR_LINE if os.isatty(_STDERR) else ''}{_MESSAGE}\n".encode())
+        os.write(_STDERR, f"{_CLEAR_LINE if os.isatty(_STDERR) else ''}{text}\n".encode())
 
 
 def _run_actions() -> None:

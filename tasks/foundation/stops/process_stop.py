@@ -11,6 +11,11 @@ from collections.abc import Callable
 from tasks.foundation.stops.stops import Stop, Stops
 
 
+def no_save() -> bool:
+    """No save is in flight."""
+    return False
+
+
 class ProcessStop:
     """The stop requests of a process, past and present.
 
@@ -18,12 +23,17 @@ class ProcessStop:
         current: of the work that runs uninterrupted now; None if none does. Work within work joins it.
         before_exit: called when a second SIGINT ends the process at once.
         terminal_closed: whether a SIGHUP has arrived.
+        signals: descriptor to which each signal that arrives is written; None while nothing waits for them.
+        signalled: whether a signal has asked this process to stop.
+        save_in_flight: whether the committer has a save that has not landed.
     """
 
     def __init__(self) -> None:
         self.current: Stops | None = None
         self.before_exit: list[Callable[[], None]] = []
-        self.terminal_closed = False
+        self.terminal_closed = self.signalled = False
+        self.signals: int | None = None
+        self.save_in_flight: Callable[[], bool] = no_save
         self._last: Stops | None = None
         self._stopped: Stops | None = None
         self._queue: queue.SimpleQueue[Callable[[], None]] | None = None
@@ -42,6 +52,11 @@ class ProcessStop:
     def last_stop(self) -> Stop | None:
         """Why the last uninterrupted work was asked to stop; None if it was not."""
         return None if self._last is None else self._last.requested
+
+    @property
+    def saves(self) -> bool:
+        """Whether something would be lost if the process ended now."""
+        return (self.current is not None and self.current.unsaved_work) or self.save_in_flight()
 
     @property
     def work_queue(self) -> "queue.SimpleQueue[Callable[[], None]]":

@@ -13,10 +13,15 @@ from contextlib import contextmanager
 # After the deadline, a request is cancelled once no bytes have moved for this long. A store that responds stays usable,
 # and one that does not respond costs at most this time.
 LAST_SECONDS = 2.0
+_GRACE_SECONDS = 25.0  # until a run file says otherwise; as its default
 
 
 class Deadline:
-    """A moment after which this process no longer waits. Safe to use from any thread."""
+    """A moment after which this process no longer waits. Safe to use from any thread.
+
+    Attributes:
+        grace_seconds: from a request to stop to the end of the machine, for the newest command that trains.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Create it without a deadline.
@@ -24,6 +29,7 @@ class Deadline:
         Args:
             clock: monotonic time in seconds.
         """
+        self.grace_seconds = _GRACE_SECONDS
         self._clock = clock
         self._at = math.inf
         self._is_set = threading.Event()
@@ -80,7 +86,7 @@ class Deadline:
     def for_command(self, grace_seconds: float) -> Iterator[None]:
         """Use around a command that trains: clears an earlier deadline, then does what `start_on_interrupt` does."""
         self.clear()
-        self._in_command = True
+        self._in_command, self.grace_seconds = True, grace_seconds
         try:
             with self.start_on_interrupt(grace_seconds):
                 yield

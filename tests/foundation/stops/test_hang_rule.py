@@ -22,12 +22,14 @@ class Machine:
 
     def __init__(self, hang_seconds: Literal["auto"] | float | None = 100.0) -> None:
         self.now = self.used = 0.0
-        self.downloaded = 0
+        self.downloaded, self.stopping = 0, False
         self.rule = HangRule(
             hang_seconds,
             clock=lambda: self.now,
             processor_seconds=lambda: self.used,
             downloaded_bytes=lambda: self.downloaded,
+            stopping=lambda: self.stopping,
+            grace_seconds=25.0,
         )
 
     def emit(self, *events: Event) -> None:
@@ -50,6 +52,18 @@ class Machine:
         for step, length in enumerate(seconds, 1):
             assert self.passes(length) is None
             self.emit(trained(step))
+
+
+def test_inner_loop_has_the_grace_period_after_a_stop() -> None:
+    quick, slow = Machine(), Machine()
+    quick.trains(1, 1)
+    slow.trains(1, 20)
+    quick.stopping = slow.stopping = True
+    found = quick.passes(31)
+    assert found is not None
+    assert found.limit == 25
+    assert slow.passes(59) is None, "three times its longest one"
+    assert slow.passes(10) is not None
 
 
 def test_inner_loop_that_does_not_end_is_a_hang() -> None:
