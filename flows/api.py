@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from flows.admission.checks import require_lasting_storage
 from flows.bare_process import read_process_report, start_bare_process
+from flows.python_words import errors_in_python_words
 from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
@@ -32,6 +32,7 @@ from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.storage.local_files import temporary_folder
 
 if TYPE_CHECKING:
     import keras
@@ -72,6 +73,7 @@ class Run:
     otherwise loading a model is refused, unless `trust_code` is true.
     """
 
+    @errors_in_python_words()
     def __init__(self, home: str | os.PathLike[str], *, trust_code: bool = False) -> None:
         """Open a run.
 
@@ -106,17 +108,20 @@ class Run:
         """The folder or URI of its home."""
         return self._opened.home.uri
 
+    @errors_in_python_words()
     def status(self) -> "StatusJson":
         """Return the state of the run: the keys of `baton status --json`."""
         from flows.commands.status import status_facts
 
         return status_facts(self._opened)
 
+    @errors_in_python_words()
     def history(self) -> Rows:
         """Return a row for each `train.log_every_steps`: step, epoch, learning_rate, and the training metrics."""
         history = self._history()
         return self._rows([(row.step, {"learning_rate": row.learning_rate}, row.metrics) for row in history.rows])
 
+    @errors_in_python_words()
     def evaluations(self) -> Rows:
         """Return the evaluations, oldest first: step, epoch, on (validation or test), examples, and the metrics."""
         history = self._history()
@@ -133,6 +138,7 @@ class Run:
         """Return the model of the best checkpoint (`checkpoint.keep_best`), see `model`."""
         return self.model("best")
 
+    @errors_in_python_words()
     def model(self, step: int | Literal["best"] | None = None) -> "keras.Model":
         """Build the model and restore a checkpoint into it, with the averages of `use_ema`, as evaluation uses them.
 
@@ -160,6 +166,7 @@ class Run:
         with hint_at_other_files(run_file.path):
             return read_selected(self._opened.home, step, read, error=InvalidInput)
 
+    @errors_in_python_words()
     def export(
         self, to: str | os.PathLike[str], *, form: Form = "keras", step: int | Literal["best"] | None = None
     ) -> Path:
@@ -217,6 +224,7 @@ class Run:
         return head, RunFile(path=code.file or code.folder / "run.yaml", spec=code.spec)
 
 
+@errors_in_python_words()
 def run(
     file: str | os.PathLike[str],
     *,
@@ -224,6 +232,7 @@ def run(
     max_segments: int | None = None,
     max_seconds: float | None = None,
     accept: str = "",
+    try_again: bool = False,
     take_over: bool = False,
     **overrides: object,
 ) -> Run:
@@ -238,6 +247,7 @@ def run(
         max_segments: stop after this many segments.
         max_seconds: stop after this many seconds, with a last commit.
         accept: accept changes of these identity keys, as "optimizer,data".
+        try_again: after a repair: forget the attempts without progress.
         take_over: start even if another process trains the run.
         overrides: changes of the run file: train__steps=5000 sets train.steps, as does **{"train.steps": 5000}.
 
@@ -257,7 +267,7 @@ def run(
     words = [word for change in changes for word in ("--set", change)]
     words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     words += ["--accept", ",".join(accepted)] if accepted else []
-    words += ["--take-over"] if take_over else []
+    words += [word for word, given in (("--try-again", try_again), ("--take-over", take_over)) if given]
     _train([os.fspath(run_file.path), *words])
     if not holds_a_log(opened.home):
         raise BatonError(f"{run_file.path}: stopped before the run had a checkpoint; call run again to start it")
@@ -271,8 +281,8 @@ def _train(words: list[str]) -> None:
         BatonError: what ended it.
         KeyboardInterrupt: this process was interrupted; the training has committed and ended.
     """
-    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
-        report, output = Path(folder, "report.json"), Path(folder, "output")
+    with temporary_folder("baton-notebook-") as folder:
+        report, output = folder / "report.json", folder / "output"
         with output.open("wb") as file:
             # In a group of its own: an interrupt of the terminal reaches it once, from here.
             process = start_bare_process(words, report=report, stdout=file, stderr=file)

@@ -8,10 +8,8 @@ user trusts it or names a run file of their own. What is safe to be asked of any
 import atexit
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, Mode
 from tasks.foundation.masking import MASK
 from tasks.foundation.messages import HINT, listed, message
 from tasks.foundation.model.saved_code import functions_of
+from tasks.foundation.storage.local_files import temporary_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +244,9 @@ def _require_own(opened: RunHome, path: str, data: bytes, saved: SavedCode, reme
 
 def _scratch_folder(saved: SavedCode, where: str) -> Path:
     """Write the files of the code, and return the folder that stands for the run file's."""
-    scratch = Path(tempfile.mkdtemp(prefix="baton-code-")).resolve()
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    kept = ExitStack()
+    scratch = kept.enter_context(temporary_folder("baton-code-")).resolve()
+    atexit.register(kept.close)
     # Code may lie above the run file's folder, as ../shared/model.py.
     deep = max((folders_up(file.path) for file in saved.files), default=0)
     folder = scratch.joinpath(*["folder"] * (deep + 1))

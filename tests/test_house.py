@@ -188,6 +188,7 @@ ARROWS_OF_FLOWS = {
     "process": set(),
     "run": set(),
     "goal": set(),
+    "python_words": set(),
     "saved_run": {"process", "run"},
     "verification": {"run"},
     "tracking": {"run"},

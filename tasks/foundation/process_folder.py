@@ -1,7 +1,7 @@
 """A folder of this process for files that others name and make: what is left of a killed process is swept by the next.
 
 Each process has its own one, below the folder for temporary files, so that processes never meet in one. It is locked
-while its process lives (`storage/temporary_files.py`), so no process id or clock says whose it is.
+while its process lives (`storage/local_files.py`), so no process id or clock says whose it is.
 """
 
 import atexit

@@ -45,7 +45,6 @@ def load_function(reference: str, folder: Path, *, seed: int = 0, key: str = "")
     try:
         folder = folder.absolute()  # before the working folder changes
         with in_user_folder(folder):
-            keep_generated_sources_together()
             module = (
                 _load_file(folder, module_name, seed)
                 if module_name.endswith(".py")
@@ -107,6 +106,7 @@ def _load(name: str, folder: Path, seed: int, *, module: str) -> ModuleType:
     if name in sys.modules:
         return importlib.import_module(name)
     with seeded_import(module, folder, seed), remembered_keras_config(folder), without_debug_modes(module):
+        keep_generated_sources_together()  # TensorFlow is imported by now
         loaded = importlib.import_module(name)
     if not module.endswith(".py"):
         for place in getattr(sys.modules[name.partition(".")[0]], "__path__", ()):

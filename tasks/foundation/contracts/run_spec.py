@@ -65,7 +65,11 @@ class CheckpointSpec(Contract):
     """When checkpoints are committed, and which are kept."""
 
     keep_last: Annotated[int, _RETENTION] = Field(
-        default=3, ge=1, description="how many of the newest checkpoints are kept; at least 1"
+        default=3,
+        ge=1,
+        description="how many of the newest checkpoints are kept; at least 1. The newest that was read whole again, as "
+        "by a restart, is kept too, and files are deleted two commits after their checkpoint is retired: with 1 there "
+        "are up to four folders",
     )
     keep_every_steps: Annotated[int | None, _RETENTION] = Field(
         default=None,

@@ -8,9 +8,7 @@ What follows from variables is left out: layers make it again after each restore
 """
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -25,6 +23,7 @@ from tasks.foundation.messages import message
 from tasks.foundation.model.code_digest import UserCode, user_code
 from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
 from tasks.foundation.model.layers import has_finalized_state, named_layers
+from tasks.foundation.storage.local_files import temporary_folder
 
 # Values of `add_loss` while the model was built, and what TensorFlow tracks: attributes once more.
 _NOT_KEPT = ("_losses", "_self_")
@@ -157,12 +156,12 @@ def _saved(path: str, of: str, layer: keras.Layer) -> Iterator[tuple[str, str, A
             if not any(np.array_equal(array, each) for each in variables):
                 yield f"{path}.saved.{key}", f"`{key}` that save_own_variables of {of} stores", array
     if _overrides(layer, "save_assets"):
-        with tempfile.TemporaryDirectory(prefix="baton-assets-") as folder:
+        with temporary_folder("baton-assets-") as folder:
             try:
-                layer.save_assets(folder)
+                layer.save_assets(str(folder))
             except Exception:  # noqa: BLE001 - a layer that cannot be saved has no assets
                 return
-            for file in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
+            for file in sorted(each for each in folder.rglob("*") if each.is_file()):
                 name = file.relative_to(folder).as_posix()
                 yield f"{path}.assets.{name}", f"{name} of {of}", file.read_bytes()
 
