@@ -249,7 +249,7 @@ def _known_digests() -> dict[int, str]:
 def play_all(seeds: range, print_line: Callable[[str], None]) -> list[Outcome]:
     """Play the plans one after the other on one server; `print_line` receives each error."""
     outcomes = []
-    with FakeGcs(md5=False) as server, pytest.MonkeyPatch.context() as patch:
+    with FakeGcs() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", server.url)
         # Small parts, so that small files use resumable uploads and are downloaded in parts.
         patch.setattr("tasks.foundation.storage.gcs.storage._PART_BYTES", 4096)

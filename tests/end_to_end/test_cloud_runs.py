@@ -182,7 +182,7 @@ def _plan(seed: int, folder: Path, local: Any) -> list[str]:
     """Run with store faults, interrupt once, resume to the end; returns what went wrong."""
     chance = random.Random(seed)
     off = []
-    with FakeGcs(md5=False) as server:
+    with FakeGcs() as server:
         server.faults = FaultPlan.random(seed, RATES)
         first = CloudChild(server, "digits", root="runs", disk=folder / "first", extra=SEGMENTS)
         if first.until_entries(chance.randrange(1, 7)):

@@ -28,7 +28,7 @@ def cloud_commits(bench: Bench, workload: Workload, *, milliseconds: int, rounds
     requests: dict[str, list[float]] = {}
     for _ in range(rounds):
         for baton in bench.batons:
-            with fake_gcs_process(("bucket",), "--no-md5") as server:
+            with fake_gcs_process(("bucket",)) as server:
                 _delay(server, milliseconds)
                 counts: dict[int, int] = {}
                 files: dict[int, int] = {}
@@ -42,7 +42,7 @@ def cloud_commits(bench: Bench, workload: Workload, *, milliseconds: int, rounds
                 steps = training.commits
                 between = [counts[after] - counts[before] - files[after] for before, after in itertools.pairwise(steps)]
                 requests.setdefault(baton.label, []).extend(map(float, between))
-        with fake_gcs_process(("bucket",), "--no-md5") as server:
+        with fake_gcs_process(("bucket",)) as server:
             _delay(server, milliseconds)
             trace = bench.run(_transfer(bench, workload, server))
             if trace is not None:

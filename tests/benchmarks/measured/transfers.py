@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=64)
     options = parser.parse_args()
     names = [f"part-{number}" for number in range(options.files)]
-    with fake_gcs_process(("bucket",), "--no-md5") as server, tempfile.TemporaryDirectory() as name:
+    with fake_gcs_process(("bucket",)) as server, tempfile.TemporaryDirectory() as name:
         os.environ["STORAGE_EMULATOR_HOST"] = server.url
         folder = Path(name)
         out = folder / "out"

@@ -1,7 +1,6 @@
 """The control endpoints below /_fake/, and the tokens that the fake issues. The real service has neither."""
 
 import secrets
-import time
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.gcs.api import Call, Request, Response
@@ -26,8 +25,7 @@ class Control:
         self.fake = fake
         self.required = require_token
         self.refuse = False
-        self.expires_in = 3600.0
-        self._tokens: dict[str, float] = {}
+        self._tokens: set[str] = set()
 
     def handle(self, wire: Wire, request: Request) -> bool:
         """Respond to a request to a control endpoint; returns False for any other request."""
@@ -40,8 +38,6 @@ class Control:
                 "state": self._state,
                 "faults": self._faults,
                 "reset-counters": self._reset_counters,
-                "bucket-settings": self._bucket_settings,
-                "auth": self._auth,
                 "token": self._token,
             }
             response = handlers.get(action, self._unknown)(request)
@@ -84,46 +80,18 @@ class Control:
         self.fake.reset_counters()
         return Response.of_json({})
 
-    def _bucket_settings(self, request: Request) -> Response:
-        settings = request.json()
-        bucket = settings.pop("bucket")
-        with self.fake.store.lock:
-            if bucket not in self.fake.store.buckets:
-                self.fake.store.create_bucket(bucket)
-            self.fake.store.set_bucket(bucket, **settings)
-        return Response.of_json({})
-
-    def _auth(self, request: Request) -> Response:
-        self.set_auth(**request.json())
-        return Response.of_json({})
-
-    def set_auth(
-        self,
-        *,
-        required: bool | None = None,
-        refuse: bool | None = None,
-        expires_in: float | None = None,
-        revoke: bool = False,
-    ) -> None:
-        """Set how tokens are issued and checked. `revoke` invalidates all issued tokens."""
-        self.required = self.required if required is None else required
-        self.refuse = self.refuse if refuse is None else refuse
-        self.expires_in = self.expires_in if expires_in is None else expires_in
-        if revoke:
-            self._tokens.clear()
-
     def _token(self, request: Request) -> Response:
         self.fake.tally.request(request.method, Call("token"))
         if self.refuse:
             return Response.of_json(INVALID_GRANT, 400)
         token = f"fake-{secrets.token_hex(8)}"
-        self._tokens[token] = time.monotonic() + self.expires_in
-        return Response.of_json({"access_token": token, "expires_in": self.expires_in, "token_type": "Bearer"})
+        self._tokens.add(token)
+        return Response.of_json({"access_token": token, "expires_in": 3600, "token_type": "Bearer"})
 
     def authorize(self, request: Request) -> None:
         """Refuse a request without a valid token from this fake."""
         if not self.required:
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme != "Bearer" or self._tokens.get(token, 0.0) < time.monotonic():
+        if scheme != "Bearer" or token not in self._tokens:
             raise Refusal(401, "Invalid Credentials", "authError", {"WWW-Authenticate": 'Bearer realm="fake"'})

@@ -1,7 +1,6 @@
 """Objects, buckets and error responses of the fake."""
 
 import base64
-import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,39 +109,34 @@ def cut(content: Content, start: int, stop: int) -> Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksums:
-    """Checksums in base64, as the service reports them; no md5 if a test disabled it."""
+    """Size and crc32c in base64, as the service reports them. It has an md5 too, which Baton does not read."""
 
     size: int
     crc32c: str
-    md5: str | None
 
 
 class Hasher:
     """Checksums of bytes that arrive in pieces. Call it without holding a lock."""
 
-    def __init__(self, *, md5: bool = True) -> None:
+    def __init__(self) -> None:
         self.size = 0
         self._crc = 0
-        self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
 
     def update(self, piece: np.ndarray) -> None:
         self.size += piece.size
         # google_crc32c holds the GIL, so long pieces would block all other connections.
         for start in range(0, piece.size, 1 << 24):
             self._crc = google_crc32c.extend(self._crc, piece[start : start + (1 << 24)])
-        if self._md5 is not None:
-            self._md5.update(piece.data)
 
     def result(self) -> Checksums:
         return Checksums(
             size=self.size,
             crc32c=base64.b64encode(self._crc.to_bytes(4, "big")).decode(),
-            md5=None if self._md5 is None else base64.b64encode(self._md5.digest()).decode(),
         )
 
 
-def checksums_of(content: Iterable[np.ndarray], *, md5: bool = True) -> Checksums:
-    hasher = Hasher(md5=md5)
+def checksums_of(content: Iterable[np.ndarray]) -> Checksums:
+    hasher = Hasher()
     for piece in content:
         hasher.update(piece)
     return hasher.result()
@@ -195,8 +189,6 @@ class StoredObject:
         }
         if self.leaves_out_zeros and not self.size:
             del resource["size"]
-        if self.checksums.md5 is not None:
-            resource["md5Hash"] = self.checksums.md5
         return resource | {key: value for key, value in self.fields.items() if value not in (None, {})}
 
 

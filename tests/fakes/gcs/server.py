@@ -63,7 +63,6 @@ class FakeGcs:
     Args:
         buckets: created at the start.
         port: 0 chooses a free one.
-        md5: False leaves md5 out of all responses. Hashing limits throughput.
         rewrite_bytes_per_call: larger rewrites take several calls.
         require_token: refuse requests without a token from `POST /_fake/token`.
         clock: seconds since the epoch, for generations, timestamps and retention.
@@ -74,13 +73,12 @@ class FakeGcs:
         buckets: Sequence[str] = ("bucket",),
         *,
         port: int = 0,
-        md5: bool = True,
         rewrite_bytes_per_call: int | None = None,
         require_token: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = Store(tuple(buckets), clock=clock)
-        self.service = Service(self.store, md5=md5, rewrite_bytes_per_call=rewrite_bytes_per_call)
+        self.service = Service(self.store, rewrite_bytes_per_call=rewrite_bytes_per_call)
         self.tally = Tally()
         self.fault_run = FaultRun(None)
         self.control = Control(self, require_token=require_token)
@@ -171,14 +169,6 @@ class RemoteFakeGcs:
     def reset_counters(self) -> None:
         self._call("POST", "reset-counters")
 
-    def set_bucket(self, bucket: str, **settings: Any) -> None:
-        """`retention_seconds`, `versioning`, `requester_pays`, `denied`; an unknown bucket is created."""
-        self._call("POST", "bucket-settings", {"bucket": bucket, **settings})
-
-    def set_auth(self, **settings: Any) -> None:
-        """`required`, `refuse`, `expires_in`, `revoke`: how tokens are issued and checked."""
-        self._call("POST", "auth", settings)
-
     def count(self, kind: str) -> int:
         counts: dict[str, int] = self.state()["counts"]
         return sum(number for key, number in counts.items() if key.split(" ")[1].startswith(kind))
@@ -196,7 +186,7 @@ def fake_gcs_process(buckets: Sequence[str] = ("bucket",), *arguments: str) -> I
 
     Args:
         buckets: created at the start.
-        arguments: further command-line options, such as "--no-md5".
+        arguments: further command-line options, such as "--require-token".
     """
     command = [sys.executable, "-m", __spec__.name, "--port", "0", "--until-stdin-closes", *arguments]
     for bucket in buckets:
@@ -221,7 +211,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A fake of Google Cloud Storage on loopback.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--bucket", action="append", default=[])
-    parser.add_argument("--no-md5", action="store_true")
     parser.add_argument("--require-token", action="store_true")
     parser.add_argument("--rewrite-bytes-per-call", type=int)
     parser.add_argument("--until-stdin-closes", action="store_true")
@@ -236,7 +225,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with FakeGcs(
         tuple(options.bucket),
         port=options.port,
-        md5=not options.no_md5,
         rewrite_bytes_per_call=options.rewrite_bytes_per_call,
         require_token=options.require_token,
     ) as server:

@@ -21,9 +21,9 @@ class Service:
     rewrite_bytes_per_call: a larger rewrite takes several calls with a rewriteToken, as between locations.
     """
 
-    def __init__(self, store: Store, *, md5: bool = True, rewrite_bytes_per_call: int | None = None) -> None:
+    def __init__(self, store: Store, *, rewrite_bytes_per_call: int | None = None) -> None:
         self.store = store
-        self.transfers = Transfers(store, md5=md5)
+        self.transfers = Transfers(store)
         self.rewrite_bytes_per_call = rewrite_bytes_per_call
         self._rewrites: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()

@@ -83,9 +83,7 @@ def test_only_issued_tokens_are_accepted() -> None:
         assert (issued["expires_in"], issued["token_type"]) == (3600, "Bearer")
         bearer = {"Authorization": f"Bearer {issued['access_token']}"}
         assert raw.request("GET", "/storage/v1/b/bucket/o", headers=bearer).status == 200
-        server.control.set_auth(revoke=True)
-        assert raw.request("GET", "/storage/v1/b/bucket/o", headers=bearer).status == 401
-        server.control.set_auth(refuse=True)
+        server.control.refuse = True
         response = raw.request("POST", "/_fake/token")
         assert (response.status, response.json()["error"]) == (400, "invalid_grant")
         assert server.count("token") == 2
@@ -105,7 +103,7 @@ def test_requests_are_counted(raw: Raw, server: FakeGcs) -> None:
 
 
 def test_separate_process_can_be_controlled() -> None:
-    with fake_gcs_process(("bucket", "other"), "--no-md5") as server, Raw(server.url) as raw:
+    with fake_gcs_process(("bucket",)) as server, Raw(server.url) as raw:
         assert raw.insert("n", b"data").status == 200
         server.set_faults(FaultPlan.scripted([{"fault": "status", "code": 429, "match": {"kind": "object.media"}}]))
         assert [raw.media("n").status for _ in range(2)] == [429, 200]
@@ -114,8 +112,6 @@ def test_separate_process_can_be_controlled() -> None:
         assert state["media"] == {"bucket/n": 1}
         assert state["objects"]["bucket"]["n"]["size"] == 4
         assert [entry["fault"] for entry in state["faults"]] == ["status"]
-        server.set_bucket("other", denied=["storage.objects.list"])
-        assert raw.list(bucket="other").status == 403
         server.reset_counters()
         assert server.count("object") == 0
         assert raw.request("POST", "/_fake/faults", {"rates": {"nonsense": 1}}).status == 400

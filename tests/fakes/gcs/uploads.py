@@ -57,29 +57,12 @@ def _after_headers(part: bytes) -> bytes:
     return pieces[1].strip() if len(pieces) > 1 else b""
 
 
-def verify(claims: Mapping[str, str], found: Checksums) -> None:
-    """Refuse an upload whose bytes differ from the checksums of its sender.
-
-    Args:
-        claims: "crc32c" and "md5Hash" in base64, if the sender gave them.
-        found: checksums of the received bytes.
-    """
-    actual = {"crc32c": found.crc32c, "md5Hash": found.md5}
-    for key, value in claims.items():
-        if actual[key] is not None and value != actual[key]:
-            label = "CRC32C" if key == "crc32c" else "MD5 hash"
-            raise Refusal(400, f'Provided {label} "{value}" doesn\'t match calculated {label} "{actual[key]}".')
-
-
-def claimed_checksums(metadata: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, str]:
-    claims = {key: str(metadata[key]) for key in ("crc32c", "md5Hash") if metadata.get(key)}
-    for item in filter(None, headers.get("x-goog-hash", "").split(",")):
-        key, _, value = item.strip().partition("=")
-        if key in {"crc32c", "md5"}:
-            claims["md5Hash" if key == "md5" else key] = value
-    if headers.get("content-md5"):
-        claims["md5Hash"] = headers["content-md5"]
-    return claims
+def verify(metadata: Mapping[str, Any], headers: Mapping[str, str], found: Checksums) -> None:
+    """Refuse an upload whose bytes differ from the crc32c of its sender, in its metadata or a header."""
+    hashes = dict(item.strip().partition("=")[::2] for item in headers.get("x-goog-hash", "").split(","))
+    claim = hashes.get("crc32c") or metadata.get("crc32c")
+    if claim and claim != found.crc32c:
+        raise Refusal(400, f'Provided CRC32C "{claim}" doesn\'t match calculated CRC32C "{found.crc32c}".')
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tasks.foundation.storage.base import FileStat
 
@@ -166,7 +166,7 @@ class Page(_Answer):
 
 
 class _Rewrite(_Answer):
-    done: StrictBool
+    done: bool
     token: str = Field("", alias="rewriteToken")
     resource: Resource | None = None
 

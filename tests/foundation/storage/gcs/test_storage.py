@@ -96,7 +96,6 @@ def test_memory_does_not_grow_with_file_size(cloud: FakeGcs, storage: CloudStora
     size = 96 << 20
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
-    cloud.service.transfers.md5 = False
     storage.exists("connected")
     tracemalloc.start()
     try:
