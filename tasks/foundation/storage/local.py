@@ -29,12 +29,12 @@ from tasks.foundation.storage.local_files import (
 )
 from tasks.foundation.storage.transfers import blocks_of, checksum_file, copy_blocks, local_target
 
-# Prefix of unfinished files, which readers ignore.
 _DELETE_TRIES = 10
+# Prefix of unfinished files, which readers ignore.
 _UNFINISHED = ".unfinished-"
 # Errors of a file system without hard links, or with too many of them for one file.
-NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _NO_PERMISSION = {errno.EACCES, errno.EPERM}
 # Below it lie committed checkpoints: they never change, and a run may keep many of them.
 _CHECKPOINTS = "checkpoints"
@@ -113,8 +113,8 @@ class LocalStorage:
             except FileExistsError as error:
                 raise FileAlreadyThere(f"{target} already exists") from error
             except OSError as error:
-                if error.errno in NO_HARD_LINKS:
-                    raise StorageError(no_hard_links(target.parent, error)) from error
+                if error.errno in _NO_HARD_LINKS:
+                    raise StorageError(_no_hard_links(target.parent, error)) from error
                 raise
             sync_folder(target.parent)
 
@@ -146,7 +146,7 @@ class LocalStorage:
             try:
                 os.link(source, unfinished)
             except OSError as error:
-                if error.errno not in {*NO_HARD_LINKS, errno.EXDEV}:
+                if error.errno not in {*_NO_HARD_LINKS, errno.EXDEV}:
                     raise
                 copy_durably(source, unfinished)
 
@@ -212,9 +212,9 @@ class LocalStorage:
 
     def probe(self, home: str = "") -> list[str]:
         """See `Storage.probe`."""
-        require_writable(self.root, _UNFINISHED)
+        _require_writable(self.root)
         if home:
-            require_folders_writable(self.at(home).root, _UNFINISHED)
+            _require_folders_writable(self.at(home).root)
         return []
 
     def _bounded(self, path: str, source: IO[bytes]) -> bytes:
@@ -340,7 +340,7 @@ def _require_regular(file: Path, mode: int) -> None:
 
 
 def _disk_problem(error: OSError) -> str:
-    if error.errno in NO_SPACE:
+    if error.errno in _NO_SPACE:
         return "no space left on the disk; free some"
     if error.errno == errno.EFBIG:
         return "the file is larger than the limit; raise it (ulimit -f)"
@@ -368,14 +368,13 @@ def _ignore_missing(_function: object, _path: str, error: tuple[type[BaseExcepti
         raise error[1]
 
 
-def require_writable(folder: Path, prefix: str) -> None:
+def _require_writable(folder: Path) -> None:
     """Create, sync, link and delete a small file, as a commit does.
 
     Checking permission bits is not enough: root passes them all, and they do not show a read-only mount.
 
     Args:
         folder: the root of the store. If it does not exist, the nearest one above is tried: it will be made there.
-        prefix: of temporary names, which readers ignore.
 
     Raises:
         StoreRefused: files cannot be created or linked there.
@@ -383,7 +382,7 @@ def require_writable(folder: Path, prefix: str) -> None:
     """
     root, folder = folder, next(place for place in (folder, *folder.parents) if place.is_dir())
     try:
-        with temporary_file(folder, prefix if folder == root else _PROBE) as file:
+        with temporary_file(folder, _UNFINISHED if folder == root else _PROBE) as file:
             write_durably(file, b"x")
             link = file.with_name(f"{file.name}-link")
             try:
@@ -394,12 +393,11 @@ def require_writable(folder: Path, prefix: str) -> None:
         raise _refusal(error, folder) from error
 
 
-def require_folders_writable(home: Path, prefix: str) -> None:
+def _require_folders_writable(home: Path) -> None:
     """Create and delete a file in each folder that a run writes to, as far as it exists.
 
     Args:
         home: the run's folder.
-        prefix: of temporary names, which readers ignore.
 
     Raises:
         StoreRefused: files cannot be created in one of them.
@@ -407,7 +405,7 @@ def require_folders_writable(home: Path, prefix: str) -> None:
     """
     for folder in _folders_of(home):
         try:
-            with temporary_file(folder, prefix):
+            with temporary_file(folder, _UNFINISHED):
                 pass
         except FileNotFoundError:  # another process has just deleted it
             continue
@@ -426,7 +424,7 @@ def _folders_of(home: Path) -> Iterator[Path]:
         yield from (folder for folder in (Path(parent, name) for name in names) if not folder.is_symlink())
 
 
-def no_hard_links(folder: Path, error: OSError) -> str:
+def _no_hard_links(folder: Path, error: OSError) -> str:
     """The message for a folder where a create-only write cannot be atomic."""
     return (
         f"{folder}: this file system has no hard links ({error.strerror}), so commits cannot be atomic; use a local "
@@ -438,9 +436,9 @@ def _link(file: Path, link: Path, folder: Path) -> None:
     try:
         link.hardlink_to(file)
     except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
+        if error.errno not in _NO_HARD_LINKS:
             raise
-        raise StoreRefused(no_hard_links(folder, error)) from error
+        raise StoreRefused(_no_hard_links(folder, error)) from error
 
 
 def _refusal(error: OSError, folder: Path) -> StorageError:
@@ -454,6 +452,6 @@ def _refusal(error: OSError, folder: Path) -> StorageError:
             f"{folder}: no permission to create files ({error.strerror}); check who owns the folder, or take another "
             "storage folder (--set storage=FOLDER)"
         )
-    if error.errno in NO_SPACE:
+    if error.errno in _NO_SPACE:
         return StorageError(f"{folder}: no space left on the disk; free some and run again")
     return StorageError(f"{folder}: {error.strerror or error}; check the disk and run again")

@@ -62,12 +62,8 @@ def mask_crc32c(crc: int) -> int:
 
 def checksum_file(path: Path) -> FileStat:
     """Size and crc32c of a local file, read in blocks."""
-    size, crc = 0, 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            crc = google_crc32c.extend(crc, block)
-            size += len(block)
-    return FileStat(size=size, crc32c=f"{crc:08x}")
+        return copy_blocks(blocks_of(file, 0), None, None, source=path)
 
 
 def copy_blocks(blocks: Iterable[bytes], file: IO[bytes] | None, size: int | None, *, source: object) -> FileStat:
@@ -198,7 +194,7 @@ def _write_errors(target: object) -> Iterator[None]:
         ) from error
 
 
-class ByteCount:
+class _ByteCount:
     """A count that only grows. Threads may add at the same time; only whether it has grown matters.
 
     Attributes:
@@ -214,7 +210,7 @@ class ByteCount:
 
 
 # A module global on purpose: whatever a process waits for, it is alive while bytes arrive.
-DOWNLOADED = ByteCount()
+DOWNLOADED = _ByteCount()
 
 
 def parallel_map(work: Callable[[_T], _R], items: Sequence[_T], *, workers: int) -> list[_R]:

@@ -17,7 +17,7 @@ from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, De
 from tasks.foundation.storage.gcs.responses import BodyTooLarge, Response
 
 # Google's own client libraries read the address of a local server from this variable, too.
-LOCAL_SERVER = "STORAGE_EMULATOR_HOST"
+_LOCAL_SERVER = "STORAGE_EMULATOR_HOST"
 # Module globals on purpose: this lock and the cache of `_connect` give the process one file system, so it has one event
 # loop, one connection pool and one set of credentials.
 _LOCK = threading.Lock()
@@ -42,7 +42,7 @@ def connect() -> Any:
         InvalidInput: the address of the local server is not valid.
     """
     with _LOCK:  # only one thread at a time requests credentials
-        return _connect(os.environ.get(LOCAL_SERVER) or None)
+        return _connect(os.environ.get(_LOCAL_SERVER) or None)
 
 
 @cache
@@ -192,4 +192,4 @@ def _address(local_server: str) -> str:
             return address.rstrip("/")
     except (OSError, ValueError) as error:  # the name is unknown or malformed, or the port is no number
         why = f"is not the address of a server ({getattr(error, 'strerror', None) or error})"
-    raise InvalidInput(f"{LOCAL_SERVER}={local_server} {why}; set it to host:port, or unset it")
+    raise InvalidInput(f"{_LOCAL_SERVER}={local_server} {why}; set it to host:port, or unset it")

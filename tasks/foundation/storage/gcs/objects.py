@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _FIELDS = "name,size,crc32c,generation,metadata,contentEncoding,timeCreated"
 _PAGE_SIZE = 1000
 _OK, _FORBIDDEN = 200, 403
-OBJECT = "b/{}/o/{}"
+_OBJECT = "b/{}/o/{}"
 _RANGE_NOT_SATISFIABLE = 416
 _PARTS_OF_ONE_OBJECT = 4
 # A module global on purpose: it bounds the memory of the whole process, however many files it downloads side by side.
@@ -130,7 +130,7 @@ class Bucket:
     def describe_once(self, key: str) -> Resource | None:
         """The same without retries. Network errors pass through."""
         try:
-            response = self.request(self.uri(key), "GET", OBJECT, self.name, key, fields=_FIELDS)
+            response = self.request(self.uri(key), "GET", _OBJECT, self.name, key, fields=_FIELDS)
         except FileNotFoundError:
             return None
         return resource_of(response, key=key)
@@ -167,7 +167,7 @@ class Bucket:
             options: parameters of the query.
         """
         try:
-            response = self.request(self.uri(key), "DELETE", OBJECT, self.name, key, **options)
+            response = self.request(self.uri(key), "DELETE", _OBJECT, self.name, key, **options)
         except FileNotFoundError:
             return
         require_deleted(response)
@@ -248,7 +248,7 @@ def read_object(bucket: Bucket, key: str, *, most_bytes: int | None) -> bytes:
     def once() -> bytes:
         where = bucket.uri(key)
         try:
-            response = bucket.request(where, "GET", OBJECT, bucket.name, key, alt="media", most_bytes=most_bytes)
+            response = bucket.request(where, "GET", _OBJECT, bucket.name, key, alt="media", most_bytes=most_bytes)
         except BodyTooLarge as error:
             raise too_large(where) from error
         if response.status != _OK:
@@ -275,7 +275,7 @@ def read_range(bucket: Bucket, key: str, begin: int, size: int) -> tuple[bytes, 
     def once() -> tuple[bytes, int]:
         headers = {"Range": f"bytes={begin}-{begin + size - 1}"}
         try:
-            response = bucket.request(bucket.uri(key), "GET", OBJECT, bucket.name, key, alt="media", headers=headers)
+            response = bucket.request(bucket.uri(key), "GET", _OBJECT, bucket.name, key, alt="media", headers=headers)
         except ErrorResponse as error:
             if error.code == _RANGE_NOT_SATISFIABLE:
                 return b"", _size_at_most(bucket, key, begin)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
 NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED = 404, 412, 401
-RESUME_INCOMPLETE = 308
+_RESUME_INCOMPLETE = 308
 _BAD_REQUEST = 400
-TRANSIENT_CODES = frozenset({408, 429, 500, 502, 503, 504})
+_TRANSIENT_CODES = frozenset({408, 429, 500, 502, 503, 504})
 # Reasons of a 403 that goes away with time.
 _RATE_LIMITS = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded"})
 # Anyone who knows the URL of an upload can write to it, so queries never appear in messages.
@@ -77,7 +77,7 @@ class ErrorResponse(Exception):
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later."""
-        return self.code in TRANSIENT_CODES or self.reason in _RATE_LIMITS
+        return self.code in _TRANSIENT_CODES or self.reason in _RATE_LIMITS
 
     @property
     def is_checksum_mismatch(self) -> bool:
@@ -91,7 +91,7 @@ class ErrorResponse(Exception):
         )
 
 
-def hex_of(crc32c: object) -> str:
+def _hex_of(crc32c: object) -> str:
     """The base64 of the JSON API in hexadecimal."""
     data = base64.b64decode(str(crc32c), validate=True)  # its error is a ValueError
     if len(data) != _CRC32C_BYTES:
@@ -128,7 +128,7 @@ class Resource(_Answer):
 
     name: _Name
     size: int = Field(0, ge=0)
-    crc32c: Annotated[str, BeforeValidator(hex_of)]
+    crc32c: Annotated[str, BeforeValidator(_hex_of)]
     generation: int = Field(ge=0)
     metadata: Mapping[str, Any] = {}
     encoding: Annotated[str, AfterValidator(_compression)] = Field("", alias="contentEncoding")
@@ -242,7 +242,7 @@ def session_url_of(response: Response) -> str:
 
 def progress_of(response: Response, *, key: str, size: int) -> Resource | int:
     """State of an upload of `size` bytes: the finished object, or the number of bytes that the store has so far."""
-    if response.status != RESUME_INCOMPLETE:
+    if response.status != _RESUME_INCOMPLETE:
         return resource_of(response, key=key)
     received = response.headers.get("Range")
     if received is None:
@@ -270,7 +270,7 @@ def media_of(response: Response) -> tuple[str | None, str]:
     # One header with commas, or several.
     hashes = dict(each.strip().partition("=")[::2] for each in ",".join(headers.getall("X-Goog-Hash", [])).split(","))
     try:
-        crc32c = hex_of(hashes.get("crc32c"))
+        crc32c = _hex_of(hashes.get("crc32c"))
     except ValueError:
         crc32c = None
     return crc32c, _compression(stored) or sent
@@ -299,7 +299,7 @@ def require_success(response: Response) -> None:
         MalformedResponse: it is a redirect, or an error page that the store did not write.
     """
     status = response.status
-    if status < 300 or (status == RESUME_INCOMPLETE and "Location" not in response.headers):  # noqa: PLR2004 - of HTTP
+    if status < 300 or (status == _RESUME_INCOMPLETE and "Location" not in response.headers):  # noqa: PLR2004 - of HTTP
         return
     if status < 400:  # noqa: PLR2004 - HTTP's redirects
         target = without_queries(response.headers.get("Location", "nowhere"))

@@ -34,7 +34,7 @@ from tasks.foundation.storage.transfers import checksum_file, extend_crc32c
 _GONE = 410
 
 
-class SourceUnreadable(Exception):
+class _SourceUnreadable(Exception):
     """The local file of an upload cannot be read any more. Sending it again does not help."""
 
 
@@ -66,7 +66,7 @@ class Payload:
                         yield block
             except OSError as error:
                 message = f"{path}: cannot read the rest of the file ({error.strerror}); check its disk"
-                raise SourceUnreadable(message) from error
+                raise _SourceUnreadable(message) from error
 
         try:
             return cls(checksum_file(path), blocks)
@@ -103,7 +103,7 @@ def create_object(bucket: Bucket, key: str, data: bytes) -> None:
 
     def once() -> None:
         try:
-            made = insert_once(bucket, key, payload, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
+            made = _insert_once(bucket, key, payload, {"metadata": {"baton-create": token}}, ifGenerationMatch="0")
         except ErrorResponse as error:
             if error.code != PRECONDITION_FAILED:
                 raise
@@ -134,14 +134,14 @@ def put_object(bucket: Bucket, key: str, data: bytes) -> Resource:
     payload = Payload.of_buffers([memoryview(data)])
 
     def once() -> Resource:
-        made = insert_once(bucket, key, payload)
+        made = _insert_once(bucket, key, payload)
         require_same(made.stat, payload.stat)
         return made
 
     return bucket.retry(key, once, not_found_is_bucket=True)
 
 
-def insert_once(
+def _insert_once(
     bucket: Bucket, key: str, payload: Payload, more: Mapping[str, Any] | None = None, **options: str
 ) -> Resource:
     """Send one multipart upload without retries; returns the store's description of the new object.
@@ -153,7 +153,7 @@ def insert_once(
         more: further metadata.
         options: parameters of the query.
     """
-    resource = {"name": key, "crc32c": base64_of(payload.stat.crc32c), **(more or {})}
+    resource = {"name": key, "crc32c": _base64_of(payload.stat.crc32c), **(more or {})}
     boundary = f"baton-{uuid.uuid4().hex}"
     head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
     head += f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
@@ -192,7 +192,7 @@ def require_same(stored: FileStat, sent: FileStat) -> None:
         )
 
 
-def base64_of(crc32c: str) -> str:
+def _base64_of(crc32c: str) -> str:
     """A hexadecimal checksum in the base64 of the JSON API."""
     return base64.b64encode(bytes.fromhex(crc32c)).decode()
 
@@ -242,7 +242,7 @@ class Upload:
 
     def _send_whole(self) -> Resource:
         self._in_one_request = False
-        return insert_once(self._bucket, self._key, self._payload)
+        return _insert_once(self._bucket, self._key, self._payload)
 
     def _send_rest(self) -> Resource:
         """Start a session, or ask how much of it arrived; then send the rest until the store has it all."""
@@ -266,7 +266,7 @@ class Upload:
             "POST",
             self._bucket.upload_url(),
             uploadType="resumable",
-            json={"name": self._key, "crc32c": base64_of(self._sent.crc32c)},
+            json={"name": self._key, "crc32c": _base64_of(self._sent.crc32c)},
             headers={
                 "X-Upload-Content-Type": "application/octet-stream",
                 "X-Upload-Content-Length": str(self._sent.size),
@@ -298,8 +298,8 @@ class Upload:
         return None
 
 
-def _unreadable_source(error: BaseException | None) -> SourceUnreadable | None:
+def _unreadable_source(error: BaseException | None) -> _SourceUnreadable | None:
     """The error of the local file behind the error of a request, if there is one."""
-    while error is not None and not isinstance(error, SourceUnreadable):
+    while error is not None and not isinstance(error, _SourceUnreadable):
         error = error.__cause__
     return error

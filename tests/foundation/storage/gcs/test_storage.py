@@ -69,7 +69,7 @@ def test_repeated_upload_corruption_is_an_error(
 ) -> None:
     (tmp_path / "file").write_bytes(LARGE if large else b"small")
     if not compares:  # without a checksum, the store keeps what arrives
-        monkeypatch.setattr("tasks.foundation.storage.gcs.uploads.base64_of", lambda _: None)
+        monkeypatch.setattr("tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
     message = (
         "the store received other bytes than were sent"
         if compares
@@ -92,14 +92,14 @@ def test_store_refuses_bytes_corrupted_in_transit(cloud: FakeGcs, storage: Cloud
     assert storage.read("log/0") == b"mine"
 
 
-def test_memory_does_not_grow_with_file_size(cloud: FakeGcs, storage: CloudStorage, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(cloud: FakeGcs, patient: CloudStorage, tmp_path: Path) -> None:
     size = 96 << 20
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
-    storage.exists("connected")
+    patient.exists("connected")
     tracemalloc.start()
     try:
-        sent = storage.upload(tmp_path / "large", "large")
+        sent = patient.upload(tmp_path / "large", "large")
         _, up = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_file_size(cloud: FakeGcs, storage: CloudStora
     assert up < size + (48 << 20)
     tracemalloc.start()
     try:
-        assert storage.download("large", tmp_path / "here") == sent
+        assert patient.download("large", tmp_path / "here") == sent
         _, down = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

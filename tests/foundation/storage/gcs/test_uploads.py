@@ -118,9 +118,9 @@ def test_buffers_are_not_copied(storage: CloudStorage) -> None:
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS_OF_ANY_REQUEST if fault != "duplicate"])
-def test_a_broken_request_continues_as_a_session(cloud: FakeGcs, storage: CloudStorage, fault: str) -> None:
+def test_a_broken_request_continues_as_a_session(cloud: FakeGcs, patient: CloudStorage, fault: str) -> None:
     cloud.faults = FaultPlan.on("object.insert", fault, fraction=0.7)
-    assert storage.write_buffers("ckpt.data", BUFFERS) == checksum_bytes(LARGE)
+    assert patient.write_buffers("ckpt.data", BUFFERS) == checksum_bytes(LARGE)
     assert cloud.store.bytes("bucket", "some/root/ckpt.data") == LARGE
     assert [one.kind for one in cloud.tally.sent] == ["object.insert", "upload.initiate", "upload.chunk"]
 
@@ -149,7 +149,7 @@ def test_other_bytes_in_the_store_are_an_error(
     cloud: FakeGcs, storage: CloudStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a checksum in the request, the store keeps what arrives; its answer then says so."""
-    monkeypatch.setattr("tasks.foundation.storage.gcs.uploads.base64_of", lambda _: None)
+    monkeypatch.setattr("tasks.foundation.storage.gcs.uploads._base64_of", lambda _: None)
     cloud.faults = FaultPlan.on("", "corrupt-upload", times=None)
     with pytest.raises(StorageError, match=r"sent \d+ bytes with crc32c \w+, the store has.*4 times"):
         storage.write_buffers("ckpt.data", BUFFERS)
