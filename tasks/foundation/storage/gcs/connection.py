@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -31,7 +31,7 @@ _Block = TypeVar("_Block", bytes, bytes | memoryview)
 
 
 def connect() -> Any:
-    """The process's gcsfs file system, created by the first call. It has one more method, `request`.
+    """The process's gcsfs file system, created by the first call; for addresses, credentials and connections.
 
     Credentials are Google's defaults: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login`,
     or the machine's service account. A local server gets requests without credentials.
@@ -56,80 +56,79 @@ def _connect(local_server: str | None) -> Any:
         _require_file_of_credentials()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"google\.api_core")  # Python is too old
-        import aiohttp
-        from fsspec.asyn import sync_wrapper
         from gcsfs.core import GCSFileSystem
 
-    no_timeouts = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
-
-    class Files(GCSFileSystem):  # type: ignore[misc]
-        """gcsfs for addresses and credentials. Requests are sent by the method `request`.
-
-        gcsfs itself would retry silently, drop the store's message, follow redirects, decompress stored bytes, and
-        wait forever when the store stops reading a body.
-        """
-
-        async def _request_once(
-            self,
-            method: str,
-            path: str,
-            *names: str,
-            stall_seconds: float,
-            headers: Mapping[str, str] | None = None,
-            json: Any = None,
-            data: AsyncIterator[bytes | memoryview] | None = None,
-            most_bytes: int | None = None,
-            **parameters: str | int | None,
-        ) -> Response:
-            """Send one request; returns any response, errors included.
-
-            Args:
-                method: HTTP method.
-                path: below the JSON API, with {} for names; or a whole URL.
-                names: inserted into the path, quoted.
-                stall_seconds: cancel the request after this time without a byte in either direction.
-                headers: added to those for credentials.
-                json: a body.
-                data: a body; `headers` has its Content-Length.
-                most_bytes: of the response's body; None: any number.
-                parameters: of the query; None is left out.
-
-            Raises:
-                TimeoutError: the request stalled.
-                BodyTooLarge: the response's body has more bytes than `most_bytes`.
-            """
-            await self._set_session()
-            # Checksums are of the stored bytes, so nothing may be compressed or decompressed in transit.
-            all_headers = {"Accept-Encoding": "identity", **(headers or {})}
-            async with asyncio.timeout(None) as timeout:
-                with _StallTimer(timeout, stall_seconds, PROCESS_DEADLINE) as timer:
-                    async with self.session.request(
-                        method,
-                        self._format_path(path, names),
-                        params=self._get_params(parameters),
-                        json=json,
-                        headers=self._get_headers(all_headers),
-                        data=None if data is None else timer.watch(data),
-                        allow_redirects=False,
-                        auto_decompress=False,
-                        timeout=no_timeouts,
-                    ) as response:
-                        body, rest = [], math.inf if most_bytes is None else most_bytes
-                        async for block in timer.watch(response.content.iter_any()):
-                            body.append(block)
-                            rest -= len(block)
-                            if rest < 0:
-                                raise BodyTooLarge
-                        return Response(response.status, response.headers, b"".join(body))
-
-        request = sync_wrapper(_request_once)
-
-    return Files(
+    return GCSFileSystem(
         token="anon" if local_server is not None else "google_default",
         endpoint_url=local_server,
         use_listings_cache=False,
         skip_instance_cache=True,
     )
+
+
+def send(files: Any, method: str, path: str, *names: str, **options: Any) -> Response:
+    """Send one request; returns any response, errors included.
+
+    gcsfs itself would retry silently, drop the store's message, follow redirects, decompress stored bytes, and wait
+    forever when the store stops reading a body.
+
+    Args:
+        files: see `connect`.
+        method: HTTP method.
+        path: below the JSON API, with {} for names; or a whole URL.
+        names: inserted into the path, quoted.
+        options: stall_seconds: cancel the request after this time without a byte in either direction; headers: added to
+            those for credentials; json: a body; data: a body in blocks, whose Content-Length `headers` has; most_bytes:
+            of the response's body; all others: of the query, where None is left out.
+
+    Raises:
+        TimeoutError: the request stalled.
+        BodyTooLarge: the response's body has more bytes than `most_bytes`.
+    """
+    from fsspec.asyn import sync
+
+    response: Response = sync(files.loop, _send_once, files, method, path, names, **options)
+    return response
+
+
+async def _send_once(
+    files: Any,
+    method: str,
+    path: str,
+    names: Sequence[str],
+    *,
+    stall_seconds: float,
+    headers: Mapping[str, str] | None = None,
+    json: Any = None,
+    data: AsyncIterator[bytes | memoryview] | None = None,
+    most_bytes: int | None = None,
+    **parameters: str | int | None,
+) -> Response:
+    import aiohttp
+
+    await files._set_session()
+    # Checksums are of the stored bytes, so nothing may be compressed or decompressed in transit.
+    all_headers = {"Accept-Encoding": "identity", **(headers or {})}
+    async with asyncio.timeout(None) as timeout:
+        with _StallTimer(timeout, stall_seconds, PROCESS_DEADLINE) as timer:
+            async with files.session.request(
+                method,
+                files._format_path(path, names),
+                params=files._get_params(parameters),
+                json=json,
+                headers=files._get_headers(all_headers),
+                data=None if data is None else timer.watch(data),
+                allow_redirects=False,
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+            ) as response:
+                body, rest = [], math.inf if most_bytes is None else most_bytes
+                async for block in timer.watch(response.content.iter_any()):
+                    body.append(block)
+                    rest -= len(block)
+                    if rest < 0:
+                        raise BodyTooLarge
+                return Response(response.status, response.headers, b"".join(body))
 
 
 class _StallTimer:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from tasks.foundation.contracts.home_files import too_large
 from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.storage.gcs.connection import connect
+from tasks.foundation.storage.gcs.connection import connect, send
 from tasks.foundation.storage.gcs.refusals import bucket_missing, compressed_object, credentials_refused
 from tasks.foundation.storage.gcs.responses import (
     NOT_FOUND,
@@ -79,7 +79,7 @@ class Bucket:
             method: HTTP method.
             path: below the JSON API, with {} for names; or a whole URL.
             names: inserted into the path, quoted.
-            options: see `connection.connect`.
+            options: see `connection.send`.
 
         Raises:
             FileNotFoundError: 404.
@@ -89,7 +89,7 @@ class Bucket:
             StoreRefused: there are no usable credentials.
         """
         files = self._files(where)
-        response: Response = files.request(method, path, *names, stall_seconds=self.policy.stall_seconds, **options)
+        response = send(files, method, path, *names, stall_seconds=self.policy.stall_seconds, **options)
         try:
             require_success(response)
         except ErrorResponse as error:
