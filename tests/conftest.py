@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.checkout import CHECKOUT
 
@@ -27,6 +28,12 @@ os.environ.setdefault("NO_GCE_CHECK", "true")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
 from tests.support import forked
+
+# No test asserts a time: an example takes as long as a busy machine needs. All examples of a test share its fixtures.
+settings.register_profile(
+    "baton", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("baton")
 
 gc.disable()  # until all tests are collected: imports leave next to no garbage
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset.shards import encode
@@ -19,7 +19,6 @@ def dealt(users: list[int], *, fraction: float, seed: int = 0) -> list[tuple[boo
     return list(split_by_group(records_of(users), feature="user_id", fraction=fraction, seed=seed))
 
 
-@settings(deadline=None)  # the first record imports TensorFlow
 @given(
     users=st.lists(st.integers(0, 6), min_size=2, max_size=40).filter(lambda users: len(set(users)) > 1),
     fraction=st.floats(0.01, 0.99),

@@ -1,7 +1,7 @@
 """The last records are held out, whether their number is known before or not."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import SourceError
@@ -23,7 +23,6 @@ def test_last_records_are_held_out_in_source_order(length: int, fraction: float)
     assert abs(held_out - length * fraction) <= 1
 
 
-@settings(deadline=None)  # the first temporary file imports TensorFlow
 @given(length=st.integers(2, 60), fraction=st.floats(0.01, 0.99), memory=st.integers(0, 20))
 def test_records_in_the_temporary_file_keep_their_order(length: int, fraction: float, memory: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

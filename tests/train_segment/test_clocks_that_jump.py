@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from tasks.foundation.checkpoint.cadence import CommitCadence
@@ -109,7 +109,6 @@ def begun() -> tuple[Storage, Entry]:
     other=some.lists(NUMBERS, min_size=5, max_size=5),
     losses=some.lists(NUMBERS, max_size=2),
 )
-@settings(deadline=None)
 def test_commits_are_made_whatever_was_measured(
     clock: list[float], waited: float, loops: list[float], other: list[float], losses: list[float]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.commands.main import main
@@ -137,7 +137,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
     return run
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=st.data())
 def test_verify_names_whatever_was_changed(every_kind: FakeRun, data: st.DataObject) -> None:
     """Every outcome is that nothing is damaged, or the names of files; nothing else is raised, whatever the JSON is."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.accelerator.batches import micro_batch_size, per_replica_batch_size
@@ -14,7 +14,6 @@ REPLICAS = st.integers(1, 300)
 CUTS = st.integers(1, 64)
 
 
-@settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
 def test_batch_divides_exactly_or_is_refused(batch: int, replicas: int, accumulate: int) -> None:
     try:
@@ -27,7 +26,6 @@ def test_batch_divides_exactly_or_is_refused(batch: int, replicas: int, accumula
     assert micro * accumulate == each
 
 
-@settings(deadline=None)
 @given(SIZES, REPLICAS, CUTS)
 def test_suggested_values_are_valid_and_nearest(batch: int, replicas: int, accumulate: int) -> None:
     parts = replicas * accumulate

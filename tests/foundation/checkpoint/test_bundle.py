@@ -65,7 +65,7 @@ def arrays(draw: st.DrawFn) -> Any:
 
 
 @given(st.dictionaries(NAMES, st.one_of(arrays(), st.binary(max_size=300)), max_size=40), st.integers(1, 2000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tensorflow_reads_every_tensor(values: dict[str, Any], shard_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prefix = write(Path(folder), values, shard_bytes=shard_bytes)

@@ -141,7 +141,7 @@ def test_check_does_not_wait(committer: Committer) -> None:
 Steps = st.lists(st.sampled_from(["save", "bad write", "bad commit", "then", "bad then", "check", "wait"]), max_size=30)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(Steps)
 def test_any_order_of_calls_loses_no_failure(steps: list[str]) -> None:
     """The model: jobs run in order until one fails; then none until the failure is raised, which happens once."""

@@ -281,7 +281,7 @@ def test_store_that_cannot_copy_gets_the_bytes(saves: Saves, staging_home: Local
     assert find_damage(staging_home, second) is None
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @example(moving=[0], resting=[0], shard_bytes=1)
 @example(moving=[0], resting=[5], shard_bytes=1)
 @given(

@@ -12,7 +12,7 @@ SIZES = st.integers(1, 300)
 PERIODS = st.builds(Period, SIZES, st.integers(1, 40))
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(period=PERIODS, step=st.integers(0, 500))
 def test_next_end_is_the_first_step_that_ends_a_period(period: Period, step: int) -> None:
     end = period.next_end(step)
@@ -21,7 +21,7 @@ def test_next_end_is_the_first_step_that_ends_a_period(period: Period, step: int
     assert not any(period.ends_at(between) for between in range(step + 1, end))
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(period=PERIODS, number=st.integers(1, 50))
 def test_period_ends_with_its_last_example(period: Period, number: int) -> None:
     step = period.end_of(number)
@@ -30,7 +30,7 @@ def test_period_ends_with_its_last_example(period: Period, number: int) -> None:
     assert period.ends_at(step)
 
 
-@settings(deadline=None, max_examples=30, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(steps=st.integers(1, 50), step=st.integers(1, 500))
 def test_period_of_steps_ends_at_its_multiples(steps: int, step: int) -> None:
     assert Period(steps).ends_at(step) == (step % steps == 0)

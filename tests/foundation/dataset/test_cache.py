@@ -74,7 +74,7 @@ CASES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(case=CASES)
 def test_only_pinned_shards_exceed_the_bound(tmp_path_factory: pytest.TempPathFactory, case: Case) -> None:
     """Several pipelines take turns; each may hold its last two plans, and the plans that it reads ahead."""

@@ -42,7 +42,7 @@ def examples(
     return list(islice(stream(), number))
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), seed=st.integers(0, 2**31 - 1))
 def test_epoch_is_a_permutation_of_all_examples(counts: list[int], window_shards: int, seed: int) -> None:
     total = sum(counts)
@@ -52,7 +52,7 @@ def test_epoch_is_a_permutation_of_all_examples(counts: list[int], window_shards
         assert sorted(stream[epoch * total : (epoch + 1) * total]) == everything
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), batch=st.integers(1, 12), first_batch=st.integers(0, 12))
 def test_stream_from_a_batch_equals_the_full_stream_from_there(
     counts: list[int], window_shards: int, batch: int, first_batch: int
@@ -119,7 +119,7 @@ def test_numbers_out_of_range_are_refused(counts: list[int], window_shards: int,
     assert expected in str(refused.value)
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), batch=st.integers(1, 12), first_batch=st.integers(0, 12))
 def test_dropped_remainder_leaves_whole_batches(
     counts: list[int], window_shards: int, batch: int, first_batch: int
@@ -144,7 +144,7 @@ def test_epoch_longer_than_the_data_is_refused(epoch_examples: int) -> None:
         next(order.windows([13], seed=0, window_shards=1, first_example=0, epoch_examples=epoch_examples))
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(counts=COUNTS, window_shards=st.integers(1, 8), first=st.integers(0, 90), left_out=st.integers(0, 3))
 def test_every_epoch_keeps_the_order_without_shuffling(
     counts: list[int], window_shards: int, first: int, left_out: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.contracts.attempt import attempt_path
@@ -50,7 +50,7 @@ def same(found: Attempts, before: Attempts) -> None:
     assert found.unreadable == before.unreadable
 
 
-@settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=30)
 @given(ages=st.lists(st.lists(st.floats(0, 4), max_size=6), min_size=1, max_size=4))
 def test_packed_records_are_read_as_before(tmp_path_factory: pytest.TempPathFactory, ages: list[list[float]]) -> None:
     home, number = LocalStorage(tmp_path_factory.mktemp("packs")), 0

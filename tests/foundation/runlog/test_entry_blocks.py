@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import RunLogError, StorageError
@@ -57,7 +57,7 @@ def damage(home: LocalStorage, first: int, how: str, chance: random.Random) -> N
         path.write_bytes((home.root / block_path(SIZE if first == 0 else 0)).read_bytes())
 
 
-@settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(derandomize=True, max_examples=25)
 @given(
     entries=st.integers(2 * SIZE, 3 * SIZE + 2),
     seed=st.integers(0, 1000),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import BatonError, StorageError
@@ -75,7 +75,6 @@ def allows_direct(folder: Path) -> bool:
 
 
 @given(st.lists(st.sampled_from(SIZES), max_size=3), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_buffers_are_written_whole(tmp_path: Path, sizes: Sequence[int], on_pages: bool) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"of before, and longer" * 1000)
