@@ -30,6 +30,7 @@ from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.errors import BatonError, InvalidInput
+from tasks.foundation.keras_config import require_keras_file
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.storage.local_files import temporary_folder
@@ -211,6 +212,7 @@ class Run:
     def _with_code(self, step: int | Literal["best"] | None) -> tuple[Head, RunFile]:
         """The newest head, and the run file that builds its model."""
         select_checkpoint(self._opened.home, step, error=InvalidInput)  # before TensorFlow is imported
+        require_keras_file()
         quiet_tensorflow()
         head = self._opened.require_head()
         saved = head.identity.get(SAVED_CODE)

@@ -23,6 +23,7 @@ from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
 from tasks.foundation.contracts.tracking_spec import TrackingSpec
 from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, ModelError, RunLogError, SourceError
+from tasks.foundation.keras_config import require_keras_file
 from tasks.foundation.masking import MASK
 from tasks.foundation.messages import HINT, listed, message
 from tasks.foundation.model.saved_code import functions_of
@@ -92,6 +93,7 @@ def open_with_code(
         )
     opened = open_run(address, None if run_file is not None else overrides)
     head = opened.require_head()
+    require_keras_file()
     if words := keep_hash_seed(head.environment.hash_seed):
         note(words)
     if run_file is not None:

@@ -9,18 +9,20 @@ from tasks.foundation.accelerator.batches import per_replica_batch_size
 from tasks.foundation.accelerator.cluster import cluster_of
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import RunFileError
+from tasks.foundation.keras_config import require_keras_file
 from tasks.foundation.user_code import require_function
 from tasks.foundation.user_imports import require_imports
 from tasks.init_or_restore.weights.location import locate_weights
 
 
 def preflight(run: Run) -> None:
-    """Check the tracker, the batch size, the user's functions and the weights, without importing the user's code.
+    """Check keras.json, the tracker, batch size, functions and weights, without importing Keras or the user's code.
 
     Raises:
         InvalidInput: one of them cannot be used.
     """
     spec, folder = run.spec, run.folder
+    require_keras_file()
     _require_trackers(run)
     accelerator = spec.accelerator
     known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)

@@ -8,20 +8,59 @@ What the run's code sets comes on top. A module is imported once per process, an
 what its import sets is remembered, and is set before each build.
 """
 
+import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 
+# What TensorFlow and Keras accept in keras.json; they end with a bare error at other values.
+_ACCEPTED: Final = {
+    "floatx": ("float16", "float32", "float64"),
+    "image_data_format": ("channels_first", "channels_last"),
+}
 # The process's own configuration, and the one that is kept in it; each has at most one element.
 _own: list[KerasConfig] = []
 _kept: list[KerasConfig] = []
 # What the imports of the run's code have set, by its folder.
 _of_imports: dict[Path, dict[str, object]] = {}
+
+
+def require_keras_file(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse a keras.json with which TensorFlow and Keras cannot be imported. Call it before they are.
+
+    Args:
+        environ: the environment variables of this process.
+
+    Raises:
+        InvalidInput: names the file and the value.
+    """
+    file = Path(environ.get("KERAS_HOME") or "~/.keras", "keras.json").expanduser()
+    try:
+        config = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError:
+        return  # Keras ignores it
+    except OSError as fault:
+        raise InvalidInput(
+            f"{file} cannot be read ({fault.strerror}), and Keras reads it; correct or delete it"
+        ) from fault
+    if not isinstance(config, dict):
+        raise InvalidInput(f"{file} is no JSON object, as Keras needs it; correct or delete it")
+    for key, accepted in _ACCEPTED.items():
+        if (value := config.get(key, accepted[0])) not in accepted:
+            raise InvalidInput(
+                f"{file}: {key} = {value} is not one of {', '.join(accepted)}; correct or delete the file"
+            )
+    if not isinstance(value := config.get("epsilon", 1e-7), float):
+        raise InvalidInput(
+            f"{file}: epsilon = {value} is no number with a point or exponent; correct or delete the file"
+        )
 
 
 def keep_keras_config(recorded: KerasConfig | None) -> KerasConfig:

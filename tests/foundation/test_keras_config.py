@@ -9,7 +9,7 @@ import pytest
 from tasks.foundation import keras_config as module
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.errors import InvalidInput, ModelError
-from tasks.foundation.keras_config import keep_keras_config, keras_config, set_keras_config
+from tasks.foundation.keras_config import keep_keras_config, keras_config, require_keras_file, set_keras_config
 from tasks.foundation.model.isolated_build import preserved_random_states
 from tests.support.lab import built, lab_of, spec_of
 
@@ -49,6 +49,32 @@ def test_policy_of_the_user_stays_when_floatx_is_set() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16")
     set_keras_config(OTHER)
     assert keras.config.dtype_policy().name == "mixed_bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (None, None),
+        ('{"epsilon": 1e-07, "floatx": "float64", "image_data_format": "channels_first", "backend": "jax"}', None),
+        ('{"image_dim_ordering": "tf", "backend": "theano"}', None),
+        ('{"epsilon": 1e-07, "flo', None),  # Keras ignores what is no JSON
+        ('{"epsilon": 0}', "epsilon = 0 is no number with a point or exponent"),
+        ('{"floatx": "bfloat16"}', "floatx = bfloat16 is not one of float16, float32, float64"),
+        ('{"image_data_format": "tf"}', "image_data_format = tf is not one of channels_first, channels_last"),
+        ("[]", "is no JSON object"),
+    ],
+)
+def test_keras_file_that_ends_the_import_is_refused(text: str | None, refused: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "keras.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    if refused is None:
+        require_keras_file({"KERAS_HOME": str(tmp_path)})
+        return
+    with pytest.raises(InvalidInput) as fault:
+        require_keras_file({"KERAS_HOME": str(tmp_path)})
+    assert f"{file}" in str(fault.value)
+    assert refused in str(fault.value)
 
 
 def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
