@@ -57,7 +57,7 @@ def share_with_children(package: str, place: Path, began: Import) -> None:
         began: the import; what is new in the package has come with it.
     """
     known = _imports.setdefault(package, {})
-    new = {began.name, *(name for name in sys.modules if name.startswith(f"{package}."))} - known.keys()
+    new = {began.name, *(name for name in list(sys.modules) if name.startswith(f"{package}."))} - known.keys()
     folder = process_folder()
     if folder is None or not new:
         return

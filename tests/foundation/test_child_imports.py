@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tasks.foundation.child_imports import Import, share_with_children
 from tests.support.checkout import CHECKOUT
 
 DATA = """
@@ -95,3 +98,31 @@ def test_children_import_as_their_parent(tmp_path: Path) -> None:
         assert seen == [[[[6, table], drawn, table, late, False]], [[[8, table], drawn, table, late, False]]]
     assert in_child == model
     assert not list(temporary.iterdir())
+
+
+@pytest.fixture
+def imports_elsewhere() -> Iterator[None]:
+    """Another thread imports all the time, as Prefect's does at the start of a run."""
+    ended, name, interval = threading.Event(), "module_of_this_test", sys.getswitchinterval()
+
+    def work() -> None:
+        while not ended.is_set():
+            for number in range(100):
+                sys.modules[f"{name}_{number}"] = sys
+            for number in range(100):
+                del sys.modules[f"{name}_{number}"]
+
+    thread = threading.Thread(target=work)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("imports_elsewhere")
+def test_another_thread_may_import_meanwhile(tmp_path: Path) -> None:
+    began = Import(name="_baton_user_x.data", module="data.py", folder=str(tmp_path), seed=0, tensorflow=False)
+    for _ in range(300):
+        share_with_children("_baton_user_x", tmp_path, began)
