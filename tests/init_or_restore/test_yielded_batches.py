@@ -81,6 +81,14 @@ def unpacked():
     return _compiled(Unpacked())
 
 
+def two_outputs(named=False):
+    x = keras.Input((8,))
+    outputs = [keras.layers.Dense(1, name=name)(x) for name in ("age", "size")]
+    model = keras.Model(x, dict(zip(("age", "size"), outputs)) if named else outputs)
+    model.compile("sgd", {"age": "mse", "size": "mae"} if named else ["mse", "mae"])
+    return model
+
+
 def pixels():
     return _compiled(keras.Sequential([keras.layers.Conv2D(3, 1)]))
 """
@@ -184,6 +192,19 @@ def test_list_that_may_be_one_array_is_refused_with_both_readings(build: str, wo
 )
 def test_list_is_several_inputs(build: str, reading: str, lab: Lab) -> None:
     assert begun_with_pair(lab, build, reading).state.step == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "remedy"),
+    [
+        (False, "for 2 outputs, yield (np.array([y0]), np.array([y1])) as y"),
+        (True, "for 2 outputs, yield {'age': age, 'size': size} as y"),
+    ],
+)
+def test_numbers_for_several_outputs_get_the_remedy(named: bool, remedy: str, lab: Lab) -> None:
+    with pytest.raises(ModelError) as refused:
+        begun(lab, "two_outputs", [8], [2], model__options={"named": named})
+    assert remedy in str(refused.value)
 
 
 def test_model_error_is_reported_unchanged(lab: Lab) -> None:

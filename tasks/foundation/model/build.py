@@ -178,15 +178,26 @@ def _use_loss_and_metrics(
                 model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
                 if model.loss is not None or not own_step:
                     compute_loss(model, x, y, predictions, sample_weight)
-        except ModelError:
+        except ModelError as fault:
             # Only train_step knows how it uses y.
             if not (own_step and first_use.take() and metrics_are_built(model)):
-                raise
+                raise ModelError(message(str(fault), hints=_outputs_hints(y, predictions))) from fault
     elif not metrics_are_built(model) and not (first_use.take() and metrics_are_built(model)):
         raise ModelError(
             f"{reference}: compile(metrics=…) needs metrics of model(x) and y, but the custom train_step uses its "
             "batch in another way; keep metrics as attributes of the model, and update them in train_step"
         )
+
+
+def _outputs_hints(y: Any, predictions: Any) -> list[str]:
+    """What to do if the labels of several outputs are numbers, which are read as one array."""
+    shape = tuple(getattr(y, "shape", ()))
+    if not isinstance(predictions, list | tuple | dict) or shape[1:] != (len(predictions),):
+        return []
+    named = isinstance(predictions, dict)
+    each = [f"{name!r}: {name}" if named else f"np.array([y{place}])" for place, name in enumerate(predictions)]
+    labels = f"{{{', '.join(each)}}}" if named else f"({', '.join(each)})"
+    return [f"numbers in a list or tuple are one array; for {len(each)} outputs, yield {labels} as y"]
 
 
 def require_test_step(
