@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flows.api import Run, run
+from tasks.foundation.errors import BatonError
 from tasks.train_segment.stage import forget_trainer
 from tests.support import forked
 from tests.support.lab import Lab, lab_of, spec_of
@@ -174,3 +175,67 @@ def test_all_processes_of_a_run_order_sets_alike(tmp_path: Path) -> None:
         assert (done.returncode != 0) == refused, done.stderr[-2000:]
     assert "table `table` of layer `index` changed: " in done.stderr
     assert "hint: sets have another order in this process; start it with PYTHONHASHSEED=1" in done.stderr
+
+
+OF_WORDS = {
+    "model.py": """
+import keras
+
+
+def build_model():
+    layer = keras.layers.TextVectorization(output_sequence_length=3, name="words")
+    with open("corpus.txt") as file:
+        layer.adapt(file.read().splitlines())
+    text = keras.Input((), dtype="string")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 4)(layer(text)))
+    model = keras.Model(text, keras.layers.Dense(2, "softmax")(hidden))
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+""",
+    "data.py": """
+def load():
+    for number in range(60):
+        yield ("red green red" if number % 2 else "blue green blue"), number % 2
+""",
+    "run.yaml": """
+run: words
+storage: ./runs
+data: {source: data.py:load, validation_fraction: 0.2}
+model: model.py:build_model
+train: {steps: 8, segment_steps: 4, global_batch_size: 8, log_every_steps: 4}
+accelerator: {kind: cpu}
+""",
+    "corpus.txt": "red green\nred green\nred blue\n",
+}
+
+
+def test_run_keeps_the_vocabulary_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    for name, text in OF_WORDS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    corpus = tmp_path / "corpus.txt"
+    monkeypatch.chdir(tmp_path)
+
+    def baton(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-P", "-m", *words]
+        return forked.run(command, capture_output=True, text=True, check=False)
+
+    continues = ("flows.without_prefect", "run.yaml")
+    exports = ("flows.commands.main", "export", "run.yaml", "--format", "keras", "--to", "words.keras")
+    assert baton(*continues, "--max-segments", "1").returncode == 3
+    corpus.write_text(OF_WORDS["corpus.txt"] + "new blue\n" * 9, encoding="utf-8")
+    for command in (continues, exports, ("flows.commands.main", "evaluate", "run.yaml")):
+        refused = baton(*command)
+        assert refused.returncode == 2, refused.stderr
+        assert "vocabulary of layer `words` changed: it has 4 tokens instead of 3; token 2 was 'red', is 'blue'" in (
+            " ".join(refused.stderr.split())
+        )
+    with pytest.raises(BatonError, match="vocabulary of layer `words` changed"):
+        run("run.yaml")
+    assert not (tmp_path / "words.keras").exists()
+    corpus.write_text(OF_WORDS["corpus.txt"], encoding="utf-8")
+    assert baton(*continues).returncode == 0
+    assert baton(*exports).returncode == 0
+    layer = keras.saving.load_model("words.keras").get_layer("words")
+    assert layer.get_vocabulary() == ["", "[UNK]", "red", "green", "blue"]
