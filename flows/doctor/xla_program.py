@@ -15,6 +15,7 @@ from tasks.foundation.model.compile_settings import flat_xla_function
 
 _NODE = re.compile(r"\{\{node ([^}\s]+)\}\}|to node `([^`]+)`")
 _OP = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+)|(?:^|[ :])(\w+) \(No registered")
+_NO_VARIABLE = "variable.var()"
 _LONGEST_TEXT = 300
 
 
@@ -32,11 +33,12 @@ def compile_step(step: Any, arguments: Sequence[Any], *, reference: str, layers:
     """
     try:
         with _as_on_a_tpu():
-            _start_xla_silently()
             function, flat = flat_xla_function(step, arguments, autograph=False)
-            ir = function.experimental_get_compiler_ir(*flat)
-            # The default platform on a machine with a GPU would be the GPU.
-            ir(stage="optimized_hlo", platform_name="CPU")
+            with _silent():
+                _start_xla()
+                ir = function.experimental_get_compiler_ir(*flat)
+                # The default platform on a machine with a GPU would be the GPU.
+                ir(stage="optimized_hlo", platform_name="CPU")
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
         raise ModelError(
             f"{reference}: XLA refuses to compile the train step, so no TPU can run it: "
@@ -58,17 +60,22 @@ def _as_on_a_tpu() -> Iterator[None]:
         tf_config.enable_op_determinism()
 
 
-def _start_xla_silently() -> None:
-    """Start XLA, and discard the lines that it writes to standard error at its first use."""
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Discard what XLA writes to standard error: lines at its first use, and a trace of its stack for some refusals."""
     stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, 2)
-        compiled = tf.function(lambda value: value + 1, jit_compile=True, autograph=False)
-        compiled.experimental_get_compiler_ir(tf.TensorSpec([], tf.float32))()
+        yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(devnull)
+
+
+def _start_xla() -> None:
+    compiled = tf.function(lambda value: value + 1, jit_compile=True, autograph=False)
+    compiled.experimental_get_compiler_ir(tf.TensorSpec([], tf.float32))()
 
 
 def explain_failure(text: str, layers: Sequence[str]) -> str:
@@ -76,6 +83,8 @@ def explain_failure(text: str, layers: Sequence[str]) -> str:
     # The cause is in the first line, even where a long graph name wraps.
     lines = text.removeprefix("Failed getting HLO text: ").strip("'\"").splitlines() or [""]
     message = " ".join(lines[0].split())
+    if _NO_VARIABLE in message:
+        return "it uses a resource that is no variable, such as a lookup table"
     message = message if len(message) <= _LONGEST_TEXT else f"{message[: _LONGEST_TEXT - 1]}…"
     node = next((first or second for first, second in _NODE.findall(text)), None)
     if node is None:

@@ -29,6 +29,14 @@ def test_error_names_layer_and_operation() -> None:
         compile_step(step, specs, reference="model.py:build", layers=layers)
 
 
+def test_lookup_table_is_named_and_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    words = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2]), tf.constant([3, 4]))
+    table = tf.lookup.StaticHashTable(words, 0)
+    with pytest.raises(ModelError, match="it uses a resource that is no variable, such as a lookup table"):
+        compile_step(table.lookup, (tf.TensorSpec((4,), tf.int32),), reference="model.py:build", layers=())
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
