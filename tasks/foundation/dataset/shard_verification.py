@@ -174,7 +174,7 @@ def verify(file: Path, record: ShardRecord, *, where: str) -> None:
             return
     size = file.stat().st_size
     if size != record.size:  # known without reading, however large the file is
-        raise DamagedDataset(f"{where}: has {size} bytes, but its manifest lists {record.size}; {_remedy(record)}")
+        raise DamagedDataset(f"{where} has {size} bytes, its manifest says {record.size}; {_remedy(record)}")
     found = checksum_file(file)
     if not _agrees(found, record):
         raise _damaged(where, found, record)
@@ -209,8 +209,8 @@ def _missing(where: str, record: ShardRecord) -> DamagedDataset:
 
 def _damaged(where: str, found: FileStat, record: ShardRecord) -> DamagedDataset:
     return DamagedDataset(
-        f"{where}: has {found.size} bytes with crc32c {found.crc32c}, but its manifest lists {record.size} bytes with "
-        f"crc32c {record.crc32c}; {_remedy(record)}"
+        f"{where} has {found.size} bytes and crc32c {found.crc32c}, its manifest says {record.size} and "
+        f"{record.crc32c}; {_remedy(record)}"
     )
 
 

@@ -305,7 +305,7 @@ def test_file_changed_after_preparing_is_damage(
     for at in range(20, len(data), len(data) // 8):
         data[at] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DamagedDataset, match=r"000\.tfrecord.*its manifest lists") as damaged, original_read_errors():
+    with pytest.raises(DamagedDataset, match=r"000\.tfrecord.*its manifest says") as damaged, original_read_errors():
         list(training(prepared).take(4))
     assert "delete that folder" not in str(damaged.value)
     file.unlink()
