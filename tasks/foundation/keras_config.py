@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.errors import InvalidInput
@@ -28,8 +28,9 @@ _ACCEPTED: Final = {
 # The process's own configuration, and the one that is kept in it; each has at most one element.
 _own: list[KerasConfig] = []
 _kept: list[KerasConfig] = []
-# What the imports of the run's code have set, by its folder.
+# What the imports of the run's code have set, by its folder: the configuration, and the dtype policy.
 _of_imports: dict[Path, dict[str, object]] = {}
+_policies_of_imports: dict[Path, Any] = {}
 
 
 def require_keras_file(environ: Mapping[str, str] = os.environ) -> None:
@@ -134,11 +135,27 @@ def default_policy_of(floatx: str) -> bool:
 @contextmanager
 def remembered_keras_config(folder: Path) -> Iterator[None]:
     """Remember what the import of the run's code sets within the block; nothing if Keras is not imported yet."""
-    before = keras_config() if "keras" in sys.modules else None
+    if "keras" not in sys.modules:
+        yield
+        return
+    from keras.src.backend.common import global_state  # the public call sets a policy where there is none
+
+    before, policy_before = keras_config(), global_state.get_global_attribute("dtype_policy")
     yield
-    if before is not None:
-        old, new = before.model_dump(), keras_config().model_dump()
-        _of_imports.setdefault(folder, {}).update({key: new[key] for key in new if new[key] != old[key]})
+    old, new = before.model_dump(), keras_config().model_dump()
+    _of_imports.setdefault(folder, {}).update({key: new[key] for key in new if new[key] != old[key]})
+    policy = global_state.get_global_attribute("dtype_policy")
+    if policy is not policy_before:
+        _policies_of_imports[folder] = None if default_policy_of(new["floatx"]) else policy
+
+
+def dtype_policy_for_imports(folder: Path) -> Any:
+    """The dtype policy that the imports of a run's code have set; None: none but the default, which is floatx.
+
+    Args:
+        folder: of the run file.
+    """
+    return _policies_of_imports.get(folder.absolute())
 
 
 def keras_config_for_build(folder: Path) -> KerasConfig:

@@ -10,6 +10,7 @@ from tasks.foundation import keras_config as module
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.errors import InvalidInput, ModelError
 from tasks.foundation.keras_config import keep_keras_config, keras_config, require_keras_file, set_keras_config
+from tasks.foundation.model import build
 from tasks.foundation.model.isolated_build import preserved_random_states
 from tests.support.lab import built, lab_of, spec_of
 
@@ -26,7 +27,7 @@ def build():
 @pytest.fixture(autouse=True)
 def process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process in which nothing was kept; Keras's configuration is put back after the test."""
-    for name, fresh in (("_own", []), ("_kept", []), ("_of_imports", {})):
+    for name, fresh in (("_own", []), ("_kept", []), ("_of_imports", {}), ("_policies_of_imports", {})):
         monkeypatch.setattr(module, name, fresh)
     with preserved_random_states():
         keras.utils.clear_session(free_memory=False)
@@ -107,4 +108,16 @@ def test_what_the_module_sets_holds_in_its_builds_only(tmp_path: Path) -> None:
         assert keras_config() == wanted
         assert built(other, spec_of("build")).model.layers[-1].kernel.dtype == "float32"
         assert keras_config() == KerasConfig(epsilon=1e-7, floatx="float32", image_data_format="channels_last")
-        keras.config.set_epsilon(0.5)  # as code that yields examples may do in one process, and not in another
+        # As code that yields examples may do in one process, and not in another.
+        keras.config.set_epsilon(0.5)
+        keras.config.set_dtype_policy("mixed_bfloat16")
+
+
+@pytest.mark.parametrize("top", ["", 'keras.config.set_dtype_policy("mixed_float16")'])
+def test_policy_from_before_the_first_import_does_not_count(
+    top: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_imported", set())
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    lab = lab_of(tmp_path, f"{top}\n{MODEL.format(within='pass')}")
+    assert built(lab, spec_of("build")).model.layers[-1].compute_dtype == ("float16" if top else "float32")

@@ -17,7 +17,7 @@ from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerato
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.debug_modes import without_debug_modes
 from tasks.foundation.errors import ModelError
-from tasks.foundation.keras_config import default_policy_of, keras_config_for_build, set_keras_config
+from tasks.foundation.keras_config import dtype_policy_for_imports, keras_config_for_build, set_keras_config
 from tasks.foundation.messages import message
 from tasks.foundation.model.batch_shapes import record_fixed_batch_size
 from tasks.foundation.model.build_arguments import build_arguments
@@ -43,10 +43,8 @@ from tasks.foundation.user_folder import in_user_folder
 
 _BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
 
-# The dtype policy right after the import of each user module; None if it is the default, which follows from floatx. A
-# module is imported once per process, and clearing Keras's session before each build would undo a policy that the
-# module sets at its top, so this is a module global.
-_policies: dict[tuple[str, Path], Any] = {}
+# User modules that are imported already, which happens once per process.
+_imported: set[tuple[str, Path]] = set()
 
 
 def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -> keras.Model:
@@ -64,7 +62,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
         ModelError: the function raises, or returns anything other than a compiled `keras.Model`.
     """
     reference = spec.model.build
-    function, policy = _load_build_function(reference, code_folder, spec.train.seed)
+    function = _load_build_function(reference, code_folder, spec.train.seed)
     if isinstance(function, keras.Model):
         name = reference.partition(":")[2]
         raise ModelError(
@@ -75,7 +73,7 @@ def build_model(spec: RunSpec, *, code_folder: Path, accelerator: Accelerator) -
     # resets the dtype policy, so global settings and the seed come after it.
     keras.utils.clear_session(free_memory=False)
     set_keras_config(keras_config_for_build(code_folder))
-    policy = policy or keras.DTypePolicy(keras.config.floatx())
+    policy = dtype_policy_for_imports(code_folder) or keras.DTypePolicy(keras.config.floatx())
     keras.config.set_dtype_policy(dtype_policy_for_build(spec.train, policy, reference=reference))
     keras.utils.set_random_seed(spec.train.seed)
     source = random.Random(spec.train.seed)  # noqa: S311 - must be reproducible
@@ -248,19 +246,18 @@ def trace_test_step(
     return tf.function(on_replicas, jit_compile=False).get_concrete_function(*arguments)
 
 
-def _load_build_function(reference: str, code_folder: Path, seed: int) -> tuple[Callable[..., object], Any]:
-    """Return the user's function, and the dtype policy that its module sets; None: it sets none."""
+def _load_build_function(reference: str, code_folder: Path, seed: int) -> Callable[..., object]:
+    """Return the user's function; its module is imported with the run's configuration of Keras."""
     module = (reference.partition(":")[0], code_folder)
-    if module not in _policies and _policies:
-        # An earlier build may have set a policy for itself; this module must not see it.
-        keras.utils.clear_session(free_memory=False)
-    before, default = keras.config.floatx(), None
-    if default_policy_of(before):
-        default = global_state.get_global_attribute("dtype_policy")
+    if module not in _imported:
+        # An earlier build, or code that yields examples, may have set a policy for itself; this module must not see it.
+        if _imported:
+            keras.utils.clear_session(free_memory=False)
+        set_keras_config(keras_config_for_build(code_folder))
+        global_state.set_global_attribute("dtype_policy", dtype_policy_for_imports(code_folder))
     function = load_function(reference, code_folder, seed=seed)
-    policy = global_state.get_global_attribute("dtype_policy")
-    follows = policy is default or default_policy_of(keras.config.floatx())
-    return function, _policies.setdefault(module, None if follows else policy)
+    _imported.add(module)
+    return function
 
 
 def _require_same_floatx(before: str, function: Callable[..., object], reference: str) -> None:
