@@ -16,6 +16,7 @@ from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.proof.audit import audit_in_scratch, receipt_lines
@@ -23,6 +24,7 @@ from flows.proof.choose import Choice
 from flows.saved_run import run_of_deployment, write_run_file
 from flows.train_run import run_name
 from tasks.foundation.contracts.receipts import AuditReceipt
+from tasks.foundation.errors import BatonError
 from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
@@ -52,23 +54,26 @@ def audit(
         trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
     notes: list[str] = []
-    run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
-    with tags(*tags_of(run.spec)):
-        telemetry = PrefectRunLogger()
-        for text in notes:
-            telemetry.emit(Note(text=text))
-        tag_flow_run(run.spec, telemetry)
-        with warnings_as_notes(telemetry):
-            write_run_file(run)  # for the processes that execute it
-            receipt = audit_in_scratch(
-                run,
-                tuple(overrides or ()),
-                choice=choice,
-                count=count,
-                seed=secrets.randbelow(2**31) if seed is None else seed,
-                telemetry=telemetry,
-            )
-        address = store_receipt(receipt, run.home)
+    try:
+        run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
+        with tags(*tags_of(run.spec)):
+            telemetry = PrefectRunLogger()
+            for text in notes:
+                telemetry.emit(Note(text=text))
+            tag_flow_run(run.spec, telemetry)
+            with warnings_as_notes(telemetry):
+                write_run_file(run)  # for the processes that execute it
+                receipt = audit_in_scratch(
+                    run,
+                    tuple(overrides or ()),
+                    choice=choice,
+                    count=count,
+                    seed=secrets.randbelow(2**31) if seed is None else seed,
+                    telemetry=telemetry,
+                )
+            address = store_receipt(receipt, run.home)
+    except BatonError as fault:
+        return failed(fault)
     return ended(receipt, address)
 
 

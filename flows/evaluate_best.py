@@ -16,6 +16,7 @@ from flows.fresh_evaluation import (
 )
 from flows.launching.launcher import runner_for
 from flows.launching.runner import StageStopped
+from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
@@ -24,6 +25,7 @@ from flows.saved_run import run_of_deployment
 from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name
 from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
+from tasks.foundation.errors import BatonError
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
@@ -51,18 +53,20 @@ def evaluate_best(
         trust_code: run the code of a home that is in a bucket, or that another user can write to.
     """
     notes: list[str] = []
-    run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
-    with tags(*tags_of(run.spec)):
-        telemetry = PrefectRunLogger(logger_of_stage)
-        for text in notes:
-            telemetry.emit(Note(text=text))
-        tag_flow_run(run.spec, telemetry)
-        with warnings_as_notes(telemetry):
-            try:
+    try:
+        run = run_of_deployment(run_file, overrides, trust_code=trust_code, note=notes.append)
+        with tags(*tags_of(run.spec)):
+            telemetry = PrefectRunLogger(logger_of_stage)
+            for text in notes:
+                telemetry.emit(Note(text=text))
+            tag_flow_run(run.spec, telemetry)
+            with warnings_as_notes(telemetry):
                 done = evaluate_again(run, step, lambda chosen: _evaluate(run, chosen, telemetry), telemetry, on=on)
-                return ended(done)
-            except StageStopped as stop:
-                return stopped(stop)
+    except StageStopped as stop:
+        return stopped(stop)
+    except BatonError as fault:
+        return failed(fault)
+    return ended(done)
 
 
 def _evaluate(run: Run, chosen: Chosen, telemetry: Sink) -> Evaluation:

@@ -36,6 +36,9 @@ def flow_run_of_command(
     """
 
     def engine(body: "Callable[[], State[RelayResult]]") -> None:
+        # The tasks' threads use this later. Prefect's modules import each other in circles: if two threads import them
+        # at once, Python breaks the deadlock by giving one of them half a module.
+        import prefect.task_engine  # noqa: F401
         from prefect import flow, tags
 
         from flows.prefect_ui.flow_run_tags import tags_of

@@ -25,6 +25,7 @@ from prefect.states import Completed
 
 from flows.admission.admit import Admitted, admit
 from flows.goal import Goal
+from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
@@ -119,22 +120,24 @@ def train_run(
     """
     PROCESS_DEADLINE.clear()
     keep_main_module_from_children(only_of="prefect")
-    run = Run.open(load_run_file(Path(run_file), overrides or []))
-    goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
-    accepted = accepted_keys(",".join(accept or []))
-
-    def admission(telemetry: Sink) -> Admitted | RelayResult:
-        return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
-
-    logger = PrefectRunLogger(logger_of_stage)
-    tag_flow_run(run.spec, logger)
     try:
+        run = Run.open(load_run_file(Path(run_file), overrides or []))
+        goal = Goal.of(run.spec, until_step=until_step, max_segments=max_segments, max_seconds=max_seconds)
+        accepted = accepted_keys(",".join(accept or []))
+
+        def admission(telemetry: Sink) -> Admitted | RelayResult:
+            return admit(run, goal, accept=accepted, try_again=try_again, take_over=take_over, telemetry=telemetry)
+
+        logger = PrefectRunLogger(logger_of_stage)
+        tag_flow_run(run.spec, logger)
         with tags(*tags_of(run.spec)), lease_shield():
             # The process of a deployment's flow run exists for this run only.
             result = recorded_relay(run, admission, telemetry=logger, whole_process=deployment.id is not None)
     except RunAtWork as fault:
         # A scheduled flow run beside a run at work has nothing to do, and has not failed.
         return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
+    except BatonError as fault:
+        return failed(fault)
     return final_state(result, run.spec, logger)
 
 

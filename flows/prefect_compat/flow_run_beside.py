@@ -19,7 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from flows.process.exit import skip_prefect_shutdown
-from flows.process.stop_signals import Terminated
+from flows.process.stop_signals import Terminated, is_clean_stop, stop_reason
+from tasks.foundation.errors import BatonError
+from tasks.foundation.masking import masked
 from tasks.foundation.telemetry.events import Event, Hung, Training
 
 if TYPE_CHECKING:
@@ -41,9 +43,9 @@ class NotRecorded(Exception):
 class FlowRunBeside(Generic[R]):
     """The flow run of the work in a block; use it as a context manager.
 
-    An exception of the block ends the flow run as the engine would end it: failed after an error, crashed after a
-    signal. If Prefect cannot create the flow run, the block is interrupted as by SIGTERM, so that what is trained by
-    then is committed, and Prefect's error is raised in place of the stop.
+    After a signal, the flow run ends as `Stopped`; after an error, as the engine would end it. If Prefect cannot create
+    the flow run, the block is interrupted as by SIGTERM, so that what is trained by then is committed, and Prefect's
+    error is raised in place of the stop.
 
     Attributes:
         logger: of the flow run; None until it has begun.
@@ -184,9 +186,13 @@ class FlowRunBeside(Generic[R]):
         self._context = contextvars.copy_context()
         self._known.set()
         self._ended.wait()
-        if self._fault is not None or self._outcome is None:
-            raise _as_the_engine_knows_it(self._fault or RuntimeError("the work has no outcome"))
-        return self._outcome()
+        if self._outcome is not None:
+            return self._outcome()
+        if self._fault is not None and is_clean_stop(self._fault):
+            return stopped(stop_reason(self._fault))
+        if isinstance(self._fault, BatonError):
+            return failed(self._fault)
+        raise _as_the_engine_knows_it(self._fault or RuntimeError("the work has no outcome"))
 
     def _refuse(self, fault: BaseException) -> None:
         """Keep why the flow run cannot begin, and interrupt the work."""
@@ -220,6 +226,26 @@ class BeginsWithTraining:
                 self.flow_run.crash(f"hung: {message}")
             case _:
                 pass
+
+
+def stopped(reason: str) -> "State[R]":
+    """The last state after a signal, as after the other ends with work left to do; Prefect counts it as completed."""
+    from prefect.states import Completed
+
+    message = f"{reason}: stopped by a signal; what was trained is committed, and the same command continues"
+    return Completed(name="Stopped", message=message, data=reason)  # Prefect refuses a state without data
+
+
+def failed(fault: BatonError) -> "State[R]":
+    """The last state of a flow run that is refused, or whose stage failed.
+
+    The engine prints it once, with the message on one line. It prints an error that a flow raises three times, with
+    the traceback; those are for errors that nobody expects. In the process itself, the state's result is the error.
+    """
+    from prefect.states import Failed
+
+    lines = [line.strip() for line in masked(f"{type(fault).__name__}: {fault}").splitlines()]
+    return Failed(message="; ".join(line for line in lines if line), data=fault)
 
 
 def _as_the_engine_knows_it(fault: BaseException) -> BaseException:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 from uuid import UUID
 
+from flows.process.stop_signals import is_clean_stop
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import StageCall
 from tasks.foundation.masking import masked
@@ -109,12 +110,13 @@ class _End:
 
     kind: Literal["Completed", "Failed", "Crashed"] = "Completed"
     message: str | None = None
+    name: str | None = None  # None: that of the kind
 
     def state(self) -> "State[None]":
         """The last state of the task run."""
         from prefect import states
 
-        made: State[None] = getattr(states, self.kind)(message=self.message)
+        made: State[None] = getattr(states, self.kind)(message=self.message, name=self.name)
         return made
 
 
@@ -225,7 +227,7 @@ class PrefectTasks:
             record.end = _End("Failed", _words(fault))
             raise
         except BaseException as fault:
-            record.end = _End("Crashed", _words(fault))
+            record.end = _End(name="Stopped") if is_clean_stop(fault) else _End("Crashed", _words(fault))
             raise
         finally:
             _RECORD.reset(token)
@@ -243,7 +245,8 @@ class PrefectTasks:
         for thread in ended:
             thread.join(max(until - time.monotonic(), 0.0))
         unrecorded = [record for thread, record in ended.items() if thread.is_alive()]
-        if unrecorded and not self._status.reported_absent and not self._status.responds():
+        # Before the flow run has begun, its thread may still import Prefect, and no other thread may do so at the time.
+        if unrecorded and self._flow_run_began and not self._status.reported_absent and not self._status.responds():
             self._status.absent(unrecorded[0].telemetry)
         self._closed = True
 

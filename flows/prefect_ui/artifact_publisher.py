@@ -25,6 +25,7 @@ from flows.prefect_ui.artifacts import (
     report_of,
 )
 from flows.prefect_ui.commit_table import CommitTable
+from tasks.evaluate.report.report import PAGE
 from tasks.foundation.contracts.epochs import with_recorded_examples
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
@@ -32,7 +33,6 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 
 _LOGGER = logging.getLogger(__name__)
-_PAGE: Final = "report/index.html"
 # Limit of one request, and of the last update when the run ends.
 _REQUEST_SECONDS: Final = 10.0
 # After a failure no request is made for this long.
@@ -229,15 +229,14 @@ class ArtifactPublisher:
 
     def _artifact(self, name: str) -> Artifact | None:
         """The artifact in its current state; None if there is nothing to show yet."""
-        run = self._spec.run
+        home = self._log.home.uri
         if name == "report":
-            page = f"{self._log.home.uri}/{_PAGE}"
-            return self._report(page) if self._log.home.exists(_PAGE) else None
+            return self._report() if self._log.home.exists(PAGE) else None
         if name == "progress" and not self._all and self._step is None:
             return None  # the parent flow run shows the committed progress
         if name == "progress" and self._step is not None and not (self._closing and self._all):
             target = self._training.target if self._training is not None else self._spec.train.known_target
-            return progress_of(run, step=self._step, target=target, now=self._training)
+            return progress_of(home, step=self._step, target=target, now=self._training)
         head = self._log.head()
         if name == "progress":
             tip = None if head is None else head.tip
@@ -245,22 +244,22 @@ class ArtifactPublisher:
             known = self._spec if head is None else with_recorded_examples(self._spec, head.identity)
             newest = self._log.newest_seen()
             logged = None if newest is None or newest.totals is None else newest.totals.target
-            return progress_of(run, step=step, target=known.train.target_ahead(step, logged), now=self._training)
+            return progress_of(home, step=step, target=known.train.target_ahead(step, logged), now=self._training)
         return None if head is None else self._curves() if name == "curves" else self._table(head)
 
-    def _report(self, page: str) -> Artifact:
+    def _report(self) -> Artifact:
         if (head := self._log.head()) is not None:
             self._commits.update(head)
         curves = self._curves() if self._draws_curves else None
-        return report_of(self._spec.run, page, commits=self._commits.rows(), curves=curves)
+        return report_of(self._log.home.uri, commits=self._commits.rows(), curves=curves)
 
     def _table(self, head: Head) -> Artifact | None:
         self._commits.update(head)
-        return commits_of(self._spec.run, self._commits) if self._commits.rows() else None
+        return commits_of(self._log.home.uri, self._commits) if self._commits.rows() else None
 
     def _curves(self) -> Artifact | None:
         if self._drawn is None:  # the training has ended, so they stay as they are
-            self._drawn = curves_of(self._spec.run, tuple(self._log.entries(blocks="written")))
+            self._drawn = curves_of(self._log.home.uri, tuple(self._log.entries(blocks="written")))
         return self._drawn
 
     def _warn(self, fault: Exception) -> None:

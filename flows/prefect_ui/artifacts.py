@@ -14,6 +14,7 @@ from uuid import UUID
 
 from flows.prefect_ui.commit_table import CommitTable
 from tasks.evaluate.report.curves import curves_of as curves_in_log
+from tasks.evaluate.report.report import PAGE
 from tasks.evaluate.report.svg import pictures_of
 from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.masking import masked
@@ -60,26 +61,28 @@ class ArtifactStore(Protocol):
         """
 
 
-def key_of(run: str, part: str) -> str:
-    """Return the key of a run's artifact: the run's name and the part.
+def key_of(home: str, part: str) -> str:
+    """Return the key of a run's artifact: the run's name, a digest of its home's address, and the part.
 
-    A name that keys do not allow is changed and gets a hash, so that keys stay unique.
+    Prefect shows all artifacts of one key as versions of one thing, so runs of one name in two storages need two keys.
 
     Args:
-        run: name of the run.
+        home: address of the run's home, whose last part is the run's name.
         part: name of the artifact, such as "progress".
     """
-    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    if plain != run:
-        plain = f"{plain}-{hashlib.sha256(run.encode()).hexdigest()[:6]}".lstrip("-")
-    return f"{plain}-{part}"
+    name = re.sub(r"[^a-z0-9]+", "-", _run_of(home).lower()).strip("-")
+    return f"{name}-{hashlib.sha256(home.encode()).hexdigest()[:6]}-{part}".lstrip("-")
 
 
-def progress_of(run: str, *, step: int, target: int | None, now: Training | None) -> Artifact:
+def _run_of(home: str) -> str:
+    return home.rpartition("/")[2]
+
+
+def progress_of(home: str, *, step: int, target: int | None, now: Training | None) -> Artifact:
     """Make the progress bar: the step in per cent of the target.
 
     Args:
-        run: name of the run.
+        home: address of the run's home.
         step: the newest step, committed or not.
         target: the step to train to; None if it is not known yet.
         now: the last training event in this process; None if there was none.
@@ -91,25 +94,26 @@ def progress_of(run: str, *, step: int, target: int | None, now: Training | None
     if now is not None and target is not None and step < target:
         words.append(f"{now.examples_per_second:,.0f} examples/s")
     percent = 0.0 if target is None else min(100.0, 100.0 * step / target)
-    return Artifact(key=key_of(run, "progress"), kind="progress", data=percent, description=", ".join(words))
+    return Artifact(key=key_of(home, "progress"), kind="progress", data=percent, description=", ".join(words))
 
 
-def commits_of(run: str, table: CommitTable) -> Artifact:
+def commits_of(home: str, table: CommitTable) -> Artifact:
     """Make a table of the newest commits up to the tip, newest first."""
     rows = table.rows()
     shown = ("the newest " if table.is_full else "") + counted(len(rows), "commit")
     # JSON text, as in Prefect's own `create_table_artifact`.
-    return Artifact(key=key_of(run, "commits"), kind="table", data=json.dumps(rows), description=f"{shown} of {run}")
+    described = f"{shown} of {_run_of(home)}"
+    return Artifact(key=key_of(home, "commits"), kind="table", data=json.dumps(rows), description=described)
 
 
-def curves_of(run: str, entries: Sequence[Entry]) -> Artifact | None:
+def curves_of(home: str, entries: Sequence[Entry]) -> Artifact | None:
     """Draw the report's curves; None before the first training step.
 
     The artifact is Markdown, because Prefect prints the address of an image artifact below the image, and an embedded
     image is all address. Prefect shows SVG only as an image: it removes the elements of SVG from Markdown.
 
     Args:
-        run: name of the run.
+        home: address of the run's home.
         entries: its log, oldest first.
     """
     history = history_of(entries)
@@ -121,23 +125,21 @@ def curves_of(run: str, entries: Sequence[Entry]) -> Artifact | None:
         return None
     step = history.head.tip.step if history.head is not None and history.head.tip is not None else 0
     return Artifact(
-        key=key_of(run, "curves"), kind="markdown", data="\n\n".join(pictures), description=f"curves up to step {step}"
+        key=key_of(home, "curves"), kind="markdown", data="\n\n".join(pictures), description=f"curves up to step {step}"
     )
 
 
-def report_of(
-    run: str, address: str, *, commits: Sequence[Mapping[str, object]] = (), curves: Artifact | None = None
-) -> Artifact:
+def report_of(home: str, *, commits: Sequence[Mapping[str, object]] = (), curves: Artifact | None = None) -> Artifact:
     """Make a short report: where the whole one is, the newest commit as tiles, curves, and a table of the commits.
 
     It links to the report on Cloud Storage; for a local disk it shows the path, because web pages cannot link to it.
 
     Args:
-        run: name of the run.
-        address: address of the report, gs://… or a path.
+        home: address of the run's home, gs://… or a path.
         commits: rows of the table of commits, newest first.
         curves: the artifact of the curves; None: not drawn yet.
     """
+    run, address = _run_of(home), f"{home}/{PAGE}"
     if address.startswith("gs://"):
         link = f"{_CONSOLE}{quote(address.removeprefix('gs://'))}"
         text = f"[report of {run}]({link})\n\n`{address}`"
@@ -151,7 +153,7 @@ def report_of(
     if commits:
         text += "\n\n" + _markdown_table(commits[:_MAX_COMMITS])
     return Artifact(
-        key=key_of(run, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
+        key=key_of(home, "report"), kind="markdown", data=text, description="curves, times and checkpoints on one page"
     )
 
 

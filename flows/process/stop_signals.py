@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tasks.foundation.contracts.segment import STOP_REASONS
-from tasks.foundation.errors import StoreUnreachable
+from tasks.foundation.errors import BatonError, StoreUnreachable
 from tasks.foundation.stops.hangup import sighup_as_sigterm, terminal_closed
 from tasks.foundation.stops.leave_in_time import leaving_in_time, report_signal
 
@@ -49,18 +49,26 @@ def unreachable_store(fault: BaseException) -> StoreUnreachable | None:
     Returns:
         The error, which means that the last work is not committed; None if the chain has none.
     """
-    cause: BaseException | None = fault
-    while cause is not None and not isinstance(cause, StoreUnreachable):
-        cause = cause.__context__
-    return cause
+    return next((each for each in _chain(fault) if isinstance(each, StoreUnreachable)), None)
+
+
+def is_clean_stop(fault: BaseException) -> bool:
+    """Whether a signal ended the work, and nothing failed before: what was trained is committed."""
+    is_signal = not isinstance(fault, Exception | SystemExit)
+    return is_signal and not any(isinstance(each, BatonError) for each in _chain(fault))
 
 
 def stop_reason(fault: BaseException) -> str:
     """Return the exit reason of an interrupted command, from the earliest exception in the chain that has one."""
     reason = "sigint" if isinstance(fault, KeyboardInterrupt) else "sigterm"
-    cause: BaseException | None = fault
-    while cause is not None:
+    for cause in _chain(fault):
         found = getattr(cause, "reason", None)  # exceptions of other packages may have this attribute, too
         reason = found if found in STOP_REASONS else reason
-        cause = cause.__context__
     return reason
+
+
+def _chain(fault: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = fault
+    while cause is not None:
+        yield cause
+        cause = cause.__context__

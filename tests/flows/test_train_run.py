@@ -47,8 +47,11 @@ def test_flow_run_is_named_after_the_run_or_the_file(
     target = " → 400" if flow is train_run and not name.endswith((".yaml", ".")) else ""
     assert flow.flow_run_name() == f"{name}{target}"
     if name.endswith((".yaml", ".")):
-        with pytest.raises(RunFileError):
-            flow.fn(**given)
+        state = flow.fn(**given)
+        assert state.is_failed()
+        assert str(state.message).startswith("RunFileError: ")
+        assert "\n" not in str(state.message)  # the engine prints it with repr
+        assert isinstance(state.data, RunFileError)
 
 
 def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from prefect.states import Completed
 
 from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside, NotRecorded
 from flows.process.stop_signals import Terminated, sigterm_raises
-from tasks.foundation.errors import ModelError, PrefectUnavailable
+from tasks.foundation.errors import ModelError, PrefectUnavailable, StoreUnreachable
 from tasks.foundation.telemetry.events import Note, Training
 from tests.support.watching import wait_until
 
@@ -162,16 +162,44 @@ def test_a_stop_before_the_server_responds_waits_for_nothing(stop: type[BaseExce
     assert not engine.begun
 
 
+def failed_while_stopping(stop: BaseException) -> BaseException:
+    stop.__context__ = StoreUnreachable("gs://bucket: no response")
+    return stop
+
+
 @pytest.mark.parametrize(
     ("fault", "recorded"),
-    [(Terminated(), TerminationSignal), (KeyboardInterrupt(), KeyboardInterrupt), (ModelError("wrong"), ModelError)],
+    [
+        (ValueError("a bug"), ValueError),
+        (failed_while_stopping(Terminated()), TerminationSignal),
+        (failed_while_stopping(KeyboardInterrupt()), KeyboardInterrupt),
+    ],
 )
-def test_flow_run_ends_as_the_work_ended(fault: BaseException, recorded: type[BaseException]) -> None:
+def test_error_that_nobody_expects_is_the_engines(fault: BaseException, recorded: type[BaseException]) -> None:
     engine = FakeEngine()
     with pytest.raises(type(fault)) as raised:
         wait_and_raise(FlowRunBeside(respond, engine), fault)
     assert raised.value is fault
     assert [type(each) for each in engine.faults] == [recorded]
+
+
+def test_refused_flow_run_has_its_error_on_one_line() -> None:
+    engine, fault = FakeEngine(), ModelError("wrong\nhint: correct it")
+    with pytest.raises(ModelError):
+        wait_and_raise(FlowRunBeside(respond, engine), fault)
+    assert engine.faults == []
+    assert [(state.is_failed(), state.message, state.data) for state in engine.states] == [
+        (True, "ModelError: wrong; hint: correct it", fault)
+    ]
+
+
+@pytest.mark.parametrize(("stop", "reason"), [(Terminated(), "sigterm"), (KeyboardInterrupt(), "sigint")])
+def test_flow_run_of_stopped_work_has_not_crashed(stop: BaseException, reason: str) -> None:
+    engine = FakeEngine()
+    with pytest.raises(type(stop)):
+        wait_and_raise(FlowRunBeside(respond, engine), stop)
+    assert [(state.name, state.is_completed()) for state in engine.states] == [("Stopped", True)]
+    assert str(engine.states[0].message).startswith(f"{reason}: ")
 
 
 def test_a_result_that_prefect_does_not_record_is_reported() -> None:

@@ -119,7 +119,7 @@ def test_stage_runs_once_when_prefect_fails(when: str, responds: bool, engine: F
 
 
 @pytest.mark.parametrize("after", [None, REFUSED])
-@pytest.mark.parametrize(("fault", "state"), [(StaleWriter("another"), "FAILED"), (KeyboardInterrupt(), "CRASHED")])
+@pytest.mark.parametrize(("fault", "state"), [(StaleWriter("another"), "FAILED"), (SystemExit(1), "CRASHED")])
 def test_error_of_the_stage_is_raised(
     fault: BaseException, state: str, after: Exception | None, engine: FakeEngine
 ) -> None:
@@ -133,6 +133,15 @@ def test_error_of_the_stage_is_raised(
     assert work.runs == 1
     assert [each.type for each in engine.states] == [state]
     assert str(engine.states[0].message).startswith(type(fault).__name__)
+
+
+def test_stage_that_a_signal_stopped_has_not_crashed(engine: FakeEngine) -> None:
+    work = CountingStage(KeyboardInterrupt())
+    tasks = PrefectTasks(PrefectStatus(lambda: True))
+    with pytest.raises(KeyboardInterrupt):
+        work.run(tasks)
+    tasks.close(A_LONG_TIME)
+    assert [(state.name, state.is_completed()) for state in engine.states] == [("Stopped", True)]
 
 
 def test_absence_is_reported_once_until_prefect_is_back(engine: FakeEngine) -> None:
@@ -230,7 +239,16 @@ def test_stages_run_before_the_flow_run_has_begun(engine: FakeEngine) -> None:
     assert len(engine.states) == 2
 
 
-def test_a_stop_before_the_flow_run_begins_asks_nothing(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda tasks: tasks.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
+        lambda tasks: tasks.close(0.0),
+    ],
+)
+def test_an_end_before_the_flow_run_begins_asks_nothing(
+    end: Callable[[PrefectTasks], None], engine: FakeEngine
+) -> None:
     begun = threading.Event()
 
     def context() -> contextvars.Context:
@@ -239,7 +257,7 @@ def test_a_stop_before_the_flow_run_begins_asks_nothing(engine: FakeEngine) -> N
 
     tasks = PrefectTasks(PrefectStatus(lambda: pytest.fail("Prefect is asked")), context=context)
     CountingStage().run(tasks)
-    tasks.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    end(tasks)
     assert engine.states == []
     begun.set()
     for thread in recording_threads():

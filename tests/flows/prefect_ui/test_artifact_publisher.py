@@ -2,6 +2,7 @@
 
 import contextvars
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,8 +45,8 @@ class FakeArtifactStore:
     def newest(self, part: str) -> Artifact:
         return [artifact for artifact in self.written if artifact.key.endswith(part)][-1]
 
-    def keys(self) -> list[str]:
-        return [artifact.key for artifact in self.written]
+    def parts(self) -> list[str]:
+        return [artifact.key.rpartition("-")[2] for artifact in self.written]
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_stage_publishes_only_progress(run: FakeRun) -> None:
         sink.emit(committed(150))
     with ArtifactPublisher(spec, run.log, parts=("progress",), store=store, clock=FakeClock(0.0)):
         pass  # the stage trained no step, and the parent flow run shows the committed progress
-    assert set(store.keys()) == {"digits-progress"}
+    assert set(store.parts()) == {"progress"}
 
 
 def test_a_failed_update_is_retried_after_a_pause() -> None:
@@ -128,7 +129,7 @@ def test_the_table_lists_every_commit_newest_first(run: FakeRun) -> None:
         sink.emit(committed(200))
         sink.emit(Evaluated(step=200, metrics={"accuracy": 0.75}, examples=180))
         sink.draw_curves()
-    assert set(store.keys()) == {"digits-progress", "digits-commits", "digits-report", "digits-curves"}
+    assert set(store.parts()) == {"progress", "commits", "report", "curves"}
     rows = json.loads(store.newest("commits").data)
     assert [row["step"] for row in rows] == [200, 100, 0]
     assert rows[0] | {"committed, UTC": "", "checkpoint": ""} == {
@@ -216,7 +217,7 @@ def test_an_unreadable_log_is_reported_once(run: FakeRun) -> None:
     run.path("log/00000001.json").write_text("{")
     with publisher(run, store, notes=notes) as sink:
         sink.emit(committed(200))
-    assert set(store.keys()) <= {"digits-progress"}  # the newest entry can be read
+    assert set(store.parts()) <= {"progress"}  # the newest entry can be read
     assert len(notes.events) == 1
 
 
@@ -229,7 +230,7 @@ def test_curves_are_drawn_only_when_the_training_has_ended(run: FakeRun, monkeyp
             sink.emit(training(step))
             sink.emit(committed(200))
             sink.emit(Evaluated(step=200, metrics={}, examples=1))
-    assert set(store.keys()) == {"digits-progress", "digits-commits"}
+    assert set(store.parts()) == {"progress", "commits"}
 
 
 def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_a_new_run_has_progress_zero(tmp_path: Path) -> None:
     spec = load_run_file(run.run_file()).spec
     with ArtifactPublisher(spec, RunLog(empty_home), store=store, clock=FakeClock(0.0)):
         pass
-    assert {artifact.key: artifact.data for artifact in store.written} == {"digits-progress": 0.0}
+    assert {artifact.key: artifact.data for artifact in store.written} == {key_of(empty_home.uri, "progress"): 0.0}
     assert not run.path("../other").exists()
 
 
@@ -266,20 +267,21 @@ def test_nothing_is_published_outside_a_flow_run(run: FakeRun) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "baton-artifacts"]
 
 
-@pytest.mark.parametrize("name", ["digits-cnn", "A_b.c", "a-b-c", "A", "9", "x" * 100, "a--b", "a_"])
-def test_keys_are_valid_and_unique_per_run_name(name: str) -> None:
+@pytest.mark.parametrize("name", ["digits-cnn", "A_b.c", "a-b-c", "A", "9", "x" * 100, "a--b", "a_", "_"])
+def test_keys_are_valid_and_unique_per_home(name: str) -> None:
     from prefect.client.schemas.actions import ArtifactCreate
 
-    key = key_of(name, "commits")
-    assert ArtifactCreate(key=key, type="table").key == key
-    assert key != key_of(f"{name}.", "commits")
+    homes = [f"gs://bucket/{name}", f"gs://bucket/{name}.", f"gs://other/{name}", f"/runs/{name}"]
+    keys = [key_of(home, "commits") for home in homes]
+    assert [ArtifactCreate(key=key, type="table").key for key in keys] == keys
+    assert len(set(keys)) == len(homes)
 
 
-def test_a_valid_name_is_kept_as_key() -> None:
-    assert key_of("digits-cnn", "curves") == "digits-cnn-curves"
+def test_a_key_has_the_name_of_the_run() -> None:
+    assert re.fullmatch("digits-cnn-[0-9a-f]{6}-curves", key_of("/runs/digits-cnn", "curves"))
 
 
 def test_the_report_is_a_link_only_for_cloud_storage() -> None:
-    there = report_of("r", "gs://bucket/a prefix/r/report/index.html")
+    there = report_of("gs://bucket/a prefix/r")
     assert "(https://storage.cloud.google.com/bucket/a%20prefix/r/report/index.html)" in there.data
-    assert "](" not in report_of("r", "/data/r/report/index.html").data
+    assert "](" not in report_of("/data/r").data
