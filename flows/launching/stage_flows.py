@@ -13,10 +13,11 @@ from typing import TypeVar
 from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 
 from flows.launching.runner import Runner
 from flows.launching.user_code import require_same_code
+from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
@@ -276,7 +277,8 @@ def answered(kind: type[C], text: str, work: Callable[[C, StageProcess], Contrac
         message = str(fault)
         if home is not None and (why := _report(home, str(flow_run.id), fault)):
             message = f"{message}\nhint: the error could not be written to the run's home: {why}"
-        return Failed(name=type(fault).__name__, message=message)
+        # The waiting process reads the name and the message.
+        return failed(fault).model_copy(update={"name": type(fault).__name__, "message": message})
     return Completed(message=_summary(answer))
 
 

@@ -5,7 +5,8 @@ server, creates the flow run, waits for the end of the work, and records how it 
 and traced while Prefect's server starts and answers its first requests. The thread begins when the first steps are
 trained, because it imports Prefect, and Python runs one thread at a time.
 
-Relies on an internal of Prefect 3.8.8: its engine also runs flows outside the main thread, and then handles no signals.
+Relies on internals of Prefect 3.8.8: its engine also runs flows outside the main thread, and then handles no signals;
+and it logs a flow run's error with these loggers.
 """
 
 import contextvars
@@ -34,6 +35,8 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _STOP_SECONDS: Final = 10.0
 # The flow run is not held back longer than this: a large model is built and traced for minutes.
 _LATEST_SECONDS: Final = 10.0
+
+_ENGINE_LOGGERS: Final = ("prefect.flow_runs", "prefect.engine")
 
 
 class NotRecorded(Exception):
@@ -237,15 +240,21 @@ def stopped(reason: str) -> "State[R]":
 
 
 def failed(fault: BatonError) -> "State[R]":
-    """The last state of a flow run that is refused, or whose stage failed.
+    """The last state of a flow run that is refused, or whose stage failed; its result is the error, in this process.
 
-    The engine prints it once, with the message on one line. It prints an error that a flow raises three times, with
-    the traceback; those are for errors that nobody expects. In the process itself, the state's result is the error.
+    The engine logs the state, with the message on one line. It would also log the result with its traceback, and three
+    times what a flow raises. Tracebacks are for errors that nobody expects.
     """
     from prefect.states import Failed
 
+    for name in _ENGINE_LOGGERS:
+        logging.getLogger(name).addFilter(_without_known_errors)
     lines = [line.strip() for line in masked(f"{type(fault).__name__}: {fault}").splitlines()]
     return Failed(message="; ".join(line for line in lines if line), data=fault)
+
+
+def _without_known_errors(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], BatonError))
 
 
 def _as_the_engine_knows_it(fault: BaseException) -> BaseException:

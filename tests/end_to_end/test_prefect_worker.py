@@ -11,7 +11,7 @@ import pytest
 from tests.support.homes import entries_of, read_history, tip_of
 from tests.support.prefect_deployments import ENDED, Prefect
 from tests.support.prefect_server import post
-from tests.support.shipped_runs import NO_PAUSES, SLOW, slow_digits
+from tests.support.shipped_runs import NO_PAUSES, SLOW, run_file, slow_digits
 from tests.support.watching import attempts_of, commits_of, trains, wait_until
 
 pytestmark = pytest.mark.slow
@@ -108,3 +108,16 @@ def test_next_flow_run_continues_after_any_end(
     assert tip.state_digest == straight["state_digest"]
     assert stored_bytes(f"{home}/{tip.path}") == stored_bytes(straight["checkpoint"])
     assert read_history(str(home)) == read_history(straight["home"])
+
+
+def test_refused_flow_run_says_its_error_once(server: str, tmp_path: Path) -> None:
+    prefect = Prefect(server, tmp_path)
+    deployment = prefect.deploy("flows/train_run.py:train_run", "refused")
+    refused = prefect.start(deployment, run_file=str(run_file("digits")), overrides=["train.stepz=1"])
+    with prefect.executing(refused) as execution:
+        execution.wait(timeout=300)
+    assert prefect.state(refused) == "FAILED"
+    printed = (tmp_path / "execute.log").read_text(encoding="utf-8")
+    assert printed.count("train.stepz (here 1) is not a known key") == 1
+    assert "Traceback" not in printed
+    assert "\\n" not in printed
