@@ -48,6 +48,19 @@ def baton_in_a_terminal(environment: dict[str, str], *words: str) -> tuple[int, 
     return process.wait(timeout=300), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
 
 
+# Two threads that import Prefect at once can deadlock: its modules import each other in circles.
+NOTE_IMPORTS = """
+import os, sys, threading
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("prefect."):
+            with open(os.environ["NOTED_IMPORTS"], "a") as noted:
+                noted.write(threading.current_thread().name + chr(10))
+if sys.argv[0] == "-m":  # neither the server nor another child
+    sys.meta_path.insert(0, Finder())
+"""
+
+
 def train_runs(server: str) -> list[dict[str, Any]]:
     return list(
         post(server, "flow_runs/filter", {"flows": {"name": {"any_": ["train-run"]}}, "sort": "START_TIME_DESC"})
@@ -96,8 +109,14 @@ def test_first_run_prints_no_noise_and_repeats_nothing(tmp_path: Path) -> None:
     """With a fresh PREFECT_HOME and Prefect's embedded API."""
     environment = environment_with(tmp_path / "prefect")
     words = ["run", str(run_file("digits")), *settings("digits", tmp_path / "runs", extra=["train.segment_steps=20"])]
-    code, seen = baton_in_a_terminal(environment, *words)
+    (tmp_path / "sitecustomize.py").write_text(NOTE_IMPORTS)
+    noted = tmp_path / "noted"
+    code, seen = baton_in_a_terminal(
+        environment | {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "NOTED_IMPORTS": str(noted)}, *words
+    )
     assert code == 0, seen[-3000:]
+    # The main thread imports Prefect before the flow run's thread starts; stages and artifacts have other threads.
+    assert set(noted.read_text().split()) == {"MainThread", "baton-flow-run"}
     assert NOISE.findall(seen) == []
     assert "committed" in seen
     assert "examples/s" in seen
