@@ -30,6 +30,7 @@ from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
 from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
 from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
@@ -45,6 +46,7 @@ from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words
 
 quiet_tensorflow()
+mask_library_output()
 announce_tpu()  # a Prefect worker imports this file first, and the stages import TensorFlow
 
 # Exit reasons that the metadata server causes.

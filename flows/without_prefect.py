@@ -28,6 +28,7 @@ from flows.goal import Goal  # noqa: E402
 from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
 from flows.process.fast_imports import fast_imports  # noqa: E402
+from flows.process.library_output import mask_library_output  # noqa: E402
 from flows.process.main_module import keep_main_module_from_children  # noqa: E402
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
@@ -111,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--take-over", action="store_true")
     parser.add_argument("--report", type=Path, help="where to write a TrialReport of how the process ended")
     options = parser.parse_args(arguments)
+    mask_library_output()
     with tolerate_closed_readers():
         return _train(options)
 

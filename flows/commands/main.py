@@ -21,6 +21,7 @@ import typer
 
 from flows.commands.output import Output, say, say_json
 from flows.commands.verbs import VerbGroup
+from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers
 from flows.process.stop_signals import RESUMABLE, Terminated, sigterm_raises, stop_signal_name
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    mask_library_output()
     with tolerate_closed_readers():
         if arguments is not None:
             return _run(list(arguments))

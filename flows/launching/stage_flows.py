@@ -23,6 +23,7 @@ from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.process.fast_imports import fast_imports
+from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.accelerator.tpu_environment import announce_tpu
@@ -59,6 +60,7 @@ from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 quiet_tensorflow()
+mask_library_output()
 announce_tpu()  # before a stage imports TensorFlow
 
 C = TypeVar("C", bound=StageCall)

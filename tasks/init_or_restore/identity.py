@@ -12,6 +12,7 @@ from tasks.foundation.contracts.evaluation_sets import SetRef
 from tasks.foundation.contracts.identity import identity_in_run_file
 from tasks.foundation.contracts.identity_keys import SIGNATURE, TRANSFORM_CONTENTS, VALIDATION
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.masking import masked_values
 from tasks.foundation.model.build_arguments import recorded_arguments
 from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.model.identity import model_identity, plain_values
@@ -28,7 +29,7 @@ def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -
         dataset: the dataset that it prepared.
         model: the keys of `user_code_identity`.
     """
-    return {
+    found = {
         "data.source": spec.data.source_words,
         "data.folder": dataset.folder,
         "data.content_digest": dataset.content_digest,
@@ -37,6 +38,7 @@ def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -
         **identity_in_run_file(spec),
         **model,
     }
+    return dict(masked_values(found))
 
 
 def _validation(own: SetRef | None) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def _validation(own: SetRef | None) -> dict[str, Any]:
 def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
     """Return the identity keys that the user's code determines."""
     batch = per_replica_batch_size(spec.train.global_batch_size, state.accelerator.replicas, spec.train.accumulate)
-    return {
+    found = {
         SIGNATURE: signature_digest(state.signature),
         **callbacks_identity(spec, code_folder),
         **transforms_identity(spec, code_folder),
@@ -55,6 +57,7 @@ def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> d
         **model_identity(state.model, spec.model, code_folder, batch=batch),
         "model.options": plain_values(recorded_arguments(spec, code_folder)),
     }
+    return dict(masked_values(found))
 
 
 def callback_record(started: StartedCallbacks) -> dict[str, Any]:

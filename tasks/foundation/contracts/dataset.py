@@ -2,12 +2,13 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
 from tasks.foundation.contracts.mixture import Mixture
 from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
+from tasks.foundation.masking import masked
 
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
 # inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.
@@ -97,7 +98,7 @@ class DatasetManifest(Contract):
     schema_version: Literal[1, 2] = Field(default=1, description="2: a mixture")
     digest: str = Field(description="the folder's name: first 24 hex digits of a sha256 over source and settings")
     content_digest: str = Field(description="sha256 over the records of all shards, in order")
-    source: str
+    source: Annotated[str, AfterValidator(masked)]
     origin: dict[str, str] = Field(description="origin of the examples: files and their checksums")
     features: tuple[Feature, ...]
     train: tuple[ShardRecord, ...]

@@ -95,7 +95,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     for key in IDENTITY:
         if key in {CONTENTS, TRANSFORM_CONTENTS}:
             if isinstance(recorded.get(key), Mapping) and isinstance(now.get(key), Mapping):
-                changed = content_differences(recorded[key], now[key])
+                changed = content_differences(masked_values(recorded[key]), masked_values(now[key]))
                 found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
             continue
         # Without secrets: they are not recorded, but earlier versions did.

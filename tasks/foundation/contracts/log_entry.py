@@ -16,6 +16,7 @@ from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath, Dat
 from tasks.foundation.contracts.segment import (
     BorderReason,
     ExitReason,
+    FiniteSeconds,
     MetricRow,
     SegmentResult,
     TracedStep,
@@ -145,7 +146,7 @@ class Commit(Contract):
     exit_reason: ExitReason | Literal["initialized", "forked"]
     history: tuple[MetricRow, ...] = ()
     examples: int = 0
-    seconds: dict[str, float] = Field(default_factory=dict)
+    seconds: dict[str, FiniteSeconds] = Field(default_factory=dict)
     workers: tuple[WorkerStats, ...] = Field(default=(), description="one per host, in order of the hosts")
     traced: TracedStep | None = Field(default=None, description="the train step as the committing process traced it")
     initialized_from: WeightsReport | None = Field(default=None, description="at step 0: what init.weights loaded")
@@ -210,7 +211,7 @@ class Evaluation(Contract):
     checkpoint: CheckpointRef
     metrics: dict[str, float]
     examples: int
-    seconds: float
+    seconds: FiniteSeconds
     keep_best: KeepBest | None = Field(description="checkpoint.keep_best at the time of the evaluation")
     on: SetName = Field(
         default="validation",
@@ -230,7 +231,7 @@ class EvaluationOnTest(Contract):
     checkpoint: CheckpointRef
     metrics: dict[str, float]
     examples: int
-    seconds: float
+    seconds: FiniteSeconds
     content_digest: str = Field(description="of the test set")
     folder: DatasetPath | None = Field(
         default=None, description="datasets/<digest> of the test set; None: the entry is older than this key"
@@ -369,7 +370,9 @@ class Totals(Contract):
     row: MetricRow | None = Field(default=None, description="the newest metric row")
     evaluation: LastEvaluation | None = None
     test: LastEvaluation | None = Field(default=None, description="the same on the test set")
-    undone_seconds: float = Field(default=0.0, description="of training that was committed, and is not in the lineage")
+    undone_seconds: FiniteSeconds = Field(
+        default=0.0, description="of training that was committed, and is not in the lineage"
+    )
     epoch: EpochLength | None = Field(default=None, description="None in logs of earlier versions")
     last_commit: str | None = Field(
         default=None, description="time of the newest commit; None too in logs of earlier versions"

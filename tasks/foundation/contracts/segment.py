@@ -1,6 +1,6 @@
 """The request for a training segment, and its result."""
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.safe_names import CheckpointPath
 
+# Sums of them are finite too.
+FiniteSeconds = Annotated[float, Field(ge=-1e15, le=1e15)]
 # Requested from outside; the run can continue from where it stopped.
 StopReason = Literal["sigterm", "sigint", "time_budget", "preempted", "maintenance"]
 # Where a segment ends by itself. Only these steps can be computed from the run file.
@@ -91,7 +93,7 @@ class SegmentResult(Contract):
     exit_reason: ExitReason
     history: tuple[MetricRow, ...]
     examples: int = Field(ge=0, description="examples that went through train_step")
-    seconds: dict[str, float] = Field(description="wall-clock seconds of the stage, by cause")
+    seconds: dict[str, FiniteSeconds] = Field(description="wall-clock seconds of the stage, by cause")
     workers: tuple[WorkerStats, ...] = ()
     traced: TracedStep | None = None
     in_flight: CheckpointRef | None = Field(
