@@ -11,7 +11,7 @@ from tasks.foundation.contracts.epochs import needs_examples, with_recorded_exam
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import AnotherVersion, InvalidInput, NoSuchRun, RunLogError
+from tasks.foundation.errors import AnotherVersion, InvalidInput, NoSuchRun, PathRefused, RunLogError
 from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number
 from tasks.foundation.runlog.log import RunLog
@@ -176,7 +176,7 @@ def _has_begun(opened: RunHome) -> bool:
     try:
         if opened.log.newest() is not None:
             return True
-    except (RunLogError, AnotherVersion):
+    except (RunLogError, AnotherVersion, PathRefused):
         return True  # the command meets the same error
     return holds_a_log(opened.home)
 

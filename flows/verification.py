@@ -21,6 +21,7 @@ from tasks.foundation.errors import (
     DamagedDataset,
     FileMissing,
     FileTooLarge,
+    PathRefused,
     RunLogError,
 )
 from tasks.foundation.messages import counted
@@ -158,6 +159,8 @@ def _verify_code(home: Storage, named: dict[str, int], findings: Findings) -> No
             data = home.read(path)
         except FileTooLarge:
             text: str | None = "is larger than any such file"
+        except PathRefused as fault:
+            text = f"cannot be read: {fault}"
         except FileMissing:
             text = f"is missing, and {entry_path(named[path])} names it" if path in named else None
         else:
@@ -181,6 +184,8 @@ def _entries(log: RunLog, count: int) -> Iterator[tuple[Entry, int] | RunLogErro
             entry, size = log.entry_and_size(number)
         except RunLogError as fault:
             return fault
+        except PathRefused as fault:  # a link or a pipe in the place of an entry
+            return RunLogError(str(fault))
         try:
             dict(entry.head.identity)  # it is read only when somebody looks at it
         except RunLogError as fault:
@@ -198,7 +203,7 @@ def _count(log: RunLog) -> int:
     try:
         head = log.head()
         probed = -1 if head is None else head.number
-    except RunLogError:
+    except (RunLogError, PathRefused):
         probed = -1  # the entry exists but is unreadable, so the listing has it
     return max([*listed, probed]) + 1
 
@@ -209,7 +214,7 @@ def _verify_checkpoint(log: RunLog, ref: CheckpointRef, findings: Findings, *, o
     files = size = 0
     try:
         manifest = read_manifest(log.home, ref)
-    except (DamagedCheckpoint, FileTooLarge) as fault:
+    except (DamagedCheckpoint, FileTooLarge, PathRefused) as fault:
         damages.append(Damage(f"{ref.path}/manifest.json", str(fault)))
     else:
         for key in ("step", "base", "attempt", "state_digest"):
@@ -239,7 +244,7 @@ def _retired_meanwhile(log: RunLog, ref: CheckpointRef, number: int) -> bool:
     """Whether a writer retired the checkpoint, and perhaps deleted it, after entry `number`, which retains it."""
     try:
         head = log.head()
-    except RunLogError:
+    except (RunLogError, PathRefused):
         return False
     return head is not None and head.number > number and ref not in head.retained
 
@@ -256,7 +261,7 @@ def _verify_dataset(
     except FileMissing:
         findings.damages.append(Damage(path, f"{uri} is missing; `baton run` prepares the dataset again"))
         return
-    except FileTooLarge as fault:
+    except (FileTooLarge, PathRefused) as fault:
         findings.damages.append(Damage(path, f"{fault}; {REMEDY}"))
         return
     except DamagedDataset as fault:
@@ -327,4 +332,7 @@ def _file_fault(storage: Storage, path: str, expected: FileStat, *, begin: int =
                 return stored
         return storage.checksum(path, begin=begin, size=expected.size if part else None)
 
-    return damage_of(storage, path, expected, read, part_end=begin + expected.size if part else None)
+    try:
+        return damage_of(storage, path, expected, read, part_end=begin + expected.size if part else None)
+    except PathRefused as fault:  # a link that leads out, or a pipe
+        return f"{storage.uri}/{path} cannot be read: {fault}"

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
@@ -132,8 +133,9 @@ class FakeRun:
         apply_retention(self.log, [KeepLast(keep_last)], attempt=uuid.uuid4().hex)
 
     def files(self) -> dict[str, bytes]:
-        """The bytes of every file below the storage root; a link to nothing is none."""
-        return {path: self.root.read(path) for path in self.root.files("") if self.root.exists(path)}
+        """The bytes of every file below the storage root; links and pipes are none."""
+        regular = (path for path in self.root.files("") if S_ISREG((self.root.root / path).lstat().st_mode))
+        return {path: self.root.read(path) for path in regular}
 
     def _write_dataset(self) -> str:
         shards = []

@@ -1,6 +1,7 @@
 """`baton verify` finds every byte that differs from the commit, names the file, and writes nothing."""
 
 import json
+import os
 import re
 import shutil
 import uuid
@@ -104,7 +105,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(signed(data) if path.parent.name == "log" else json.dumps(data).encode())
 
 
-def in_place_of(path: Path, what: Literal["folder", "link", "file"]) -> None:
+def in_place_of(path: Path, what: Literal["folder", "link", "link out", "pipe", "file"]) -> None:
     """Put something else where a file or a folder was."""
     if path.is_dir():
         shutil.rmtree(path)
@@ -113,6 +114,10 @@ def in_place_of(path: Path, what: Literal["folder", "link", "file"]) -> None:
         path.mkdir()
     elif what == "link":
         path.symlink_to("nowhere")
+    elif what == "link out":
+        path.symlink_to("/etc/passwd")
+    elif what == "pipe":
+        os.mkfifo(path)
     else:
         path.write_bytes(b"")
 
@@ -151,6 +156,17 @@ def tip_file(run: FakeRun, name: str) -> Path:
         (lambda run: in_place_of(run.path("log/00000004.json"), "link"), "log/00000004.json"),
         (lambda run: in_place_of(run.path("log/00000005.json"), "folder"), "log/00000005.json"),
         (lambda run: in_place_of(run.path("log/00000002.json"), "folder"), "log/00000002.json"),
+        *(
+            (lambda run, path=path, what=what: in_place_of(run.path(path.replace("TIP", run.tip.path)), what), path)
+            for path in (
+                "log/00000002.json",
+                "log/00000004.json",
+                "TIP/ckpt.index",
+                "TIP/manifest.json",
+                f"../{DATASET}/manifest.json",
+            )
+            for what in ("link out", "pipe")
+        ),
         (lambda run: in_place_of(tip_file(run, "ckpt.index"), "folder"), "ckpt.index"),
         (lambda run: in_place_of(tip_file(run, "ckpt.index"), "link"), "ckpt.index"),
         (lambda run: in_place_of(tip_file(run, "ckpt.index").parent, "file"), "manifest.json"),
@@ -170,7 +186,8 @@ def test_damage_is_found_and_named(
     code, found = verify(run, capsys)
     assert code == 4
     assert not found["ok"]
-    assert any(damage["file"].endswith(named) and named in damage["what"] for damage in found["damages"]), found
+    name = named.removeprefix("TIP/").removeprefix("../")
+    assert any(damage["file"].endswith(name) and name in damage["what"] for damage in found["damages"]), found
 
 
 def run_with_code(folder: Path) -> tuple[FakeRun, Path]:
