@@ -9,7 +9,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
@@ -25,9 +25,7 @@ from tasks.foundation.storage.memory import MemoryStorage
 
 LABEL = Feature(name="y", dtype="int64", shape=(), key="label", encoding="int64")
 FEATURES = (Feature(name="x", dtype="float32", shape=(2,), key="values", encoding="float"), LABEL)
-FEW = settings(
-    deadline=None, max_examples=7, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=7, derandomize=True)
 # For each record: bytes of padding, and whether a range or a file ends after it.
 LAYOUTS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "", "range", "file"])), min_size=2, max_size=25)
 

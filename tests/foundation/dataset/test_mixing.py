@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tasks.foundation.contracts.mixture import Exhausted, integer_weights
 from tasks.foundation.dataset.mixing import Mixing, source_seed, window_size
 
-FEW = settings(deadline=None, max_examples=40, derandomize=True)
+FEW = settings(max_examples=40, derandomize=True)
 # The sums of the first weights divide a window; those of the others are larger than one.
 WEIGHTS = (st.integers(1, 30), st.integers(40_000, 900_000))
 SOURCES = st.one_of(st.lists(st.tuples(st.integers(1, 2000), weight), min_size=2, max_size=4) for weight in WEIGHTS)

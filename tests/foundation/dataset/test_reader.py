@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset import order, reader
@@ -17,9 +17,7 @@ from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageErr
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads
 
-FEW = settings(
-    deadline=None, max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=10, derandomize=True)
 
 
 def training(prepared: Any, **changed: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset import reader
@@ -25,9 +25,7 @@ from tests.support.worker_processes import free_addresses
 
 __all__ = ["mixed"]
 
-FEW = settings(
-    deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(max_examples=8, derandomize=True)
 
 
 def batches(prepared: Any, count: int, **changed: Any) -> list[Any]:
