@@ -213,7 +213,7 @@ def require_same_identity(
     decided = tuple(each for each in found if each.of != SIGNATURE) or found
     refused = tuple(each for each in decided if each.of not in accept)
     if refused:
-        details = [str(difference) for difference in refused]
+        details = list(dict.fromkeys(map(str, refused)))  # two transforms may use one vocabulary
         raise IdentityChanged(
             message(
                 f"{home} was started with other settings, data or code", details=details, hints=_remedies(found, home)

@@ -31,7 +31,7 @@ _DEPTH = 4
 _SHOWN_NUMBERS = 40
 _REMEDIES = (
     "let the code read what it read when the run began; where a set decides an order, use sorted(...)",
-    "or continue with the change from the newest checkpoint: baton run FILE --accept model.contents",
+    "or continue with the change from the newest checkpoint: baton run FILE --accept {key}",
 )
 
 
@@ -72,20 +72,35 @@ def require_recorded_contents(
     Args:
         identity: the run's, from its log; one of an earlier version has no contents.
         model: built.
-        reference: the user's name of the model.
+        reference: the user's name of the model, `model.py:build_model`.
         home: of the run, for the message.
         batch: see `contents_of`.
 
     Raises:
         IdentityChanged: names the layers and the first differences.
     """
-    if identity.get(CONTENTS) is None:
-        return
-    now = {CONTENTS: contents_of(model, reference, batch=batch)}
-    found = differences({CONTENTS: identity[CONTENTS]}, now)
+    if identity.get(CONTENTS) is not None:
+        now = contents_of(model, reference, batch=batch)
+        what = f"{reference} builds another model than {home} was trained with"
+        require_same_contents(identity[CONTENTS], now, key=CONTENTS, what=what)
+
+
+def require_same_contents(recorded: Any, now: Mapping[str, Any], *, key: str, what: str) -> None:
+    """Refuse contents that differ from recorded ones.
+
+    Args:
+        recorded: the run's records, by name.
+        now: those of this process.
+        key: the identity key of both.
+        what: what differs, for the message.
+
+    Raises:
+        IdentityChanged: names the contents and the first differences.
+    """
+    found = differences({key: recorded}, {key: dict(now)})
     if found:
-        what = f"{reference} builds another model than {home} was trained with: {difference_words(found)}"
-        raise IdentityChanged(message(what, hints=_REMEDIES))
+        hints = [each.format(key=key) for each in _REMEDIES]
+        raise IdentityChanged(message(f"{what}: {difference_words(found)}", hints=hints))
 
 
 def _of_compile(model: keras.Model, code: UserCode) -> Iterator[tuple[str, str, Any]]:

@@ -27,6 +27,7 @@ from tasks.foundation.model.isolated_build import RandomStates, preserved_global
 from tasks.foundation.model.python_attributes import PythonAttributes
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.transforms.identity import require_recorded_transform_contents
 from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class WarmState:
         return True
 
     def require_recorded_contents(self, identity: Mapping[str, Any], *, home: str) -> None:
-        """Refuse a model that keeps other vocabularies, tables or arrays than the run; before anything is traced.
+        """Refuse a model, or transforms, with other vocabularies, tables or arrays than the run's; before tracing.
 
         Args:
             identity: the run's, from its log.
@@ -105,6 +106,7 @@ class WarmState:
             train, replicas = self.spec.train, self.state.accelerator.replicas
             batch = per_replica_batch_size(train.global_batch_size, replicas, train.accumulate)
             require_recorded_contents(identity, self.state.model, self.spec.model.build, home=home, batch=batch)
+            require_recorded_transform_contents(identity, self.spec, self.code_folder, home=home)
             self.has_recorded_contents = True
 
     def seed_as_built(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from tasks.foundation.contracts.identity_keys import TRANSFORM_CONTENTS
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
@@ -40,6 +41,35 @@ def transform_contents(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
             contents = contents_of_function(function, reference)
             found |= {f"{key.partition('.')[2]}.{name}": record for name, record in contents.items()}
     return found
+
+
+def require_recorded_transform_contents(
+    identity: Mapping[str, Any], spec: RunSpec, code_folder: Path, *, home: str
+) -> None:
+    """Refuse transforms that use other vocabularies, tables or arrays than those of the run.
+
+    Args:
+        identity: the run's, from its log; one of an earlier version has no contents.
+        spec: the run file. What it leaves out of the run's transforms, or adds to them, is not compared.
+        code_folder: the run file's folder.
+        home: of the run, for the message.
+
+    Raises:
+        IdentityChanged: names the contents and the first differences.
+    """
+    recorded = identity.get(TRANSFORM_CONTENTS)
+    if not isinstance(recorded, Mapping) or not recorded:
+        return
+    from tasks.foundation.model.contents import require_same_contents
+
+    now = transform_contents(spec, code_folder)
+    both = recorded.keys() & now.keys()
+    require_same_contents(
+        {name: recorded[name] for name in both},
+        {name: now[name] for name in both},
+        key=TRANSFORM_CONTENTS,
+        what=f"the transforms use other contents than those that {home} was trained with",
+    )
 
 
 def _of_function(reference: str | None, spec: RunSpec, code_folder: Path) -> dict[str, Any] | None:

@@ -245,12 +245,18 @@ def test_vocabulary_of_a_transform_is_refused_too(lab: Lab, key: str) -> None:
     (lab.code / "augment.py").write_text(AUGMENT, encoding="utf-8")
     spec = spec_of("build", model__options={"kind": "plain"}, **{f"data__{key}": "augment.py:augment"})
     write(lab, ["a", "bb", "ccc"])
-    lab.begin(spec)
+    head = lab.begin(spec)
     again(lab, spec)
     write(lab, ["a", "ccc", "bb"])
+    changed = lab.copy_of_code("changed")
     with pytest.raises(IdentityChanged) as refused:
-        again(lab.copy_of_code("changed"), spec)
+        again(changed, spec)
     assert "vocabulary of `WORDS` of augment.py changed: token 2 was 'bb', is 'ccc'" in str(refused.value)
+    assert head.tip is not None
+    with pytest.raises(IdentityChanged, match="the transforms use other contents than") as not_evaluated:
+        changed.evaluate(spec, head.tip)
+    assert "vocabulary of `WORDS` of augment.py changed: token 2 was 'bb', is 'ccc'" in str(not_evaluated.value)
+    assert "--accept data.contents" in str(not_evaluated.value)
     again(lab.copy_of_code("accepted"), spec, "data.contents")
 
 
