@@ -15,22 +15,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flows.admission.checks import require_lasting_storage
+from flows.admission.admit import require_lasting_storage
 from flows.bare_process import read_process_report, start_bare_process
 from flows.python_words import errors_in_python_words
 from flows.run import Run as OpenedRun
 from flows.run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
 from tasks.evaluate.export.target import Form, require_free_target
-from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.saved_code import SAVED_CODE
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.keras_config import require_keras_file
+from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.storage.local_files import temporary_folder

@@ -17,7 +17,7 @@ from pydantic import Field
 import flows
 from flows.process.children import ChildSettings, start_child
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, BatonError, RunLogError
 from tasks.foundation.messages import listed
 from tasks.foundation.telemetry.events import Event, StatefulOperations

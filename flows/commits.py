@@ -7,12 +7,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from flows.launching.runner import Runner
-from tasks.foundation.checkpoint.landing import land
-from tasks.foundation.checkpoint.rewinding import rewind_run
+from tasks.foundation.checkpoint.committer import land
+from tasks.foundation.checkpoint.retention import rewind_run
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head
+from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.hosts import Hosts

@@ -7,17 +7,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from flows.admission.checks import preflight
+from flows.admission.admit import preflight
 from flows.launching.runner import Runner
 from flows.run import Run, holds_a_log
 from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.epochs import with_examples
-from tasks.foundation.contracts.evaluation_sets import SetName
-from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
-from tasks.foundation.contracts.identity_keys import VALIDATION
+from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.contracts.identity import VALIDATION, identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest, Head
+from tasks.foundation.contracts.schedule import with_examples
 from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
 from tasks.foundation.runlog.history import evaluation_of, evaluation_on_test_of
@@ -163,7 +162,7 @@ def run_stages(run: Run, chosen: Chosen, runner: Runner, telemetry: Sink) -> Eva
     spec, recorded = run.spec, chosen.head.environment
     place = Place(root=run.root, home=run.home, log=run.log, code_folder=run.folder, telemetry=telemetry)
     if EVALUATE.name not in runner.remote:
-        from tasks.foundation.accelerator.strategy import acquire  # imports TensorFlow
+        from tasks.foundation.machine.devices import acquire  # imports TensorFlow
 
         # Before any user code: the user's `load` may use TensorFlow.
         acquire(spec.accelerator, recorded, deterministic=spec.train.deterministic)

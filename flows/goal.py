@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.foundation.contracts.epochs import needs_examples
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import needs_examples
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.runlog.commits import evaluation_due, is_test_due
 

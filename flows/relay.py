@@ -1,47 +1,47 @@
 """The relay: the order of a run's five stages.
 
 prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate
+
+The segments of a command: train one, begin its commit, and say what comes next.
+
+Whether a command reads retained checkpoints again while it trains, and when it pauses.
 """
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flows.admission.admit import Admitted, require_same_on_hosts
 from flows.admission.first_example import features_check
 from flows.commits import Commits, is_in_flight
-from flows.evaluation_beside import EvaluationBeside
-from flows.evaluations import Evaluations
+from flows.evaluating import EvaluationBeside, Evaluations
+from flows.goal import Goal
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
-from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
-from flows.second_look import second_look
-from flows.segments import Segments
-from flows.tracking import tracking
-from tasks.foundation.accelerator.cluster import is_chief
+from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted, tracking
+from flows.run import Run
 from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.stage_calls import (
-    InitOrRestoreCall,
-    PrepareDataCall,
-)
-from tasks.foundation.errors import (
-    DamagedCheckpoint,
-    NothingToRestore,
-    StageLost,
-    StaleWriter,
-)
-from tasks.foundation.hosts import OneHost
+from tasks.foundation.contracts.identity import recorded_callbacks
+from tasks.foundation.contracts.log_entry import Head, Rewind, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.schedule import callbacks_act_at_end, next_border
+from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall, TrainSegmentCall
+from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
+from tasks.foundation.hosts import Hosts, OneHost
+from tasks.foundation.machine.cluster import is_chief
+from tasks.foundation.machine.hang import HangWatch
+from tasks.foundation.machine.stops import PROCESS_STOP, Stops, agreed_stop
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.stage import Place
-from tasks.foundation.stops.hang_watch import HangWatch
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Phase, Several, Sink, Waiting
+from tasks.foundation.telemetry.events import Note, Phase, Several, Silent, Sink, Waiting
 from tasks.foundation.telemetry.formatting import checkpoint_name
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
@@ -49,7 +49,121 @@ from tasks.foundation.telemetry.tensorboard import CurveFiles
 from tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
-    from tasks.foundation.accelerator.strategy import Accelerator
+    from tasks.foundation.machine.devices import Accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Trains and commits segments.
+
+    Attributes:
+        goal: of the command.
+        commits: commits what a segment has staged.
+        hosts: of the run.
+        seconds_left: of the command's time budget; None: no limit.
+        accept: identity keys whose change the command accepts.
+    """
+
+    goal: Goal
+    commits: Commits
+    hosts: Hosts
+    seconds_left: Callable[[], float | None]
+    accept: tuple[str, ...]
+
+    def train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
+        """Train and commit one segment; signals that arrive meanwhile are delivered afterwards.
+
+        A signal between the last step and the commit would lose a trained segment. A host that exits before the other
+        hosts know the head would look like a lost one.
+
+        Returns:
+            The reason to stop after the segment, or None; the new head; whether any step was trained.
+        """
+        request = self._next_segment(dataset, head, number=number)
+
+        def work(stops: Stops) -> tuple[str | None, Head, bool]:
+            result = self.commits.runner.run(
+                TRAIN_SEGMENT, TrainSegmentCall.of(request, head.environment, self.accept), self.commits.place
+            )
+            self.commits.commit(request, result)
+            stop = agreed_stop(stops, self.hosts)
+            if stop is None and result.exit_reason == "time_budget":
+                # The clock of the stage's machine is ahead of this one, so each further segment would stop at once.
+                stop = "time_budget"
+            if result.in_flight is None:
+                newest = self.commits.agreed_head()
+                return stop, newest, self._has_trained(request, result, newest)
+            ahead = self.commits.head_in_flight(head, result)
+            return stop, ahead if stop is None else self.commits.landed(ahead), True
+
+        seconds_left, telemetry = request.stop_within_seconds, self.commits.place.telemetry
+        return run_uninterrupted(work, request.spec.stop, within_seconds=seconds_left, telemetry=telemetry)
+
+    def _next_segment(self, dataset: DatasetRef, head: Head, *, number: int) -> SegmentRequest:
+        spec, tip = self.commits.spec, _tip_of(head, self.commits.place)
+        return SegmentRequest(
+            spec=spec,
+            dataset=dataset,
+            start=tip,
+            base=head.base,
+            skipped_batches=head.skipped_batches,
+            until_step=next_border(spec, tip.step, self.goal.next_cut(spec, tip.step)),
+            stop_within_seconds=self.seconds_left(),
+            number=number,
+        )
+
+    def _has_trained(self, request: SegmentRequest, result: SegmentResult, newest: Head) -> bool:
+        """Whether a segment counts. One that was dropped because the save before it failed does not."""
+        if result.exit_reason != "rewind":
+            return result.exit_reason not in {"finished", "superseded"}
+        rewound = self.commits.place.log.entry(newest.base).body
+        return not isinstance(rewound, Rewind) or rewound.blown_up_at > request.start.step
+
+    def end_epoch_of_callbacks(self, dataset: DatasetRef, head: Head, *, number: int) -> None:
+        """Report the run's last evaluation and its end to the callbacks, because no later segment does.
+
+        Their state after this report is not saved. If the run is extended, they receive the same report after the
+        restore.
+        """
+        spec, tip = self.commits.spec, head.tip
+        if tip is None or head.finished is not None or spec.train.callbacks is None or tip.step != spec.train.target:
+            return
+        if callbacks_act_at_end(spec, tip.step) or recorded_callbacks(head.identity).on_train_end:
+            self.train_and_commit(dataset, head, number=number)
+
+
+def _tip_of(head: Head, place: Place) -> CheckpointRef:
+    if head.tip is None:
+        raise RunLogError(f"{place.home.uri}: the run has no tip, although init-or-restore has ended; run again")
+    return head.tip
+
+
+@contextmanager
+def second_look(run: Run, runner: Runner, committer: Committer, *, telemetry: Sink) -> Iterator[Sink]:
+    """Read retained checkpoints again meanwhile, if `checkpoint.verify` is background. Only the chief does.
+
+    It pauses while this process saves a checkpoint, and once it was asked to stop.
+
+    Args:
+        run: the run.
+        runner: runs the stages.
+        committer: saves beside the training.
+        telemetry: receives warnings about damage.
+
+    Returns:
+        A sink that has to receive the events of the training.
+    """
+    if run.spec.checkpoint.verify != "background" or not is_chief(run.spec.accelerator, os.environ):
+        yield Silent()
+        return
+
+    def paused() -> bool:
+        return committer.busy or PROCESS_DEADLINE.is_set or PROCESS_STOP.last_stop is not None
+
+    own_entries = CHECKPOINT_TO_GCS.name in runner.remote
+    with SecondLook(run.log, telemetry=telemetry, paused=paused, own_entries=own_entries) as looking:
+        yield looking
+
 
 # How many times in a row a checkpoint may be found damaged between its verification and its use.
 _TRIES_WITHOUT_PROGRESS = 3

@@ -1,24 +1,98 @@
-"""What a command reached, read from the run's log."""
+"""What a command reached, read from the run's log.
+
+Curves for the trackers that a run file names under `tracking`, sent beside the training.
+"""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Literal, cast
 
 from pydantic import Field
 
 from flows.goal import Goal
 from flows.run import Run, RunHome
-from flows.tracking import tracking
 from tasks.evaluate.report.report import PAGE, reported_entry, write_report
-from tasks.foundation.accelerator.cluster import is_chief
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head
-from tasks.foundation.contracts.segment import STOP_REASONS, StopReason
+from tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
+from tasks.foundation.contracts.run_spec import MlflowSpec, WandbSpec
 from tasks.foundation.errors import BatonError, RunLogError, StorageError
+from tasks.foundation.machine.cluster import is_chief
+from tasks.foundation.machine.stops import PROCESS_STOP
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.csv_files import write_csv_files
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.tensorboard import write_curves
+from tasks.foundation.telemetry.tracking import TrackedRun, Tracker, TrackingSender
+
+# How long the end of a command waits for a tracker. What is not sent then, the next command sends.
+_END_SECONDS = 30.0
+
+
+@contextmanager
+def tracking(run: Run) -> Iterator[Callable[[], None]]:
+    """Send what the trackers of a run miss: now, whenever the log has grown, and at the end. Only the chief does.
+
+    Args:
+        run: the run.
+
+    Returns:
+        What to call when the log has grown. It returns at once.
+    """
+    chief = is_chief(run.spec.accelerator, os.environ)
+    senders = [_sender(run, connect) for connect in trackers_of(run)] if chief else []
+    for sender in senders:
+        sender.start()
+
+    def track() -> None:
+        for sender in senders:
+            sender.news.set()
+
+    try:
+        yield track
+    finally:
+        stopping = PROCESS_DEADLINE.is_set or PROCESS_STOP.last_stop is not None
+        for sender in senders:
+            sender.end(LAST_SECONDS if stopping else _END_SECONDS)
+
+
+def _sender(run: Run, connect: Callable[[RunLog], Tracker]) -> TrackingSender:
+    log = RunLog(run.home)  # its own: other threads use the run's
+    return TrackingSender(TrackedRun(log, lambda: connect(log)))
+
+
+def trackers_of(run: Run) -> list[Callable[[RunLog], Tracker]]:
+    """What opens the trackers that the run file names, given the log of a run that has begun."""
+    asked = run.spec.tracking
+    return [
+        *([] if asked.mlflow is None else [partial(_mlflow, run, asked.mlflow)]),
+        *([] if asked.wandb is None else [partial(_wandb, run, asked.wandb)]),
+    ]
+
+
+def _mlflow(run: Run, settings: MlflowSpec, log: RunLog) -> Tracker:
+    from tasks.foundation.telemetry.mlflow_tracker import MlflowTracker
+
+    return MlflowTracker(
+        run=_id_of(log), name=run.name, home=run.home.uri, uri=settings.uri, experiment=settings.experiment
+    )
+
+
+def _wandb(run: Run, settings: WandbSpec, log: RunLog) -> Tracker:
+    from tasks.foundation.telemetry.wandb_tracker import WandbTracker
+
+    return WandbTracker(
+        run=_id_of(log), name=run.name, home=run.home, folder=Path(run.home.uri), project=settings.project
+    )
+
+
+def _id_of(log: RunLog) -> str:
+    """The first entry never changes, and a fork has its own; so its writer's id is the run's."""
+    return log.entry(0).attempt
+
 
 # After these exit reasons the machine may disappear within seconds.
 _MACHINE_ENDS = frozenset({"sigterm", "preempted", "maintenance"})

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.foundation.contracts.epochs import needs_examples, with_recorded_examples
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import needs_examples, with_recorded_examples
 from tasks.foundation.errors import AnotherVersion, InvalidInput, NoSuchRun, PathRefused, RunLogError
 from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number

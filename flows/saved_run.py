@@ -17,16 +17,16 @@ import yaml
 
 from flows.process.hash_seed import keep_hash_seed
 from flows.run import Run, RunHome, names_run_file, open_run
+from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
-from tasks.foundation.contracts.tracking_spec import TrackingSpec
+from tasks.foundation.contracts.run_spec import TrackingSpec
 from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, ModelError, RunLogError, SourceError
 from tasks.foundation.keras_config import require_keras_file
 from tasks.foundation.masking import MASK
 from tasks.foundation.messages import HINT, listed, message
-from tasks.foundation.model.saved_code import functions_of
+from tasks.foundation.model.code_digest import functions_of
 from tasks.foundation.storage.local_files import temporary_folder
 
 

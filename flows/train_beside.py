@@ -41,7 +41,7 @@ def flow_run_of_command(
         import prefect.task_engine  # noqa: F401
         from prefect import flow, tags
 
-        from flows.prefect_ui.flow_run_tags import tags_of
+        from flows.prefect_ui.run_logger import tags_of
         from flows.train_run import target_name, train_run
 
         @functools.wraps(train_run.fn)

@@ -28,19 +28,18 @@ from flows.goal import Goal
 from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
-from flows.prefect_ui.flow_run_tags import tag_flow_run, tags_of
-from flows.prefect_ui.run_logger import PrefectRunLogger
+from flows.prefect_ui.run_logger import PrefectRunLogger, tag_flow_run, tags_of
 from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from flows.recorded_relay import recorded_relay
 from flows.result import RelayResult
 from flows.run import Run
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.tpu_environment import announce_tpu
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words

@@ -10,12 +10,11 @@ from flows.run import Run, RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
-from tasks.foundation.contracts.identity_keys import VALIDATION
+from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code, saved_code_path
+from tasks.foundation.contracts.identity import VALIDATION
 from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Head, Origin
 from tasks.foundation.contracts.long_list import LongList
-from tasks.foundation.contracts.saved_code import SAVED_CODE, is_saved_code, saved_code_path
-from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest
-from tasks.foundation.dataset.shard_location import locate_shard
+from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest, locate_shard
 from tasks.foundation.errors import (
     DamagedCheckpoint,
     DamagedDataset,

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.accelerator.tpu_environment import announce_tpu
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.tpu_environment import announce_tpu
 
 quiet_tensorflow()
 announce_tpu()
@@ -45,8 +45,8 @@ from flows.run import Run  # noqa: E402
 from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
+from tasks.foundation.machine.stops import terminal_closed  # noqa: E402
 from tasks.foundation.messages import shown_lines  # noqa: E402
-from tasks.foundation.stops.hangup import terminal_closed  # noqa: E402
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
 from tasks.foundation.telemetry.events import Several, Sink  # noqa: E402

@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation
-from tasks.foundation.contracts.segment import SegmentResult
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry, Environment, Evaluation, Head
-from tasks.foundation.contracts.segment import SegmentResult
+from tasks.foundation.contracts.log_entry import Entry, Environment, Evaluation, Head, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,

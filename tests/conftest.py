@@ -72,8 +72,8 @@ def pytest_sessionfinish() -> None:
 def _threads_before_tensorflow_is_used() -> None:
     """Set TensorFlow's thread counts; its first operation fixes them."""
     if "tensorflow" in sys.modules:
-        from tasks.foundation.accelerator.strategy import acquire
         from tasks.foundation.contracts.placement import AcceleratorSpec
+        from tasks.foundation.machine.devices import acquire
 
         acquire(AcceleratorSpec(), None)
 

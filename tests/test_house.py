@@ -26,7 +26,7 @@ ALLOWED = {
     "hosts": {"contracts", "errors", "messages"},
     "runlog": {"contracts", "errors", "hosts", "messages", "process", "storage", "telemetry"},
     "checkpoint": {
-        "accelerator",
+        "machine",
         "contracts",
         "errors",
         "host_memory",
@@ -39,40 +39,35 @@ ALLOWED = {
         "telemetry",
     },
     "state": {
-        *("accelerator", "contracts", "dataset", "debug_modes", "errors", "messages", "model", "storage", "transforms"),
+        *("machine", "contracts", "dataset", "debug_modes", "errors", "messages", "model", "storage", "transforms"),
     },
-    "transforms": {"contracts", "dataset", "errors", "messages", "model", "user_code", "user_errors", "user_folder"},
-    "numpy_entropy": set(),
-    "seeding": {"numpy_entropy"},
-    "user_folder": set(),
-    "user_frames": set(),
-    "user_errors": {"messages", "user_frames"},
+    "transforms": {"contracts", "dataset", "errors", "messages", "model", "user_code", "user_errors"},
+    "seeding": set(),
+    "user_errors": {"messages"},
     "process_folder": {"storage"},
     "child_imports": {"process_folder", "seeding"},
     "debug_modes": {"errors", "messages"},
     "keras_config": {"contracts", "errors", "messages"},
     "user_code": {
         *("child_imports", "debug_modes", "errors", "keras_config", "process_folder", "seeding"),
-        *("user_errors", "user_folder", "user_frames"),
+        "user_errors",
     },
     "stage": {"checkpoint", "contracts", "runlog", "storage", "telemetry"},
-    "stops": {"contracts", "errors", "hosts", "messages", "storage", "telemetry"},
+    "machine": {
+        *("contracts", "errors", "hosts", "keras_config", "masking", "messages", "storage", "telemetry", "version"),
+    },
 }
 # Of the checkpoint: what commits, selects, retires and forks needs no TensorFlow.
 LIGHT_CHECKPOINT = (
-    "commit",
     "committer",
     "fork",
-    "fork_status",
-    "landing",
-    "prefetch",
-    "quarantine",
     "retention",
-    "rewinding",
     "second_look",
     "selection",
     "verify",
 )
+# Of the machine: what stops and watches a process, and what is read before TensorFlow is imported.
+LIGHT_MACHINE = ("batches", "cluster", "environment", "hang", "metadata_server", "stops", "threads", "tpu_environment")
 # Files that only move files need: an image without TensorFlow holds them.
 LIGHT = (
     "contracts/",
@@ -85,17 +80,13 @@ LIGHT = (
     "runlog/",
     *(f"checkpoint/{name}.py" for name in LIGHT_CHECKPOINT),
     "stage.py",
-    "stops/",
+    *(f"machine/{name}.py" for name in LIGHT_MACHINE),
     "user_code.py",
     "user_errors.py",
-    "user_frames.py",
     "telemetry/__init__.py",
     "telemetry/curves.py",
     "telemetry/events.py",
     "telemetry/ledger.py",
-    "telemetry/lost_work.py",
-    "telemetry/measurements.py",
-    "telemetry/stopwatch.py",
     "telemetry/tensorboard.py",
 )
 
@@ -191,23 +182,16 @@ ARROWS_OF_FLOWS = {
     "python_words": set(),
     "saved_run": {"process", "run"},
     "verification": {"run"},
-    "tracking": {"run"},
-    "result": {"goal", "run", "tracking"},
+    "result": {"goal", "run"},
     "summary": {"result", "run"},
     "admission": {"goal", "process", "result", "run"},
     "prefect_ui": set(),
     "prefect_compat": {"process"},
     "launching": {"prefect_compat", "prefect_ui", "process"},
     "commits": {"launching"},
-    "evaluation_beside": set(),
-    "evaluations": {"commits", "evaluation_beside"},
-    "segments": {"commits", "goal"},
+    "evaluating": {"commits"},
     "fresh_evaluation": {"admission", "launching", "run"},
-    "second_look": {"launching", "run"},
-    "relay": {
-        *("admission", "commits", "evaluation_beside", "evaluations", "goal", "launching", "result", "second_look"),
-        *("segments", "tracking"),
-    },
+    "relay": {"admission", "commits", "evaluating", "goal", "launching", "result", "run"},
     "recorded_relay": {"admission", "launching", "prefect_compat", "prefect_ui", "relay", "result", "run"},
     "bare_process": {"process"},
     "proof": {"admission", "bare_process", "run"},
@@ -261,10 +245,9 @@ def test_only_prefect_compat_imports_private_modules_of_prefect() -> None:
 # Files of flows/ and stages whose signatures may have `Any`, and the TensorFlow or Keras objects that it stands for.
 ANY_IN_SIGNATURES = {
     "flows/commands/verbs.py": "commands of Typer, which have no public type",
-    "flows/doctor/graph_scan.py": "graphs",
-    "flows/doctor/input_speed.py": "tensors",
-    "flows/doctor/model_checks.py": "tensors",
-    "flows/doctor/xla_program.py": "tensors",
+    "flows/doctor/data_checks.py": "tensors",
+    "flows/doctor/model_checks.py": "graphs, tensors",
+    "flows/doctor/device_checks.py": "tensors",
 }
 
 

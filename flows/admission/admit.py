@@ -1,35 +1,261 @@
-"""Whether a command may train a run: every cheap check, once, before Prefect or TensorFlow is waited for."""
+"""Whether a command may train a run: every cheap check, once, before Prefect or TensorFlow is waited for.
 
+Cheap checks of the run file, the code and the data files of a run, before anything is written.
+
+Refuses a run that another process is training, before a second process wastes minutes of training.
+
+This is no lock. Two processes that start together find nobody, and the log lets only one of them commit.
+"""
+
+import importlib.util
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.admission.checks import preflight, require_packages_and_source
-from flows.admission.run_at_work import require_idle
 from flows.goal import Goal
 from flows.process.hash_seed import keep_hash_seed
 from flows.result import RelayResult, result_of
 from flows.run import Run
-from tasks.evaluate.report.saved_code_sections import read_saved_code
-from tasks.foundation.accelerator.cluster import cluster_of, is_chief
-from tasks.foundation.accelerator.environment import backend_note, quiet_tensorflow
-from tasks.foundation.contracts.epochs import with_examples
-from tasks.foundation.contracts.identity import identity_in_run_file, is_as_in_run_file, require_same_identity
-from tasks.foundation.contracts.identity_keys import CALLBACKS
+from tasks.evaluate.report.sections import read_saved_code
+from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
+from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.contracts.home_files import SAVED_CODE
+from tasks.foundation.contracts.identity import (
+    CALLBACKS,
+    identity_in_run_file,
+    is_as_in_run_file,
+    require_same_identity,
+)
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.saved_code import SAVED_CODE
+from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
 from tasks.foundation.hosts import OneHost
-from tasks.foundation.messages import listed
-from tasks.foundation.model.code_digest import source_digest
-from tasks.foundation.model.saved_code import collect_code, edited_files, require_savable
-from tasks.foundation.runlog.attempts import Attempts
+from tasks.foundation.keras_config import require_keras_file
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.cluster import cluster_of, is_chief
+from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
+from tasks.foundation.messages import listed, message
+from tasks.foundation.model.code_digest import collect_code, edited_files, require_savable, source_digest
+from tasks.foundation.process import is_gone, is_running, process_name
+from tasks.foundation.runlog.attempts import AttemptReader, Attempts, is_alive
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.formatting import duration_words
+from tasks.foundation.telemetry.ledger import heartbeat_interval
+from tasks.foundation.user_code import require_function, require_imports
+from tasks.init_or_restore.weights.location import locate_weights
 
 if TYPE_CHECKING:
-    from tasks.foundation.accelerator.strategy import Accelerator
+    from tasks.foundation.machine.devices import Accelerator
+
+
+def preflight(run: Run) -> None:
+    """Check keras.json, the tracker, batch size, functions and weights, without importing Keras or the user's code.
+
+    Raises:
+        InvalidInput: one of them cannot be used.
+    """
+    spec, folder = run.spec, run.folder
+    require_keras_file()
+    _require_trackers(run)
+    accelerator = spec.accelerator
+    known = accelerator.replicas if accelerator.kind != "multi_worker" else len(cluster_of(os.environ).addresses)
+    per_replica_batch_size(spec.train.global_batch_size, known, spec.train.accumulate)
+    evaluating = spec.stages.evaluate.accelerator
+    if evaluating is not None:
+        per_replica_batch_size(spec.train.global_batch_size, evaluating.replicas)
+    require_function(spec.model.build, folder)
+    for reference in spec.data.all_sources:
+        if ":" in reference:
+            require_function(reference, folder)
+    for reference in spec.data.transforms:
+        require_function(reference, folder)
+    if spec.train.callbacks is not None:
+        require_function(spec.train.callbacks, folder)
+    if spec.init.weights:
+        head = run.log.head()
+        if head is None or head.tip is None:  # a run that has begun has them in its checkpoint
+            for source in spec.init.weights:
+                locate_weights(source, folder)
+
+
+def _require_trackers(run: Run) -> None:
+    """Check that the packages of the trackers are installed, and that W&B's offline folder has a place."""
+    asked = {"mlflow": run.spec.tracking.mlflow, "wandb": run.spec.tracking.wandb}
+    for (key, settings), package in zip(asked.items(), ("mlflow-skinny", "wandb"), strict=True):
+        if settings is not None and importlib.util.find_spec(key) is None:
+            raise RunFileError(
+                f"tracking.{key} is set, and package {key} is not installed here; install {package} (the extra "
+                f"`{key}` of Baton), or drop the key"
+            )
+    if asked["wandb"] is not None and "://" in run.home.uri:
+        raise RunFileError(
+            f"tracking.wandb writes an offline run into the home, and storage is {run.spec.storage}; take a folder on "
+            "a local disk, or drop the key"
+        )
+
+
+def require_packages_and_source(run: Run) -> None:
+    """Check what this process needs to do the work: the packages that the user's code imports, the built-in source.
+
+    A stage that runs as a deployment has its own packages and files, so they are not checked here.
+
+    Raises:
+        InvalidInput: a package is not installed, or the source cannot be read.
+    """
+    remote = run.spec.stages.remote()
+    if "prepare_data" not in remote:
+        _require_sources(run.spec.data, run.folder)
+    if not {"init_or_restore", "train_segment"} <= remote.keys():
+        for reference in (run.spec.model.build, run.spec.train.callbacks, *run.spec.data.transforms):
+            if reference is not None:
+                require_imports(reference, run.folder)
+
+
+def _require_sources(data: DataSpec, folder: Path) -> None:
+    """Check `data.source` or each source of a mixture, and the own sets."""
+    from tasks.prepare_data.dataset_name import errors_of_set, errors_of_source
+
+    if not data.sources:
+        _require_source(data, folder)
+    for index in range(len(data.sources)):
+        with errors_of_source(index):
+            _require_source(data.of_source(index), folder)
+    for name in data.own_sets:
+        with errors_of_set(name):
+            _require_source(data.of_set(name), folder)
+
+
+def _require_source(data: DataSpec, folder: Path) -> None:
+    if ":" in data.source:
+        require_imports(data.source, folder)
+    else:
+        from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+
+        require_source(data, folder)
+
+
+def require_lasting_storage(run: Run) -> None:
+    """Refuse a storage that ends with the process: later commands read what this one leaves.
+
+    Raises:
+        RunFileError: storage is memory://.
+    """
+    if run.spec.storage.startswith("memory:"):
+        raise RunFileError(f"storage is {run.spec.storage}, which ends with this process; name a folder, or gs://")
+
+
+# A heartbeat may take this much longer than its interval to be written and read.
+_LATE_FACTOR, _LATE_SECONDS = 1.5, 2.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessProbe:
+    """Clocks and the process table; tests replace them."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    is_running: Callable[[str], bool] = is_running
+    is_gone: Callable[[str], bool] = is_gone
+
+
+def require_idle(
+    run: Run,
+    *,
+    take_over: bool,
+    telemetry: Sink,
+    attempts: Attempts | None = None,
+    probe: LivenessProbe = LivenessProbe(),
+) -> None:
+    """Refuse to train a run that another process is training.
+
+    A process of this machine is looked up in the process table. A process of another machine is known only by the
+    heartbeats in its record, and the last one may be from just before it died. So this waits for its next heartbeat: a
+    few seconds for a young process, at most 47.
+
+    Args:
+        run: the run.
+        take_over: do not look.
+        telemetry: receives a note before the wait.
+        attempts: the records of its attempts, if the caller has just read them.
+        probe: clocks and the process table.
+
+    Raises:
+        RunAtWork: another process trains the run.
+    """
+    if take_over:
+        return
+    known = _possibly_alive(run.attempts, probe, attempts)
+    rivals = [record for record in known if probe.is_running(record.process)]
+    unsure = [record for record in known if record not in rivals]
+    if not rivals and unsure:
+        rivals = _wait_for_heartbeats(unsure, run.attempts, telemetry, probe)
+    if rivals:
+        raise RunAtWork(
+            message(
+                f"{run.spec.run} is at work: {_words(rivals[0], probe)}",
+                details=[_words(record, probe) for record in rivals[1:]],
+                hints=[
+                    "wait until it ends, or stop it; the same command then continues",
+                    "--take-over starts anyway; the first to commit continues, the other ends with StaleWriter",
+                ],
+            )
+        )
+
+
+def _possibly_alive(
+    reader: AttemptReader, probe: LivenessProbe, attempts: Attempts | None = None
+) -> list[AttemptRecord]:
+    try:
+        records = (attempts or reader.read()).records
+    except StorageError:  # the next reader of the log reports it
+        return []
+    now, own = probe.now(), process_name()
+    return [
+        record
+        for record in records
+        if is_alive(record, now=now, gone=probe.is_gone)
+        # A remote stage belongs to its parent, which has its own record.
+        and record.within is None
+        and (not own or record.process != own)
+    ]
+
+
+def _wait_for_heartbeats(
+    unsure: list[AttemptRecord], reader: AttemptReader, telemetry: Sink, probe: LivenessProbe
+) -> list[AttemptRecord]:
+    seconds = max(_until_next_sign(record) for record in unsure)
+    telemetry.emit(
+        Note(
+            text=f"another process may be at work: {_words(unsure[0], probe)}; waiting up to "
+            f"{duration_words(seconds)} for its next heartbeat (--take-over does not wait)"
+        )
+    )
+    seen = {record.attempt: record.alive for record in unsure}
+    until = probe.clock() + seconds
+    while probe.clock() < until:
+        probe.sleep(_POLL_SECONDS)
+        alive = [record for record in _possibly_alive(reader, probe) if record.attempt in seen]
+        again = [record for record in alive if record.alive != seen[record.attempt]]
+        if again or not alive:
+            return again
+    return []
+
+
+def _until_next_sign(record: AttemptRecord) -> float:
+    age = max((utc_time(record.alive) - utc_time(record.began)).total_seconds(), 0.0)
+    return _LATE_FACTOR * heartbeat_interval(age) + _LATE_SECONDS
+
+
+def _words(record: AttemptRecord, probe: LivenessProbe) -> str:
+    silent = max((probe.now() - utc_time(record.alive)).total_seconds(), 0.0)  # another machine's clock
+    return f"process {record.pid} on {record.host}, step {record.step}, last heartbeat {duration_words(silent)} ago"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

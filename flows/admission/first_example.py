@@ -9,7 +9,7 @@ from tasks.foundation.hosts import OneHost
 from tasks.foundation.telemetry.events import Phase, Sink
 
 if TYPE_CHECKING:
-    from tasks.foundation.accelerator.strategy import Accelerator
+    from tasks.foundation.machine.devices import Accelerator
 
 
 def features_check(

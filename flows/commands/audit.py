@@ -15,7 +15,7 @@ from flows.saved_run import hint_at_other_files, write_run_file
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
 from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.terminal import BAD, GOOD, Style
+from tasks.foundation.telemetry.formatting import BAD, GOOD, Style
 
 
 def audit(

@@ -18,9 +18,9 @@ from flows.summary.comparison import (
     training_curve,
     validation_curve,
 )
-from flows.summary.sparkline import sparkline
+from flows.summary.run_summary import sparkline
+from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Best
-from tasks.foundation.contracts.readable_values import readable
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.telemetry.formatting import duration_words, number_words
 
@@ -135,8 +135,8 @@ def _uri(page: Path | None) -> str | None:
 def _write_page(
     page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
 ) -> None:
+    from tasks.evaluate.report.charts import Line
     from tasks.evaluate.report.comparison_page import RunColumn, comparison_page
-    from tasks.evaluate.report.curves import Line
 
     lines = {
         name: [

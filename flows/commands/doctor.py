@@ -12,14 +12,14 @@ import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import Output, Painted, say_json, status
-from flows.doctor.finding import Finding
+from flows.doctor.run_file_checks import Finding
 from flows.process.hash_seed import keep_hash_seed
 from flows.run import Run
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.accelerator.tpu_types import tpu_type
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, InvalidInput
-from tasks.foundation.telemetry.terminal import BAD, GOOD, NOTICE
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.tpu_environment import tpu_type
+from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
 
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _WIDTH = {"verdict": 7, "check": 11}

@@ -23,17 +23,16 @@ from flows.launching.runner import InProcess, Runner
 from flows.process.fast_imports import fast_imports
 from flows.run import Run, RunHome
 from flows.saved_run import hint_at_other_files
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.contracts.evaluation_sets import SetName
+from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.messages import counted
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Sink
-from tasks.foundation.telemetry.formatting import metric_words
+from tasks.foundation.telemetry.formatting import BAD, GOOD, metric_words
 from tasks.foundation.telemetry.log_handler import warnings_as_notes
-from tasks.foundation.telemetry.terminal import BAD, GOOD
 
 
 def evaluate(

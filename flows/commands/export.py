@@ -24,11 +24,11 @@ from flows.commands.output import Output, say, say_json
 from flows.process.fast_imports import fast_imports
 from flows.saved_run import hint_at_other_files
 from tasks.evaluate.export.target import FORMS, require_free_target
-from tasks.foundation.accelerator.environment import quiet_tensorflow
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.saved_code import SAVED_CODE
+from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.errors import InvalidInput
+from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.user_code import require_function
 
 

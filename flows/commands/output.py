@@ -18,8 +18,16 @@ from typing import Final, Self, TextIO
 
 from tasks.foundation.masking import masked_values
 from tasks.foundation.messages import folded, shown, wrapped_lines
-from tasks.foundation.telemetry.formatting import ago_words, checkpoint_name
-from tasks.foundation.telemetry.terminal import Style, columns_of, has_colors, painted, painted_label, style_of
+from tasks.foundation.telemetry.formatting import (
+    Style,
+    ago_words,
+    checkpoint_name,
+    columns_of,
+    has_colors,
+    painted,
+    painted_label,
+    style_of,
+)
 
 # The shape of every --json object, described in flows/README.md. Keys are added; another meaning needs another version.
 JSON_SCHEMA_VERSION: Final = 1

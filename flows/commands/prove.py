@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
-from flows.admission.checks import preflight, require_lasting_storage
+from flows.admission.admit import preflight, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
 from flows.commands.output import Output, Painted, say, say_json
 from flows.proof.compare import difference_words
 from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
 from flows.proof.prove import prove as proof_of
 from flows.run import Run
-from tasks.foundation.contracts.receipts import ProofReceipt
+from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.messages import counted
 from tasks.foundation.runlog.receipts import store_receipt
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.terminal import BAD, GOOD
+from tasks.foundation.telemetry.formatting import BAD, GOOD
 
 _DIFFERENT = 1
 # Odd, so that the metrics hold partial sums at the end. Few, because importing TensorFlow takes most of the time.

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flows.admission.admit import Admitted, admit
-from flows.admission.checks import require_lasting_storage
+from flows.admission.admit import Admitted, admit, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, say_json
 from flows.goal import Goal, override_to_continue

@@ -29,19 +29,25 @@ from flows.commands.status_json import (
 from flows.result import target_in_run_file, target_of
 from flows.run import Run, RunHome, open_run
 from flows.summary.goodput import account_facts, account_words
-from flows.summary.run_state import pace_of, state_of
+from flows.summary.run_list import pace_of, state_of
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.epoch_length import EpochLength
 from tasks.foundation.contracts.log_entry import Best, Entry, Head, LastEvaluation, Totals
+from tasks.foundation.contracts.run_spec import EpochLength
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import counted
 from tasks.foundation.runlog.accounting import Account, account_of_log, seconds_in_log
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.receipts import LastAudit, audit_words, last_audit
 from tasks.foundation.runlog.worker_stats import Worker, workers_from
-from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, size_words, step_words
-from tasks.foundation.telemetry.terminal import style_of
+from tasks.foundation.telemetry.formatting import (
+    duration_words,
+    metric_words,
+    number_words,
+    size_words,
+    step_words,
+    style_of,
+)
 
 _WATCH_SECONDS = 2.0
 

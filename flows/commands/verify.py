@@ -11,8 +11,7 @@ from flows.run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.messages import counted
-from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.telemetry.terminal import BAD, GOOD
+from tasks.foundation.telemetry.formatting import BAD, GOOD, size_words
 
 
 def verify(

@@ -5,17 +5,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from flows.doctor.commit_cost import check_commit
-from flows.doctor.data_sample import check_data
-from flows.doctor.finding import Checks, Finding
-from flows.doctor.input_speed import check_input
-from flows.doctor.preemption_cost import check_preemption
-from flows.doctor.run_file_checks import check_accelerator, check_batch, check_code, check_preflight, check_run_file
-from flows.doctor.storage_checks import check_storage
+from flows.doctor.cost import check_commit, check_preemption
+from flows.doctor.data_checks import check_data, check_input
+from flows.doctor.run_file_checks import (
+    Checks,
+    Finding,
+    check_accelerator,
+    check_batch,
+    check_code,
+    check_preflight,
+    check_run_file,
+    check_storage,
+)
 from flows.process.fast_imports import fast_imports
-from tasks.foundation.accelerator.tpu_types import TpuType
-from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.machine.tpu_environment import TpuType
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 
@@ -146,6 +151,6 @@ def _model_checks() -> ModuleType:
 
 def _xla_checks() -> ModuleType:
     """Import TensorFlow late, as `_model_checks` does."""
-    from flows.doctor import xla_checks
+    from flows.doctor import device_checks
 
-    return xla_checks
+    return device_checks

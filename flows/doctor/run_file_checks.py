@@ -1,22 +1,112 @@
-"""Checks that need only the run file: the file, accelerator, batch size, code, and the preflight of `baton run`."""
+"""Checks that need only the run file: the file, accelerator, batch size, code, and the preflight of `baton run`.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Check that the storage can be reached and written to.
+
+The result of a check, and a class that runs checks one after the other.
+"""
+
+import os
+import secrets
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
-from flows.admission.admit import require_advancing
-from flows.admission.checks import preflight, require_lasting_storage
-from flows.doctor.finding import Finding
-from flows.run import Run
-from tasks.foundation.accelerator.batches import micro_batch_size
-from tasks.foundation.accelerator.tpu_types import TpuType
+from flows.admission.admit import preflight, require_advancing, require_lasting_storage
+from flows.run import Run, storage_of
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.errors import BatonError, StorageError
+from tasks.foundation.machine.batches import micro_batch_size
+from tasks.foundation.machine.tpu_environment import TpuType
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.local import LocalStorage
+from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.user_code import require_function
-from tasks.foundation.user_imports import require_imports
+from tasks.foundation.user_code import require_function, require_imports
+from tasks.foundation.user_errors import describe_with_place
+
+Verdict = Literal["pass", "warn", "fail", "skipped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: name of the check.
+        verdict: pass, warn or fail; skipped if the check could not run.
+        text: what the check found, with figures.
+        remedy: how to fix or improve it; empty if there is nothing to do or the text says it.
+        value: result for later checks to use.
+    """
+
+    check: str
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+    value: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether later checks can use the value: the check passed or warned."""
+        return self.verdict in {"pass", "warn"}
+
+    @property
+    def as_passed(self) -> "Finding":
+        """The finding with verdict `pass` if it has a value, so that checks can use the value of a failed check."""
+        return self if self.value is None else replace(self, verdict="pass")
+
+
+class Checks:
+    """Runs checks in order. An exception in one check becomes its finding; the other checks still run."""
+
+    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+        """Start without findings.
+
+        Args:
+            on_finding: called with each finding as soon as it is known.
+        """
+        self._on_finding = on_finding
+        self.findings: list[Finding] = []
+
+    def run(self, check: str, work: Callable[..., Finding], *needs: Finding) -> Finding:
+        """Run one check, or skip it if a finding that it needs is not usable.
+
+        Args:
+            check: name of the check.
+            work: called with the values of `needs`.
+            needs: findings of earlier checks.
+
+        Returns:
+            The finding, after `on_finding` has received it.
+        """
+        finding = self._find(check, work, needs)
+        self.findings.append(finding)
+        self._on_finding(finding)
+        return finding
+
+    @property
+    def failed(self) -> bool:
+        """Whether any check failed."""
+        return any(finding.verdict == "fail" for finding in self.findings)
+
+    def _find(self, check: str, work: Callable[..., Finding], needs: tuple[Finding, ...]) -> Finding:
+        missing = [need.check for need in needs if not need.is_usable]
+        if missing:
+            return Finding(check=check, verdict="skipped", text=f"needs {' and '.join(missing)}, which did not pass")
+        try:
+            return work(*(need.value for need in needs))
+        except BatonError as error:
+            return Finding(check=check, verdict="fail", text=str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an unexpected error in one check must not hide the others
+            if os.environ.get("BATON_DEBUG"):
+                traceback.print_exception(error)
+            return Finding(check=check, verdict="fail", text=f"unexpected: {describe_with_place(error)}")
+
 
 _SUBLANES, _LANES = 8, 128
 
@@ -147,3 +237,61 @@ def check_preflight(run: RunFile, storage: Storage) -> Finding:
     require_advancing(opened, head)
     step = 0 if head.tip is None else head.tip.step
     return Finding(check="preflight", verdict="pass", text=f"baton run would continue from step {step}")
+
+
+# Not a valid run name.
+_PREFIX = ".baton-doctor-"
+_PROBE = b"written by baton doctor, which deletes it again\n"
+
+
+def check_storage(run: RunFile) -> Finding:
+    """Write, read and delete a small file below the storage root; the finding's value is the `Storage`.
+
+    Raises:
+        InvalidInput: the address is not a supported storage.
+        StorageError: the storage refuses or fails.
+    """
+    storage = storage_of(run)
+    notes = storage.probe(run.spec.run)
+    with scratch_folder(storage) as scratch:
+        scratch.create("file", _PROBE)
+        if scratch.read("file") != _PROBE:
+            raise StorageError(f"{scratch.uri}/file: read back other bytes than were written; check this storage")
+    text = f"{storage.uri}: wrote, read and deleted a file"
+    # The value is a new object, because this one has cached a folder that no longer exists.
+    value = storage_of(run)
+    if notes:
+        return Finding(check="storage", verdict="warn", text=text, remedy="; ".join(notes), value=value)
+    return Finding(check="storage", verdict="pass", text=text, value=value)
+
+
+@contextmanager
+def scratch_folder(storage: Storage) -> Iterator[Storage]:
+    """Make a temporary folder below the storage root, and delete it afterwards with all parents that it created.
+
+    On a local disk the folder is locked, so that the next `baton doctor` can delete the folder of a killed one.
+    """
+    missing = _missing_folders(storage)
+    name = f"{_PREFIX}{secrets.token_hex(8)}"
+    try:
+        with ExitStack() as locked:
+            if isinstance(storage, LocalStorage):
+                with suppress(OSError):  # the storage itself reports why it is not writable
+                    storage.root.mkdir(parents=True, exist_ok=True)
+                    name = locked.enter_context(temporary_folder(_PREFIX, within=storage.root)).name
+            try:
+                yield storage.at(name)
+            finally:
+                with suppress(StorageError):  # an error here must not hide the one that ended the check
+                    storage.delete(name)
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _missing_folders(storage: Storage) -> list[Path]:
+    """Return the local folders that writing would create: the root and its parents that do not exist yet."""
+    if not isinstance(storage, LocalStorage):
+        return []
+    return [folder for folder in (storage.root, *storage.root.parents) if not folder.exists()]

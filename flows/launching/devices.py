@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tasks.foundation.accelerator.cluster import cluster_of
-from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
+from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.hosts import OneHost
+from tasks.foundation.machine.cluster import cluster_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
-    from tasks.foundation.accelerator.strategy import Accelerator
+    from tasks.foundation.machine.devices import Accelerator
 
 
 def stages_on_devices(spec: RunSpec) -> frozenset[str]:
@@ -65,7 +65,7 @@ def acquired_devices(
     if not stages_on_devices(spec) - remote:
         yield OneHost()
         return
-    from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # imports TensorFlow
+    from tasks.foundation.machine.devices import acquire, may_be_lost  # imports TensorFlow
 
     if spec.accelerator.kind == "multi_worker":
         addresses = cluster_of(os.environ).addresses

@@ -9,9 +9,9 @@ from prefect.client.schemas.objects import State, StateType
 from flows.launching.prefect_api import FlowRuns
 from flows.launching.runner import StageStopped
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.machine.stops import Stop, Stops
 from tasks.foundation.runlog.stage_results import has_answer
 from tasks.foundation.stage import label_of
-from tasks.foundation.stops.stops import Stop, Stops
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 

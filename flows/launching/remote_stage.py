@@ -23,10 +23,9 @@ from flows.launching.user_code import code_digests
 from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import LAUNCH
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentResult
-from tasks.foundation.contracts.stage_calls import RemoteContext, StageCall, pack
+from tasks.foundation.contracts.stage_calls import ErrorReport, RemoteContext, StageCall, pack
 from tasks.foundation.errors import (
     AcceleratorLost,
     AnotherVersion,
@@ -37,13 +36,13 @@ from tasks.foundation.errors import (
     StorageError,
     StoreUnreachable,
 )
+from tasks.foundation.machine.stops import Stops
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.messages import with_place
 from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.runlog.stage_results import take_answer, take_error
 from tasks.foundation.stage import Place, Stage, label_of
-from tasks.foundation.stops.stops import Stops
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.telemetry.events import Note, Phase
 from tasks.stages import STAGES
 

@@ -25,18 +25,15 @@ from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.process.fast_imports import fast_imports
 from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.accelerator.tpu_environment import announce_tpu
 from tasks.foundation.checkpoint.committer import Committer
-from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
+from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.error_report import ErrorReport
-from tasks.foundation.contracts.log_entry import Entry, Environment, Head
+from tasks.foundation.contracts.log_entry import Entry, Environment, Head, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
+    ErrorReport,
     InitOrRestoreCall,
     RemoteCheckpointToGcsCall,
     RemoteContext,
@@ -46,11 +43,13 @@ from tasks.foundation.contracts.stage_calls import (
     unpack,
 )
 from tasks.foundation.errors import BatonError, FileMissing, StaleWriter, StorageError
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.hang import HangWatch
+from tasks.foundation.machine.threads import run_uninterrupted
+from tasks.foundation.machine.tpu_environment import announce_tpu
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.stops.hang_watch import HangWatch
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.opening import open_storage
@@ -164,7 +163,7 @@ class StageProcess:
             yield None
             return
         with fast_imports():
-            from tasks.foundation.accelerator.strategy import acquire, may_be_lost  # not in every image
+            from tasks.foundation.machine.devices import acquire, may_be_lost  # not in every image
 
             stage.load()
         recorded = stage.environment(call, self.place)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.model.saved_code import file_references
+from tasks.foundation.model.code_digest import file_references, module_digest
 from tasks.foundation.user_code import require_function
 
 

@@ -15,7 +15,7 @@ REFUSED: Final = 2
 def main() -> int:
     """Check Prefect; returns the exit code."""
     from flows.prefect_compat.require_prefect import require_prefect
-    from tasks.foundation.contracts.error_report import ErrorReport
+    from tasks.foundation.contracts.stage_calls import ErrorReport
     from tasks.foundation.errors import BatonError
 
     try:

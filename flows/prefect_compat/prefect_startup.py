@@ -20,9 +20,9 @@ from flows.prefect_compat.check_prefect import REFUSED
 from flows.prefect_compat.embedded_server import SERVER_LEVEL, SILENT, TIMEOUT, EmbeddedServer
 from flows.prefect_compat.require_prefect import DATABASE_FILE, require_database, require_prefect
 from flows.process.children import start_child
-from tasks.foundation.accelerator.environment import quiet_tensorflow
-from tasks.foundation.accelerator.tpu_environment import announce_tpu
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.stage_calls import ErrorReport
+from tasks.foundation.machine.environment import quiet_tensorflow
+from tasks.foundation.machine.tpu_environment import announce_tpu
 
 _PREFECT_DEFAULTS = {
     # Prefect's run logs go to its API; the console belongs to the command.

@@ -18,17 +18,17 @@ from typing import Final, Self
 from flows.prefect_ui.artifacts import (
     Artifact,
     ArtifactStore,
+    CommitTable,
     PrefectArtifacts,
     commits_of,
     curves_of,
     progress_of,
     report_of,
 )
-from flows.prefect_ui.commit_table import CommitTable
 from tasks.evaluate.report.report import PAGE
-from tasks.foundation.contracts.epochs import with_recorded_examples
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import with_recorded_examples
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 

@@ -36,7 +36,7 @@ def exits_with(code: int) -> int:
     Returns:
         `code`, for `sys.exit`.
     """
-    from tasks.foundation.stops.leave_in_time import limit_exit
+    from tasks.foundation.machine.threads import limit_exit
     from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 
     _STATE.code = code

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tasks.foundation.contracts.segment import STOP_REASONS
+from tasks.foundation.contracts.log_entry import STOP_REASONS
 from tasks.foundation.errors import BatonError, StoreUnreachable
-from tasks.foundation.stops.hangup import sighup_as_sigterm, terminal_closed
-from tasks.foundation.stops.leave_in_time import leaving_in_time, report_signal
+from tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
+from tasks.foundation.machine.threads import leaving_in_time, report_signal
 
 RESUMABLE = 3  # the exit code of a run that stopped with work left to do
 

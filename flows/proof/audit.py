@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.admission.checks import preflight
+from flows.admission.admit import preflight
 from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretches_of
 from flows.proof.compare import Outcome, compare_arrays, difference_words, read_outcome
 from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
 from flows.run import Run
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
+from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt
 from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
-from tasks.foundation.contracts.receipts import Agreement, AuditedStretch, AuditReceipt
 from tasks.foundation.errors import DamagedDataset, FileMissing
 from tasks.foundation.messages import counted, shown
 from tasks.foundation.runlog.commits import commit

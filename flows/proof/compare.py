@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
-from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.receipts import OnlyIn, TrainingEnd, VariableDifference
-from tasks.foundation.contracts.segment import MetricRow, TracedStep
+from tasks.foundation.contracts.home_files import OnlyIn, TrainingEnd, VariableDifference
+from tasks.foundation.contracts.log_entry import Head, MetricRow, TracedStep
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
@@ -189,7 +188,7 @@ def read_arrays(home: LocalStorage, ref: CheckpointRef) -> Arrays:
     Raises:
         DamagedCheckpoint: the files differ from the manifest, or hold other variables than it lists.
     """
-    from tasks.foundation.accelerator.environment import quiet_tensorflow
+    from tasks.foundation.machine.environment import quiet_tensorflow
 
     quiet_tensorflow()
     import tensorflow as tf

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.run import RunHome
-from tasks.foundation.contracts.epochs import recorded_epoch
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import Best, Environment, Head
+from tasks.foundation.contracts.schedule import recorded_epoch
 from tasks.foundation.runlog.history import History, commit_of, history_of
 
 ABSENT = "absent"

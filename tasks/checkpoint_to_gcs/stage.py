@@ -3,11 +3,11 @@
 A home in a local folder is treated like one in a bucket.
 """
 
-from tasks.foundation.checkpoint.commit import commit_staged
+from tasks.foundation.checkpoint.committer import commit_staged
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.stage import Place
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.telemetry.events import Phase
 
 

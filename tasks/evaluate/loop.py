@@ -2,6 +2,15 @@
 
 Full batches run on all replicas. The remainder runs unpadded on replica 0 alone: metrics from `metrics=[…]` ignore
 sample weights, so padding would count.
+
+The metrics of a model as an evaluation adds them up.
+
+Averaged weights of optimizers with `use_ema`.
+
+What an evaluation changes in the train state. `state/warm_state.py` puts it back.
+
+An evaluation uses the model that training uses. It resets and updates metrics, may draw random numbers or assign
+variables in the user's own `test_step`, and evaluates the averages of `use_ema`. All of that is put back, bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,22 +18,109 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
 
-from tasks.evaluate.averages import keeps_averages, use_averages
-from tasks.evaluate.changed_leaves import changed_leaves
-from tasks.foundation.contracts.evaluation_sets import SetName
-from tasks.foundation.dataset.reading_errors import original_read_errors
+from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.hidden_state import require_no_hidden_state
+from tasks.foundation.model.keras_steps import called_like_fit
 from tasks.foundation.model.loss_scaling import SCALED_LOSSES
-from tasks.foundation.model.step_draws import StepDraws
+from tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
+from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.sum_order import fix_sum_order
-from tasks.foundation.model.traced_draws import exact_draws
 from tasks.foundation.model.train_step import op_errors_as_model_error
-from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.held_values import HeldValues
-from tasks.foundation.state.temporary_space import require_space_to_trace
+from tasks.foundation.model.variables import Leaf, handle_ids
+from tasks.foundation.state.train_state import require_space_to_trace
+from tasks.foundation.state.warm_state import HeldValues
 from tasks.foundation.user_errors import user_error
+
+
+class Metrics:
+    """Runs the model's `test_step`; the result is its metrics by name."""
+
+    is_idle = False
+
+    def __init__(self, model: keras.Model, strategy: Any, returned: ReturnedMetrics | None = None) -> None:
+        """Prepare it; nothing is traced yet.
+
+        Args:
+            model: a built and compiled model.
+            strategy: the strategy in whose scope it was built.
+            returned: accumulates the values that the user's own test_step returns, if it has one.
+        """
+        self._model = model
+        self._strategy = strategy
+        self._returned = returned
+        self._step = called_like_fit(model.test_step) if returned is None else returned.step
+
+    def step(self, batch: Sequence[Any]) -> Any:
+        """Update the metrics with one replica's batch."""
+        return self._step(batch)
+
+    def reset(self) -> None:
+        """Reset all metrics."""
+        self._model.reset_metrics()
+        if self._returned is not None:
+            self._returned.reset()
+
+    def take(self) -> dict[str, float]:
+        """Read all metrics, and reset them."""
+        return take_metrics(self._model, self._strategy, self._returned)
+
+
+def keeps_averages(model: keras.Model) -> bool:
+    """Whether the model's optimizer keeps averages of the weights."""
+    return bool(_averaging_optimizer(model).use_ema)
+
+
+def use_averages(model: keras.Model) -> None:
+    """Replace the model's weights by the averages of `use_ema`, if its optimizer keeps them."""
+    if keeps_averages(model):
+        _averaging_optimizer(model).finalize_variable_values(model.trainable_variables)
+
+
+def _averaging_optimizer(model: keras.Model) -> Any:
+    # Loss scaling wraps the optimizer that has the averages.
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+# Operations that run Python code, which may assign any variable.
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
+
+def changed_leaves(leaves: Iterable[Leaf], graphs: Sequence[Any], *, averages: bool) -> tuple[Leaf, ...]:
+    """Return the leaves that an evaluation may change.
+
+    Args:
+        leaves: of the train state.
+        graphs: of the traced validation loops.
+        averages: whether the averages of `use_ema` replace the weights.
+    """
+    if any(_runs_python(graph) for graph in graphs):
+        return tuple(leaves)
+    written = set().union(*(_written_handles(graph) for graph in graphs))
+    return tuple(
+        leaf
+        for leaf in leaves
+        if leaf.path.startswith("metrics/")  # reset outside of the loops
+        or (averages and leaf.trainable)
+        or not written.isdisjoint(handle_ids(leaf.variable))
+    )
+
+
+def _written_handles(graph: Any) -> set[int]:
+    """Ids of the handles of all captured variables that the graph does not only read."""
+    read_only = set(auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph))
+    index_of = {id(inside): index for index, inside in enumerate(graph.inputs)}
+    return {id(outside) for outside, inside in graph.captures if index_of[id(inside)] not in read_only}
+
+
+def _runs_python(graph: Any) -> bool:
+    definition = graph.as_graph_def()
+    nodes = (*definition.node, *(node for inner in definition.library.function for node in inner.node_def))
+    return any(node.op in _PYTHON for node in nodes)
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

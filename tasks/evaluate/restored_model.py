@@ -3,20 +3,20 @@
 import keras
 import tensorflow as tf
 
-from tasks.evaluate.averages import use_averages
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.evaluate.loop import use_averages
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.schedule import with_examples
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.keras_config import keep_keras_config
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.messages import message
-from tasks.foundation.model.build_arguments import lengths_asked_for
+from tasks.foundation.model.build import lengths_asked_for
 from tasks.foundation.model.identity import model_identity
 from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.state.train_state import build_train_state

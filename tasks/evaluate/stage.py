@@ -5,26 +5,26 @@ from collections.abc import Callable
 
 from tasks.evaluate.confusion import Counts
 from tasks.evaluate.warm_evaluation import confusion_of, evaluate_state, keep_state, take_state
-from tasks.foundation.accelerator.strategy import Accelerator, acquire
-from tasks.foundation.checkpoint.landing import land
-from tasks.foundation.checkpoint.warm_restore import restore_warm_state
-from tasks.foundation.contracts.callback_record import keep_best_of
+from tasks.foundation.checkpoint.committer import land
+from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.confusion_matrix import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
+from tasks.foundation.contracts.identity import keep_best_of
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.errors import FileAlreadyThere, StorageError
+from tasks.foundation.machine.devices import Accelerator, acquire
+from tasks.foundation.machine.threads import run_in_work_thread
 from tasks.foundation.model.metrics import Results, require_metric
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import evaluation_on_test_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe
-from tasks.foundation.stops.in_work_thread import run_in_work_thread
 from tasks.foundation.telemetry.events import Evaluated, Note, Phase
-from tasks.foundation.telemetry.measurements import seconds_between
+from tasks.foundation.telemetry.ledger import seconds_between
 
 
 def evaluate(call: EvaluateCall, place: Place) -> Evaluation:

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tasks.evaluate.confusion import Confusion, Counts, labels_of
-from tasks.evaluate.loop import Evaluator
-from tasks.evaluate.metrics import Metrics
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.evaluate.loop import Evaluator, Metrics
+from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.evaluation_sets import SetName
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.model.isolated_build import preserved_random_states
-from tasks.foundation.model.returned_metrics import trace_returned_metrics
+from tasks.foundation.model.metrics import trace_returned_metrics
 from tasks.foundation.state.warm_state import PROCESS_STATE, Recipe, WarmState, build_warm_state
 from tasks.foundation.storage.base import Storage
 

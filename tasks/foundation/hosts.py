@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tasks.foundation.contracts.identity import leaves, shorten_to_difference
-from tasks.foundation.contracts.readable_values import readable
+from tasks.foundation.contracts.identity import leaves, readable, shorten_to_difference
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 

@@ -2,6 +2,13 @@
 
 A file's folder is loaded as a package with a private name. Sibling modules can then import each other relatively
 (`from .layers import Block`), and a user's `tasks.py` cannot shadow Baton's packages.
+
+Relative paths in user code start at the run file's folder.
+
+The working folder belongs to the whole process, so it is changed only while user code runs. Baton's own paths are
+absolute: storage roots, run files and temporary folders do not depend on it.
+
+Find missing packages in the imports of the user's files, without importing these: that would import TensorFlow.
 """
 
 import ast
@@ -10,7 +17,9 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +30,35 @@ from tasks.foundation.errors import ModelError
 from tasks.foundation.keras_config import remembered_keras_config
 from tasks.foundation.process_folder import keep_generated_sources_together
 from tasks.foundation.seeding import seeded_import
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
-from tasks.foundation.user_folder import in_user_folder
-from tasks.foundation.user_frames import remember_run_folder
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, remember_run_folder, user_error
+
+# User code of two threads must not change the folder under each other; the same thread may enter twice.
+_IN_USE = threading.RLock()
+
+
+@contextmanager
+def in_user_folder(folder: Path) -> Iterator[None]:
+    """Make a folder the working folder during the block; if the folder is gone, the working folder stays.
+
+    Args:
+        folder: the run file's folder.
+    """
+    with _IN_USE, ExitStack() as back:
+        try:
+            # A descriptor, because the folder that was current may have been moved or deleted.
+            before = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            before = None
+        if before is not None:
+            back.callback(os.close, before)
+            try:
+                os.chdir(folder)
+            except OSError:
+                pass
+            else:
+                back.callback(os.fchdir, before)
+        yield
+
 
 _NAMES_SHOWN = 10
 
@@ -129,3 +164,71 @@ def _load_file(folder: Path, module: str, seed: int) -> ModuleType:
     loaded = _load(began.name, folder, seed, module=module)
     share_with_children(package, file.parent, began)
     return loaded
+
+
+# A file that changes the import path may find modules that are not found here, so it is not checked.
+_CHANGES_THE_PATH = ("sys.path", "sys.meta_path", "addsitedir", "import_module")
+_REMEDY = "or correct the import"
+
+
+def require_imports(reference: str, folder: Path) -> None:
+    """Refuse a function if its file, or a sibling that it imports, imports a package that is not installed.
+
+    Only unconditional imports count: statements at the top level of a module, not inside a `try`.
+
+    Args:
+        reference: `file.py:name`, relative to `folder`, or `package.module:name`.
+        folder: the run file's folder.
+
+    Raises:
+        ModelError: importing the function would fail.
+    """
+    module = reference.partition(":")[0]
+    if not module.endswith(".py"):
+        top = module.partition(".")[0]
+        if not _is_installed(top):
+            raise ModelError(f"{reference}: package {top} is not installed here; install it, {_REMEDY}")
+        return
+    waiting, seen = [folder / module], set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        for name, line, sibling in _imports(file):
+            if sibling is not None:
+                waiting.append(sibling)
+            elif not _is_installed(name):
+                raise ModelError(
+                    f"{reference}: {file.name}, line {line}, imports {name}, which is not installed here; install it, "
+                    f"{_REMEDY}"
+                )
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int, Path | None]]:
+    """Yield name, line and sibling file (if it is one) of each top-level import in a file."""
+    try:
+        text = file.read_bytes()
+        body = ast.parse(text, filename=str(file)).body
+    except (OSError, SyntaxError, ValueError):
+        return  # importing the file reports the error
+    if any(word.encode() in text for word in _CHANGES_THE_PATH):
+        return
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], node.lineno, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0], node.lineno, None
+        elif isinstance(node, ast.ImportFrom) and node.level == 1:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            for name in names:
+                yield name, node.lineno, file.parent / f"{name.partition('.')[0]}.py"
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules or name in sys.builtin_module_names:
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return True  # it exists, but has no ordinary import spec

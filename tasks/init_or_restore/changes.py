@@ -7,7 +7,7 @@ from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef
 from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
-from tasks.foundation.model.batch_dependence import batch_dependent_parts, describe_dependence
+from tasks.foundation.model.batch_checks import batch_dependent_parts, describe_dependence
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.carried_state import carry, is_same_tree
 from tasks.foundation.state.train_state import TrainState

@@ -1,30 +1,70 @@
-"""Checks a model and its callbacks before a run starts with them; the doctor runs the same checks."""
+"""Checks a model and its callbacks before a run starts with them; the doctor runs the same checks.
 
-from collections.abc import Sequence
+Tries the extreme values of the data on a new model: labels that it has no output for, tokens without a row.
+
+Nothing else is known of a model's losses and layers, so they are asked: with one of the values in place of zero, the
+compiled loss must not fail and not be NaN. Nothing is looked at if zeros fail too, or if code of the user's stands
+between the values and the model: an own train step, or a transform.
+
+Refuses a user's source whose examples can be read two ways, by building the model both ways.
+
+What is yielded may be a batch instead of an example, and a list of arrays may be one array instead of several inputs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.dataset import DatasetRef, Feature
-from tasks.foundation.contracts.evaluation_sets import SetName
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import tree
+
+from tasks.foundation.contracts.data_spec import SetName
+from tasks.foundation.contracts.dataset import DatasetRef, ExtremeValue, Feature, Reading
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations
+from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.evaluation_sets import place_of_set
-from tasks.foundation.dataset.manifest import load_manifest, zero_examples
-from tasks.foundation.model.build import require_test_step
-from tasks.foundation.model.callback_state import callback_state
+from tasks.foundation.dataset.features import (
+    Shapes,
+    describe_shapes,
+    shared_batch_size,
+    single_example_shapes,
+    unflatten,
+    zeros,
+)
+from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, zero_examples
+from tasks.foundation.errors import BatonError, ModelError, SourceError
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from tasks.foundation.messages import message
+from tasks.foundation.model.batch_checks import require_remainder
+from tasks.foundation.model.build import (
+    build_model,
+    compute_loss,
+    create_variables,
+    has_fixed_batch_size,
+    require_test_step,
+)
 from tasks.foundation.model.callbacks import (
     StartedCallbacks,
+    callback_state,
     require_learning_rate,
     require_monitors,
     start_callbacks,
 )
-from tasks.foundation.model.metrics import Results, read_results, require_metric
-from tasks.foundation.model.remainder import require_remainder
-from tasks.foundation.model.returned_metrics import trace_returned_metrics
+from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.model.keras_steps import overrides
+from tasks.foundation.model.metrics import Results, read_results, require_metric, trace_returned_metrics
+from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.train_step import require_train_step
-from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import WarmState
+from tasks.foundation.model.variables import leaves_of
+from tasks.foundation.state.train_state import TrainState, build_train_state
+from tasks.foundation.state.warm_state import HeldValues, WarmState
 from tasks.foundation.storage.base import Storage
+from tasks.foundation.user_errors import describe
 
 
 def require_steps(spec: RunSpec, state: TrainState, batch: Sequence[Any], unweighed: Sequence[Any]) -> None:
@@ -154,3 +194,294 @@ def require_callbacks(
     for callback in started.callbacks:
         callback_state(callback)
     return started
+
+
+Extremes = tuple[tuple[Feature, ...], tuple[ExtremeValue, ...]]
+
+
+def extremes_of(spec: RunSpec, dataset: DatasetRef, storage: Storage) -> Iterator[Extremes]:
+    """Yield the features and the extreme values of each dataset that a run reads without a transform.
+
+    Args:
+        spec: the run file.
+        dataset: the prepared dataset.
+        storage: the storage root.
+    """
+    data = spec.data
+    if data.transform is data.batch_transform is None:
+        for _, manifest in plain_datasets(storage, load_manifest(storage, dataset), dataset.folder):
+            yield manifest.features, manifest.extremes
+    for name in data.own_sets if data.validation_transform is None else ():
+        if dataset.own_set(name) is not None:  # the doctor has a sample of the training data only
+            manifest = load_manifest(storage, place_of_set(dataset, name)[0])
+            yield manifest.features, manifest.extremes
+
+
+def require_extremes(state: TrainState, extremes: Iterable[Extremes], *, reference: str, size: int) -> None:
+    """Refuse a model that cannot be trained on a value of its data.
+
+    Args:
+        state: of the model; its values stay as they are.
+        extremes: see `extremes_of`.
+        reference: the function's name in the run file, for messages.
+        size: number of examples in a batch of one replica.
+
+    Raises:
+        ModelError: names the value, its example, and the outputs of the model.
+    """
+    model = state.model
+    if overrides(model, "train_step"):
+        return
+    held = HeldValues(leaf for leaf in state.model_leaves if not (leaf.trainable or leaf.path.startswith("optimizer/")))
+    with state.accelerator.strategy.scope():
+        try:
+            for features, values in extremes:
+                tried = _Tried(model, features, size=size if has_fixed_batch_size(model) else 1)
+                for value in values:
+                    if fault := tried.fault_of(value):
+                        raise ModelError(_words(value, fault, reference, tried.outputs))
+        finally:
+            held.put_back()
+
+
+class _Tried:
+    """One model, with batches of zeros in which one feature has another value."""
+
+    def __init__(self, model: keras.Model, features: Sequence[Feature], *, size: int) -> None:
+        self._model = model
+        self._zeros = {feature.name: zeros((size, *feature.shape), feature.dtype) for feature in features}
+        self.outputs = ""
+        self._predicted: Any = None
+        self._usable = not self._fault(self._zeros)
+
+    def fault_of(self, value: ExtremeValue) -> str:
+        """Why the model cannot be trained on a value; "" if it can be, or nothing is known."""
+        known = self._zeros.get(value.feature)
+        if not self._usable or known is None or value.value == 0:
+            return ""
+        return self._fault({**self._zeros, value.feature: np.full_like(known, value.value)})
+
+    def _fault(self, arrays: dict[str, Any]) -> str:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(unflatten(arrays))
+        of_labels = self._predicted is not None and all(
+            arrays[name] is array for name, array in self._zeros.items() if not name.startswith("y")
+        )
+        try:
+            predicted = self._predicted if of_labels else self._model(x, training=False)
+            loss = None if y is None else compute_loss(self._model, x, y, predicted, sample_weight)
+        except DEVICE_LOST_ERRORS:
+            raise
+        except tf.errors.OpError as fault:
+            return describe(fault)
+        except (Exception, SystemExit):  # noqa: BLE001 - the loss needs something else, so nothing is known
+            return "" if self._predicted is not None else "unknown"
+        if self._predicted is None:
+            self._predicted = predicted
+            self.outputs = ", ".join(map(_shape_words, tree.flatten(predicted)))
+        return "the loss is NaN" if loss is not None and bool(np.isnan(loss).any()) else ""
+
+
+def _words(value: ExtremeValue, fault: str, reference: str, outputs: str) -> str:
+    where = f"{value.where}: {value.feature} is {value.value}"
+    if value.feature.startswith("y"):
+        return message(
+            f"{where}, and the loss of {reference}, whose output is {outputs}, cannot be computed with it: {fault}",
+            hints=["correct the label, or give the model an output for it; classes are numbered from 0"],
+        )
+    return message(
+        f"{where}, which {reference} cannot take: {fault}",
+        hints=["correct the value, or give the layer more rows, as Embedding(input_dim=...)"],
+    )
+
+
+def _shape_words(output: Any) -> str:
+    return f"{keras.backend.standardize_dtype(output.dtype)}[{', '.join(['batch', *map(str, output.shape[1:])])}]"
+
+
+def build_state_from_examples(
+    spec: RunSpec,
+    features: Sequence[Feature],
+    batch: Sequence[Any],
+    *,
+    code_folder: Path,
+    accelerator: Accelerator,
+    reading: Reading = "examples",
+    training: bool = False,
+) -> TrainState:
+    """Build the train state of a new run, as `build_train_state`, and refuse examples that can be read two ways.
+
+    If an example's shapes may be those of a batch, or its list one array, a second model is built with this reading,
+    and discarded. A model that declares its inputs decides; if both builds succeed, the examples are ambiguous, and are
+    refused.
+
+    Args:
+        spec: the run file.
+        features: the features of the examples.
+        batch: one per-replica batch of zeros, with class weights.
+        code_folder: the run file's folder.
+        accelerator: the accelerator of the process.
+        reading: how the examples were read, see `DatasetManifest.reading`; rows are not batches.
+        training: see `build_train_state`.
+
+    Raises:
+        SourceError: the source yields batches, or may do so, or has text, which a TPU does not take.
+        ModelError: the user's code or model cannot be used.
+    """
+    shapes = {feature.name: (feature.dtype, feature.shape) for feature in features}
+    sources = spec.data.source_words
+    require_placeable_text(features, accelerator, reference=sources)
+    takes = partial(_takes, spec, code_folder=code_folder, accelerator=accelerator)
+    others = [
+        *([_as_batch(shapes, spec)] if spec.data.may_yield_batches and reading != "rows" else []),
+        *([_as_one_array(shapes, spec, tree.flatten(batch)[0].shape[0])] if reading == "lists" else []),
+    ]
+    readings = [other for other in others if other is not None]
+    try:
+        state = build_train_state(
+            spec, code_folder=code_folder, accelerator=accelerator, batch=batch, training=training
+        )
+    except ModelError as fault:
+        other = next((each for each in readings if takes(each.batch, or_declares=False)), None)
+        if other is None:
+            raise
+        details = [*other.both, *str(fault).splitlines()]
+        raise SourceError(message(f"{sources}: {other.is_it}", details=details, hints=[other.remedy])) from fault
+    other = next((each for each in readings if takes(each.batch, or_declares=True)), None)
+    if other is not None:
+        hints = [other.remedy, other.remedy_if_not]
+        raise SourceError(message(f"{sources}: {other.may_be_it}", details=other.both, hints=hints))
+    return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Another reading of the examples.
+
+    Attributes:
+        batch: in this reading, without class weights.
+        both: both readings in words.
+        is_it: what is wrong if the model takes this reading alone.
+        may_be_it: what is wrong if it takes both.
+        remedy: what to do if this reading is meant.
+        remedy_if_not: what to do if it is not.
+    """
+
+    batch: tuple[Any, ...]
+    both: list[str]
+    is_it: str
+    may_be_it: str
+    remedy: str
+    remedy_if_not: str
+
+
+def _as_batch(shapes: Shapes, spec: RunSpec) -> _Reading | None:
+    """An example as a batch of examples; None if its shapes cannot be those of a batch."""
+    length = shared_batch_size(shapes)
+    if length is None:
+        return None
+    takes = f"{spec.model.build} takes {describe_shapes(shapes)} as"
+    return _Reading(
+        batch=unflatten({name: zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}),
+        both=[
+            f"as single examples: {describe_shapes(shapes)}",
+            f"as batches of {length}: {describe_shapes(single_example_shapes(shapes))}",
+        ],
+        is_it=f"it yields batches: {takes} {length} examples, but not as one",
+        may_be_it=f"it may yield batches: {takes} one example and as {length} examples",
+        remedy="if they are batches, set data.batched: true, or yield from zip(x, y)",
+        remedy_if_not="if they are single examples, set data.batched: false",
+    )
+
+
+def _as_one_array(shapes: Shapes, spec: RunSpec, size: int) -> _Reading | None:
+    """The arrays of a list as one array; None if they are no list any more."""
+    stacked: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, (dtype, shape) in shapes.items():
+        part = name.partition("[")[0]
+        items = [each for other, each in shapes.items() if other.startswith(f"{part}[")]
+        is_list = len(items) > 1 and len(set(items)) == 1
+        stacked[part if is_list else name] = (dtype, (len(items), *shape)) if is_list else (dtype, shape)
+    if len(stacked) == len(shapes):
+        return None
+    takes = f"a list of arrays: {spec.model.build} takes"
+    return _Reading(
+        batch=unflatten({name: zeros((size, *shape), dtype) for name, (dtype, shape) in stacked.items()}),
+        both=[f"as several arrays: {describe_shapes(shapes)}", f"as one array: {describe_shapes(stacked)}"],
+        is_it=f"it yields {takes} it as one array, but not as several",
+        may_be_it=f"it yields {takes} it as one array and as several",
+        remedy="for one array, stack it: np.stack([left, right])",
+        remedy_if_not="for several inputs or outputs, yield a tuple: (left, right)",
+    )
+
+
+def require_placeable_text(features: Sequence[Feature], accelerator: Accelerator, *, reference: str) -> None:
+    """Refuse text on a TPU, which computes with numbers only.
+
+    Args:
+        features: of the examples.
+        accelerator: the accelerator of the process.
+        reference: `data.source`, for messages.
+
+    Raises:
+        SourceError: a feature is text, and the accelerator is a TPU.
+    """
+    texts = [feature for feature in features if feature.encoding == "text"]
+    if texts and accelerator.environment.accelerator == "tpu":
+        shapes = describe_shapes({feature.name: (feature.dtype, feature.shape) for feature in texts})
+        raise SourceError(
+            message(
+                f"{reference}: the examples have {shapes}, but a TPU takes no text",
+                hints=[
+                    "look up the text in data.py and yield integers: keras.layers.StringLookup(vocabulary=words)(text)",
+                    "or train with accelerator.kind: cpu or gpu",
+                ],
+            )
+        )
+
+
+def _takes(
+    spec: RunSpec, unweighed: tuple[Any, ...], *, code_folder: Path, accelerator: Accelerator, or_declares: bool
+) -> bool:
+    """Whether a separate model can be built and traced with a batch.
+
+    Args:
+        spec: the run file.
+        unweighed: the batch, without class weights.
+        code_folder: the run file's folder.
+        accelerator: the accelerator of the process.
+        or_declares: the model takes the first reading too; return False if it declares its inputs.
+    """
+    reference = spec.model.build
+    with preserved_global_state():
+        try:
+            batch = apply_class_weight(unweighed, spec.train.class_weight)
+            draws = StepDraws(spec.train.seed, accelerator)
+            with exact_draws(draws):
+                model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
+                if or_declares and _declares_inputs(model):
+                    return False
+                frozen = create_variables(
+                    model, batch, reference=reference, accelerator=accelerator, freeze_patterns=spec.init.freeze
+                )
+            if type(model).train_step is not keras.Model.train_step:
+                leaves = leaves_of(model, frozen)
+                require_train_step(
+                    model,
+                    batch,
+                    accumulate=1,
+                    leaves=leaves,
+                    reference=reference,
+                    accelerator=accelerator,
+                    draws=draws,
+                )
+        except BatonError:
+            return False
+    return True
+
+
+def _declares_inputs(model: keras.Model) -> bool:
+    """Whether the model knows its inputs before it is called, as functional models do."""
+    try:
+        return bool(model.inputs)
+    except (AttributeError, ValueError):
+        return False

@@ -2,31 +2,95 @@
 
 The relay calls `check_new_run` once the first example is known, so that a model is refused before the dataset is
 written. If the same process then begins the run, it uses what was built for the check.
+
+The identity of a run file, as the origin entry records it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
-from tasks.foundation.contracts.dataset import Feature, Reading
-from tasks.foundation.contracts.epochs import needs_examples, with_examples
+from tasks.foundation.contracts.checkpoint import WeightsReport
+from tasks.foundation.contracts.data_spec import SetRef
+from tasks.foundation.contracts.dataset import DatasetRef, Feature, Reading
+from tasks.foundation.contracts.identity import (
+    CALLBACK_RECORD,
+    SIGNATURE,
+    TRANSFORM_CONTENTS,
+    VALIDATION,
+    CallbackRecord,
+    identity_in_run_file,
+)
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.weights_report import WeightsReport
+from tasks.foundation.contracts.schedule import TRAIN_EXAMPLES, needs_examples, with_examples
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.model.build_arguments import asks_for_unknown_length
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.masking import masked_values
+from tasks.foundation.model.build import asks_for_unknown_length, recorded_arguments
+from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
+from tasks.foundation.model.identity import model_identity, plain_values
 from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.state.layout import signature_digest
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.transforms.identity import transform_contents, transforms_identity
 from tasks.foundation.transforms.model_inputs import model_inputs
-from tasks.init_or_restore.identity import callback_record, user_code_identity
-from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_steps
+from tasks.init_or_restore.model_requirements import (
+    build_state_from_examples,
+    require_best,
+    require_callbacks,
+    require_steps,
+)
 from tasks.init_or_restore.weights.loading import load_weights
-from tasks.init_or_restore.yielded_batches import build_state_from_examples
+
+
+def run_identity(spec: RunSpec, dataset: DatasetRef, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity keys of `contracts/identity.py`, and what is for information: source, folders and examples.
+
+    Args:
+        spec: the run file.
+        dataset: the dataset that it prepared.
+        model: the keys of `user_code_identity`.
+    """
+    found = {
+        "data.source": spec.data.source_words,
+        "data.folder": dataset.folder,
+        "data.content_digest": dataset.content_digest,
+        **_validation(dataset.validation),
+        TRAIN_EXAMPLES: dataset.train_examples,
+        **identity_in_run_file(spec),
+        **model,
+    }
+    return dict(masked_values(found))
+
+
+def _validation(own: SetRef | None) -> dict[str, Any]:
+    """The own validation set; None is recorded too, so that a set that is no longer named is a change."""
+    return {VALIDATION: None} if own is None else {"data.validation_folder": own.folder, VALIDATION: own.content_digest}
+
+
+def user_code_identity(spec: RunSpec, state: TrainState, code_folder: Path) -> dict[str, Any]:
+    """Return the identity keys that the user's code determines."""
+    batch = per_replica_batch_size(spec.train.global_batch_size, state.accelerator.replicas, spec.train.accumulate)
+    found = {
+        SIGNATURE: signature_digest(state.signature),
+        **callbacks_identity(spec, code_folder),
+        **transforms_identity(spec, code_folder),
+        TRANSFORM_CONTENTS: transform_contents(spec, code_folder),
+        **model_identity(state.model, spec.model, code_folder, batch=batch),
+        "model.options": plain_values(recorded_arguments(spec, code_folder)),
+    }
+    return dict(masked_values(found))
+
+
+def callback_record(started: StartedCallbacks) -> dict[str, Any]:
+    """Return what the log records of callbacks for information; empty if Baton does nothing in their place."""
+    record = started.treatment.record
+    return {} if record == CallbackRecord() else {CALLBACK_RECORD: record.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.cluster import is_chief
-from tasks.foundation.accelerator.strategy import Accelerator, acquire, thread_override_warning
-from tasks.foundation.checkpoint.fork_status import refuse_unfinished_fork
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.fork import refuse_unfinished_fork
+from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.contracts.checkpoint import WeightsReport
 from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.contracts.weights_report import WeightsReport
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.dataset.order import oversized_batch_warning
-from tasks.foundation.model.layers import stateful_layers_warning
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.cluster import is_chief
+from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
+from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_summary import summarize
-from tasks.foundation.model.saved_code import save_code
+from tasks.foundation.model.variables import stateful_layers_warning
 from tasks.foundation.process import hash_seed
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
@@ -31,10 +31,14 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_sta
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.init_or_restore.changes import accepted_changes, record_changes
-from tasks.init_or_restore.extreme_values import extremes_of, require_extremes
-from tasks.init_or_restore.identity import callback_record, run_identity, user_code_identity
-from tasks.init_or_restore.model_requirements import require_best, require_callbacks, require_evaluations
-from tasks.init_or_restore.new_run import build_new_run
+from tasks.init_or_restore.model_requirements import (
+    extremes_of,
+    require_best,
+    require_callbacks,
+    require_evaluations,
+    require_extremes,
+)
+from tasks.init_or_restore.new_run import build_new_run, callback_record, run_identity, user_code_identity
 
 _NOT_DETERMINISTIC = (
     "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "

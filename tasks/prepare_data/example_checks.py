@@ -1,18 +1,90 @@
-"""Checks every example before it is written."""
+"""Checks every example before it is written.
+
+The extreme values of integer features, and of labels that are one number, found while the data is prepared.
+
+A label that the model has no output for, or a token that an embedding has no row for, fails in mid-training, or is NaN
+on a GPU. With its extremes in the manifest a dataset need not be read again to know. The two smallest and the two
+largest values are kept: the very smallest or largest may stand for "no label", as a loss's `ignore_class`.
+
+The check of the first example's features, which may refuse the run before anything is written.
+
+The features of a source's first example, read before anything is written, and their words for messages.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import ExtremeValue, Feature, Reading
-from tasks.foundation.dataset.features import PAD, Array, flatten
-from tasks.foundation.dataset.structure import is_list_of_equals, items_of_example
-from tasks.foundation.dataset.text_values import STRING, dtype_name
-from tasks.foundation.errors import SourceError
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.features import (
+    PAD,
+    STRING,
+    Array,
+    dtype_name,
+    flatten,
+    is_list_of_equals,
+    items_of_example,
+)
+from tasks.foundation.errors import BatonError, SourceError
 from tasks.foundation.messages import message
-from tasks.prepare_data.extreme_values import Extremes
-from tasks.prepare_data.packing import Packing
-from tasks.prepare_data.padding import Padding
+from tasks.prepare_data.sequences import Packing, Padding
 from tasks.prepare_data.sources.base import Row
+from tasks.prepare_data.sources.opening import open_source
+
+_AT_EACH_END = 2
+# Larger ones are images and the like, whose values index nothing.
+_MOST_NUMBERS = 65_536
+_WHERE_CHARACTERS = 200
+
+
+class Extremes:
+    """Collects the extreme values of all features."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[int | float, str]] = {}
+
+    def add(self, where: str, arrays: Mapping[str, Array]) -> None:
+        """Look at one example; `where` is its position in the source."""
+        for name, array in arrays.items():
+            if _is_looked_at(name, array):
+                found = self._found.setdefault(name, {})
+                if array.size != 1 or array.item() not in found:
+                    self._keep(found, where, array[_may_be_extreme(array, sorted(found))])
+
+    def _keep(self, found: dict[int | float, str], where: str, values: Array) -> None:
+        for value in np.unique(values).tolist():
+            if not math.isnan(value):
+                found[value] = where[:_WHERE_CHARACTERS]
+        for value in sorted(found)[_AT_EACH_END:-_AT_EACH_END]:
+            del found[value]
+
+    def found(self) -> tuple[ExtremeValue, ...]:
+        """The extreme values, by feature and value."""
+        return tuple(
+            ExtremeValue(feature=name, value=value, where=self._found[name][value])
+            for name in self._found
+            for value in sorted(self._found[name])
+        )
+
+
+def _is_looked_at(name: str, array: Array) -> bool:
+    is_label = name[0] == "y" and array.size == 1 and array.dtype.kind == "f"
+    return is_label or (array.dtype.kind in "iu" and array.size <= _MOST_NUMBERS)
+
+
+def _may_be_extreme(array: Array, found: Sequence[int | float]) -> Array:
+    """Where an array has values beyond those that were found, or between them as long as there are few."""
+    new: Array = np.ones(array.shape, bool)
+    if len(found) == 2 * _AT_EACH_END:
+        new = (array < found[_AT_EACH_END - 1]) | (array > found[_AT_EACH_END])
+    for value in found:
+        new &= array != value
+    return new
+
 
 # Name, dtype and shape of one array of an example.
 _Kind = tuple[str, str, tuple[int, ...]]
@@ -180,3 +252,70 @@ def _check_label(where: str, arrays: dict[str, Array], classes: int) -> None:
         raise SourceError(
             f"{where}: label y is {wrong.flat[0]}, outside of [0, {classes}); correct the source, or data.classes"
         )
+
+
+# Receives the features of the examples and how they were read, and may refuse the run.
+FeatureCheck = Callable[[tuple[Feature, ...], Reading], None]
+
+
+class FeaturesRefused(Exception):
+    """A check raised an error. The data is valid, so prepared shards stay for the corrected model."""
+
+    def __init__(self, fault: BatonError) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def check_features(check: FeatureCheck | None, features: tuple[Feature, ...], reading: Reading) -> None:
+    """Call the check, if there is one.
+
+    Raises:
+        FeaturesRefused: it raised.
+    """
+    if check is None:
+        return
+    try:
+        check(features, reading)
+    except BatonError as fault:
+        raise FeaturesRefused(fault) from fault
+
+
+Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature, ...]:
+    """Return the features of the first example of `data.source`, which is read and not written.
+
+    Global random numbers stay as they are, because other examples are being read meanwhile.
+
+    Args:
+        spec: the run file.
+        code_folder: the run file's folder.
+
+    Raises:
+        SourceError: the source is missing or empty, or its first example is invalid.
+        RunFileError: the source or an option cannot be used.
+    """
+    from tasks.foundation.model.isolated_build import preserved_global_state
+
+    data = spec.data
+    with preserved_global_state():
+        source = open_source(data, code_folder, spec.train.seed)
+        if source.in_place is not None:
+            return source.in_place.features
+        checker = Checker(data)
+        first = next(source.read(), None)
+        if first is None:
+            raise SourceError(f"data.source: {data.source}: it has no examples; check data.options")
+        checker.check(*first)
+        return checker.features
+
+
+def kinds_of(features: Sequence[Feature]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of each feature, by name."""
+    return {each.name: (each.dtype, each.shape) for each in features}
+
+
+def words_of(kinds: Kinds) -> str:
+    """Return `x float32[3], y int64[]`."""
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in kinds.items())

@@ -3,11 +3,11 @@
 from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.content_digest import content_digest
-from tasks.foundation.dataset.held_out import Part, positions_of_part
+from tasks.foundation.dataset.manifest import Part, positions_of_part
 from tasks.foundation.telemetry.events import Preparing, Sink
 from tasks.prepare_data.example_checks import Checker
 from tasks.prepare_data.sources.base import InPlace, Source
-from tasks.prepare_data.train_validation_split import held_out_rule
+from tasks.prepare_data.split import held_out_rule
 
 _REPORT_EVERY_EXAMPLES = 10_000
 

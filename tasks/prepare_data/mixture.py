@@ -6,8 +6,8 @@ So a source is prepared once, whatever it is mixed with; other weights write a m
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
-from tasks.foundation.contracts.mixture import MixedSource, Mixture, SourceSpec, integer_weights
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
@@ -15,8 +15,8 @@ from tasks.foundation.errors import FileAlreadyThere, SourceError
 from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
-from tasks.prepare_data.first_example import features_of_first_example, kinds_of, words_of
-from tasks.prepare_data.set_names import errors_of_source
+from tasks.prepare_data.dataset_name import errors_of_source
+from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
 
 Prepare = Callable[[RunSpec, Place], DatasetRef]
 

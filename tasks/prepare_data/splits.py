@@ -1,15 +1,14 @@
 """Splits a source's records into training and validation, as the run file says.
 
-By default a seeded hash of each index decides (`train_validation_split.py`). `data.split: last` holds out the last
+By default a seeded hash of each index decides (`split.py`). `data.split: last` holds out the last
 records, `data.split_by` whole groups of equal values.
 """
 
 from collections.abc import Iterable, Iterator
 
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.prepare_data import train_validation_split
-from tasks.prepare_data.group_split import split_by_group
-from tasks.prepare_data.time_split import last_of, split_last
+from tasks.prepare_data import split
+from tasks.prepare_data.split import last_of, split_by_group, split_last
 
 
 def split_records(data: DataSpec, records: Iterable[bytes], *, seed: int) -> Iterator[tuple[bool, bytes]]:
@@ -29,7 +28,7 @@ def split_records(data: DataSpec, records: Iterable[bytes], *, seed: int) -> Ite
         return split_by_group(records, feature=data.split_by, fraction=fraction, seed=seed)
     if data.split == "last":
         return split_last(records, fraction=fraction)
-    return train_validation_split.split(records, fraction=fraction, seed=seed)
+    return split.split(records, fraction=fraction, seed=seed)
 
 
 def part_sizes(data: DataSpec, length: int | None, *, seed: int) -> tuple[int, int] | None:
@@ -45,7 +44,7 @@ def part_sizes(data: DataSpec, length: int | None, *, seed: int) -> tuple[int, i
     if data.split == "last":
         held_out = last_of(length, fraction=data.validation_fraction)
         return length - held_out, held_out
-    return train_validation_split.part_sizes(length, fraction=data.validation_fraction, seed=seed)
+    return split.part_sizes(length, fraction=data.validation_fraction, seed=seed)
 
 
 def settings_of_split(data: DataSpec) -> dict[str, str]:

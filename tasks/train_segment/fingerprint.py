@@ -17,12 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.contracts.log_entry import Commit, Environment
-from tasks.foundation.contracts.segment import TracedStep
+from tasks.foundation.contracts.log_entry import Commit, Environment, TracedStep
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.messages import message
 from tasks.foundation.model.hidden_state import captured_contents, graphs_of
-from tasks.foundation.model.user_line import IN_THE_GRAPH, place_of
+from tasks.foundation.model.keras_steps import IN_THE_GRAPH, place_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Note, Sink
 

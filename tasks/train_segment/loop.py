@@ -3,22 +3,44 @@
 It replaces `model.fit`: steps are counted absolutely, nothing is read or reset where a run is cut, and
 `fit(steps_per_execution=…)` crashes under MirroredStrategy. It calls Keras's own `model.train_step`, so compiled
 losses, metrics, custom `train_step`s, clipping and mixed precision work.
+
+What to do before the next inner loop, decided by all hosts together.
+
+Clocks and signals differ between hosts. A host that ran one step more than the others would wait for them forever.
+
+The stream of batches that a training reads, from any batch on.
+
+What a user should know about the traced train step.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.contracts.log_entry import StopReason
+from tasks.foundation.dataset.class_weight import map_class_weight
+from tasks.foundation.dataset.decoded_examples import decoded_bytes, fits_into_memory
+from tasks.foundation.dataset.reader import training_dataset
+from tasks.foundation.hosts import Hosts
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.machine.stops import first_reason, number_of
 from tasks.foundation.messages import listed
 from tasks.foundation.model.keras_steps import not_converted
-from tasks.foundation.model.random_operations import CLOCK, nodes_of, stateful_operations
-from tasks.foundation.model.step_draws import StepDraws
-from tasks.foundation.model.train_step import run_train_step
+from tasks.foundation.model.loss_scaling import summed_gradients_words
+from tasks.foundation.model.metrics import MOST_VALUES, read_results
+from tasks.foundation.model.randomness import CLOCK, StepDraws, nodes_of, stateful_operations
+from tasks.foundation.model.train_step import compile_words, run_train_step
+from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import Recipe
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.formatting import size_words
+from tasks.foundation.transforms.model_inputs import ModelInputs
 
 NOT_FOUND = -1
 
@@ -114,3 +136,122 @@ def _sums_in_any_order(node: Any) -> bool:
 def steps_within(seconds: float, steps_per_second: float) -> int:
     """Number of steps that take about `seconds`; at least 1."""
     return max(1, int(seconds * steps_per_second))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDecision:
+    """The decision of one host, or of all hosts once they agree.
+
+    Attributes:
+        stop: why to stop now; None to continue.
+        grace_left: seconds until this machine may end; infinite if no end is announced.
+        segment_is_over: whether the segment's seconds are used up.
+        commit_is_due: whether to commit first.
+        steps: number of steps of the inner loop.
+        save_failed: whether a save beside the training failed.
+    """
+
+    stop: StopReason | None
+    grace_left: float
+    segment_is_over: bool
+    commit_is_due: bool
+    steps: int
+    save_failed: bool = False
+
+    def agreed(self, hosts: Hosts) -> "LoopDecision":
+        """The decision of all hosts: a stop of any host, the shortest grace period, otherwise the chief's decision."""
+        values = [
+            number_of(self.stop),
+            self.grace_left,
+            self.segment_is_over,
+            self.commit_is_due,
+            self.steps,
+            self.save_failed,
+        ]
+        of_hosts = hosts.gather_from_hosts(values)
+        _, _, over, due, steps, failed = of_hosts[0].tolist()
+        return LoopDecision(
+            stop=first_reason(of_hosts[:, 0].tolist()),
+            grace_left=float(of_hosts[:, 1].min()),
+            segment_is_over=bool(over),
+            commit_is_due=bool(due),
+            steps=int(steps),
+            save_failed=bool(failed),
+        )
+
+
+def training_batches(
+    recipe: Recipe, inputs: ModelInputs, accelerator: Accelerator, *, storage: Storage, batch: int, telemetry: Sink
+) -> Any:
+    """Return a distributed iterator over batches from global batch `batch` on.
+
+    Args:
+        recipe: what is trained, on which dataset.
+        inputs: the transforms of the examples.
+        accelerator: whose replicas take the batches.
+        storage: the storage root.
+        batch: index of the first global batch: step + skipped batches.
+        telemetry: receives a warning if the examples do not fit into memory.
+    """
+    spec = recipe.spec
+    in_memory = spec.data.cache == "memory" and _fits(recipe, storage, telemetry)
+
+    def per_replica_batches(context: Any) -> "tf.data.Dataset":
+        dataset = training_dataset(
+            storage,
+            recipe.dataset,
+            seed=spec.train.seed,
+            global_batch_size=spec.train.global_batch_size,
+            window_shards=spec.data.window_shards,
+            first_batch=batch,
+            host=context.input_pipeline_id,
+            hosts=context.num_input_pipelines,
+            local_replicas=accelerator.replicas // context.num_input_pipelines,
+            drop_remainder=spec.train.drop_remainder,
+            shuffle=spec.data.shuffle,
+            functions=inputs.training_functions,
+            in_memory=in_memory,
+        )
+        return map_class_weight(dataset, spec.train.class_weight)
+
+    return iter(accelerator.strategy.distribute_datasets_from_function(per_replica_batches))
+
+
+def _fits(recipe: Recipe, storage: Storage, telemetry: Sink) -> bool:
+    if fits_into_memory(storage, recipe.dataset):
+        return True
+    size = size_words(decoded_bytes(storage, recipe.dataset))
+    text = f"data.cache: memory: the decoded examples take {size}, more than half of the free memory; reading records"
+    telemetry.emit(Note(text=text, warning=True))
+    return False
+
+
+def step_notes(state: TrainState, divided: int, *, reference: str, masked: bool) -> Iterator[Note]:
+    """Yield notes about a train step that has just been traced.
+
+    Args:
+        state: whose model's step it is.
+        divided: number of losses that Keras divided by the number of replicas while it was traced.
+        reference: the function's name in the run file.
+        masked: whether a Keras mask reaches the loss of micro-batches.
+    """
+    summed = summed_gradients_words(state.model, divided, reference=reference, replicas=state.accelerator.replicas)
+    if summed and state.step == 0:  # once in a run
+        yield Note(text=summed)
+    for words in compile_words(state.model, state.accelerator):
+        yield Note(text=f"{reference}: {words}")
+    ignored = () if state.returned is None else state.returned.ignored
+    if ignored:
+        yield Note(
+            text=f"{reference}: train_step returns {listed(ignored)}, which are not logged: each is no number, has "
+            f"one for each example, or more than {MOST_VALUES}; return their means",
+            warning=True,
+        )
+    for words in read_results(state.model, state.accelerator.strategy, state.returned).words():
+        yield Note(text=f"{reference}: {words}")
+    if masked:
+        yield Note(
+            text=f"{reference}: a Keras mask reaches the loss, which is then a mean over what the mask keeps of each "
+            "micro-batch (train.accumulate), and not of the whole batch",
+            warning=True,
+        )

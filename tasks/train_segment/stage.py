@@ -4,29 +4,26 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.save import Saver
-from tasks.foundation.contracts.epoch_length import EpochLength
+from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
+from tasks.foundation.contracts.run_spec import EpochLength
 from tasks.foundation.contracts.schedule import next_multiple
-from tasks.foundation.contracts.segment import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp
+from tasks.foundation.machine.devices import acquire
+from tasks.foundation.machine.stops import Stops, agreed_stop
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe
-from tasks.foundation.stops.agreement import agreed_stop
-from tasks.foundation.stops.stops import Stops
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Training, Waiting
-from tasks.foundation.telemetry.measurements import seconds_between
-from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
-from tasks.train_segment.commit_interval import CommitInterval
-from tasks.train_segment.loop import steps_within
-from tasks.train_segment.loop_decision import LoopDecision
-from tasks.train_segment.trainer import Trainer
-from tasks.train_segment.warm_trainer import WARM_TRAINER
+from tasks.foundation.telemetry.ledger import seconds_between
+from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
+from tasks.train_segment.interval import CommitInterval
+from tasks.train_segment.loop import LoopDecision, steps_within
+from tasks.train_segment.trainer import WARM_TRAINER, Trainer
 
 # An inner loop is not longer than this, so that the progress bar moves.
 _INNER_LOOP_SECONDS = 1.0

@@ -1,50 +1,116 @@
-"""The trainer: model, compiled loop, data and state of one process."""
+"""The trainer: model, compiled loop, data and state of one process.
+
+The trainer that a process keeps from one segment to the next.
+
+Statistics of each host between two commits; they show a slow host.
+"""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.xla_cache import align_function_numbers
 from tasks.foundation.checkpoint.cadence import CommitCadence
+from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
-from tasks.foundation.checkpoint.warm_restore import restore_warm_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.segment import MetricRow, TracedStep
+from tasks.foundation.contracts.log_entry import Evaluation, MetricRow, TracedStep, WorkerStats
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.reading_errors import original_read_errors
+from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import NonFinite
-from tasks.foundation.model.compile_settings import uses_xla, xla_step
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.machine.xla_cache import align_function_numbers
 from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
 from tasks.foundation.model.keras_steps import tracing_hints
-from tasks.foundation.model.learning_rate import learning_rate_of
 from tasks.foundation.model.loss_scaling import SCALED_LOSSES
-from tasks.foundation.model.metrics import take_metrics
-from tasks.foundation.model.random_operations import stateful_operations
-from tasks.foundation.model.returned_metrics import returns_own_values
-from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
+from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
+from tasks.foundation.model.randomness import StepDraws, saved_or_drawn, stateful_operations
 from tasks.foundation.model.sum_order import fix_sum_order
-from tasks.foundation.model.train_step import build_train_step, op_errors_as_model_error, trace_train_step
-from tasks.foundation.model.variable_placement import describe_placement
+from tasks.foundation.model.train_step import (
+    build_train_step,
+    op_errors_as_model_error,
+    trace_train_step,
+    uses_xla,
+    xla_step,
+)
+from tasks.foundation.model.variables import describe_placement
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.held_values import HeldValues
 from tasks.foundation.state.train_state import TrainState
-from tasks.foundation.state.warm_state import Recipe, WarmState
+from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe, WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
-from tasks.foundation.transforms.input_errors import transform_errors
-from tasks.train_segment.blowups import LossWatch
-from tasks.train_segment.callback_schedule import Callbacks, callbacks_of
+from tasks.foundation.telemetry.ledger import measured
+from tasks.foundation.transforms.user_transform import transform_errors
+from tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
 from tasks.train_segment.fingerprint import compare_with_log, traced_step
-from tasks.train_segment.host_stats import InnerLoop
-from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings
-from tasks.train_segment.step_notes import step_notes
-from tasks.train_segment.training_batches import training_batches
+from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings, step_notes, training_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerLoop:
+    """What one inner loop did on this host.
+
+    Attributes:
+        steps: number of steps.
+        input_wait_seconds: seconds that it waited for batches.
+        losses: of each replica of this host, since metrics were last reset; empty if the step returns none.
+    """
+
+    steps: int
+    input_wait_seconds: float
+    losses: tuple[float, ...]
+
+
+class HostStats:
+    """Sums over this host's inner loops."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._train_seconds = 0.0
+        self._input_wait_seconds = 0.0
+        self._losses: tuple[float, ...] = ()
+
+    def add(self, loop: InnerLoop, seconds: float) -> None:
+        """Add an inner loop that took `seconds`, including the wait for input."""
+        self._steps += loop.steps
+        self._train_seconds += seconds
+        self._input_wait_seconds += min(loop.input_wait_seconds, seconds)
+        self._losses = loop.losses
+
+    def gather_from_hosts(
+        self, accelerator: Accelerator, global_batch_size: int, *, telemetry: Sink
+    ) -> tuple[WorkerStats, ...]:
+        """The statistics of all hosts, in their order; empty if a value of any host is invalid.
+
+        This is a collective: all hosts call it at the same step.
+        """
+        if not self._steps:
+            return ()
+        numbers = [self._steps, self._train_seconds, self._input_wait_seconds, *self._losses]
+        local_replicas = accelerator.replicas // accelerator.hosts
+        examples_per_step = global_batch_size // accelerator.hosts
+        of_hosts = accelerator.gather_from_hosts(numbers).tolist()
+
+        def build() -> tuple[WorkerStats, ...]:
+            return tuple(
+                WorkerStats(
+                    host=host,
+                    replicas=local_replicas,
+                    steps=int(steps),
+                    examples=int(steps) * examples_per_step,
+                    train_seconds=train,
+                    input_wait_seconds=wait,
+                    losses=tuple(losses),
+                )
+                for host, (steps, train, wait, *losses) in enumerate(of_hosts)
+            )
+
+        return measured(build, (), what="statistics of the hosts", telemetry=telemetry)
 
 
 class Trainer:
@@ -299,3 +365,40 @@ class Trainer:
         if not self.accelerator.broadcast_from_chief(callbacks.ended is not None):
             return None
         return callbacks.ended or "the chief's callbacks set model.stop_training"
+
+
+class WarmTrainer:
+    """Keeps one trainer with the state of the process: compiling a training loop can take minutes."""
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The kept trainer, if there is one."""
+        kept = PROCESS_STATE.kept
+        return None if kept is None else kept.companion(Trainer)
+
+    def take(self, recipe: Recipe, *, storage: Storage, accelerator: Accelerator) -> Trainer:
+        """Take out the process's state and its trainer if they fit, or build them.
+
+        Only a segment that succeeds puts them back.
+        """
+        warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
+        trainer = warm.companion(Trainer)
+        if trainer is not None and trainer.recipe == recipe:
+            return trainer
+        if trainer is not None or (warm.attributes_changed and not warm.as_built()):
+            # Another trainer has used it, or Python code that a new process does not run in this order.
+            del warm, trainer
+            warm = PROCESS_STATE.take(recipe, storage=storage, accelerator=accelerator)
+        return Trainer(recipe, warm, storage=storage)
+
+    def keep(self, trainer: Trainer) -> None:
+        """Keep a trainer whose state is known to be valid."""
+        trainer.warm.keep_companion(trainer)
+        PROCESS_STATE.keep(trainer.warm)
+
+    def forget(self) -> None:
+        """Drop the process's state and its trainer, so that the next segment builds them and restores from storage."""
+        PROCESS_STATE.forget()
+
+
+WARM_TRAINER = WarmTrainer()

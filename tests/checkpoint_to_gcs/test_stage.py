@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-from tasks.foundation.contracts.log_entry import Commit, Entry, Retire
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.log_entry import Commit, Entry, Retire, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tasks.foundation.errors import DamagedCheckpoint, StaleWriter
 from tasks.foundation.telemetry.events import Committed

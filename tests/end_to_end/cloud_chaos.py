@@ -22,8 +22,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
-from tasks.foundation.checkpoint.retention import apply_retention, retention_policies
+from tasks.foundation.checkpoint.retention import apply_retention, quarantine_damaged_tips, retention_policies
 from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.checkpoint.verify import find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name

@@ -10,11 +10,10 @@ import pytest
 
 from flows.launching.runner import InProcess
 from tasks.foundation.checkpoint.verify import find_damage
-from tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind
-from tasks.foundation.contracts.segment import StopReason
+from tasks.foundation.contracts.log_entry import Commit, Evaluation, Rewind, StopReason
 from tasks.foundation.contracts.stage_calls import EvaluateCall
+from tasks.foundation.machine.stops import PROCESS_STOP
 from tasks.foundation.stage import Place, Stage
-from tasks.foundation.stops.process_stop import PROCESS_STOP
 from tasks.foundation.telemetry.events import Event, Training
 from tasks.train_segment.stage import forget_trainer
 from tests.support.homes import entries_of

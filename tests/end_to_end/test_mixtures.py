@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.doctor.data_sample import check_data
+from flows.doctor.data_checks import check_data
 from flows.run import RunHome
 from flows.verification import verify_home
 from tasks.foundation.contracts.run_file import RunFile

@@ -122,7 +122,7 @@ class Hosts:
     """Passes the chief's staged checkpoint to the other hosts, through a file instead of the log."""
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
-        from tasks.foundation.accelerator.strategy import acquire
+        from tasks.foundation.machine.devices import acquire
 
         self.accelerator = acquire(spec.accelerator, None)
         self._file = folder / f"{spec.run}.json"
@@ -139,9 +139,9 @@ class Hosts:
 def cell(folder: Path, model: str, beginning: str, strategy: str) -> dict[str, Any]:
     """Train straight, then cut in two without a warm trainer; commit the first."""
     from tasks.checkpoint_to_gcs.stage import checkpoint_to_gcs
-    from tasks.foundation.model.batch_dependence import batch_dependent_parts
+    from tasks.foundation.model.batch_checks import batch_dependent_parts
     from tasks.train_segment.stage import forget_trainer
-    from tasks.train_segment.warm_trainer import WARM_TRAINER
+    from tasks.train_segment.trainer import WARM_TRAINER
 
     lab, spec = lab_for(folder, model), spec_for(folder, model, beginning, strategy)
     start = lab.begin(spec).tip

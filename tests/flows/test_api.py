@@ -19,7 +19,7 @@ import yaml
 from flows.api import Run, run
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.errors import InvalidInput, ModelError, NoSuchRun, RunFileError
-from tasks.foundation.model.saved_code import save_code
+from tasks.foundation.model.code_digest import save_code
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun

@@ -9,8 +9,8 @@ import pytest
 from flows.api import Run
 from flows.commands.main import main
 from flows.goal import override_to_continue
+from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.saved_code import SAVED_CODE, SavedCode, saved_code_path
 from tests.support.fake_run import FakeRun
 
 MODEL = "def build_model():\n    return 1\n"

@@ -11,8 +11,8 @@ from flows.goal import Goal
 from flows.relay import relay
 from flows.result import RelayResult
 from flows.run import Run
+from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import StaleWriter
 from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.stage import Place, Stage

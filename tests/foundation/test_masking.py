@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import BatonError, StorageError
 from tasks.foundation.masking import masked, masked_values
 from tasks.foundation.messages import shown, shown_lines

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.user_code import load_function
-from tasks.foundation.user_frames import UserFrame, is_user_file, remember_run_folder, user_frames
+from tasks.foundation.user_errors import UserFrame, is_user_file, remember_run_folder, user_frames
 
 BATON = Path(__file__).resolve().parents[2]
 

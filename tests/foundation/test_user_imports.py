@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_imports import require_imports
+from tasks.foundation.user_code import require_imports
 
 MISSING = {
     "of the file": {"model.py": "import keras\nimport no_such_package.part as part\n"},

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.epochs import with_examples
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import with_examples
 from tests.support.lab import Lab, differing, in_fresh_process, keep_trainer, rows_of
 
 GALLERY = Path(__file__).parent
@@ -98,7 +98,7 @@ def _of_each(
 
 def _spec(lab: Lab, name: str, *, log_every: int, replicas: int = 1) -> RunSpec:
     settings = [f"train.log_every_steps={log_every}", "accelerator.kind=cpu", f"accelerator.replicas={replicas}"]
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
 
     spec = load_run_file(GALLERY / name / "run.yaml", settings).spec
     acquire(spec.accelerator, None)  # before data.py, as a run does: a tf.data.Dataset starts TensorFlow
@@ -152,9 +152,9 @@ def _two_replicas(lab: Lab, name: str, log_every: int) -> dict[str, Any]:
         "changed": paths whose values on two replicas are not those of the checkpoint. "at": its step. "went_on": rows
         of the steps that follow.
     """
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
     from tasks.foundation.state.warm_state import Recipe
-    from tasks.train_segment.warm_trainer import WARM_TRAINER
+    from tasks.train_segment.trainer import WARM_TRAINER
 
     spec = _spec(lab, name, log_every=log_every, replicas=2)
     tip = lab.begin(spec).tip

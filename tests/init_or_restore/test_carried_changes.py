@@ -213,7 +213,7 @@ def test_what_means_the_same_keeps_its_value(replicas: int, tmp_path: Path) -> N
 
 def runs_after_change(folder: str, replicas: int) -> dict[str, Any]:
     """For some cases: the digests at step 7 straight and cut; those after a rewind in the process, and in a new one."""
-    from tasks.foundation.checkpoint.warm_restore import restore_warm_state
+    from tasks.foundation.checkpoint.restore import restore_warm_state
     from tasks.foundation.state.warm_state import PROCESS_STATE
 
     found, trained = {}, dict[str, Lab]()

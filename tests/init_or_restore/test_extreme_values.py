@@ -7,7 +7,7 @@ import pytest
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
-from tasks.init_or_restore.extreme_values import extremes_of, require_extremes
+from tasks.init_or_restore.model_requirements import extremes_of, require_extremes
 from tests.support.lab import Lab, built, lab_of, spec_of
 
 MODELS = """

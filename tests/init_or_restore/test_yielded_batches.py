@@ -101,7 +101,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 def begun(lab: Lab, build: str, x: list[int], y: list[int] | None, **changes: Any) -> Any:
     """Build a new run whose examples have these shapes of x and y."""
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
     from tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of(build, data__validation_fraction=0, **changes)
@@ -158,7 +158,7 @@ BOTH = [
 
 
 def begun_with_pair(lab: Lab, build: str, reading: Any = "lists", **changes: Any) -> Any:
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
     from tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of(build, data__validation_fraction=0, **changes)
@@ -242,7 +242,7 @@ def test_batch_larger_than_the_data_warns_at_the_start(lab: Lab, tmp_path: Path)
 
 
 def test_rows_of_a_batch_are_not_refused_as_batches(lab: Lab) -> None:
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
     from tasks.init_or_restore.new_run import build_new_run
 
     spec = spec_of("own", data__validation_fraction=0)
@@ -259,8 +259,8 @@ def test_rows_of_a_batch_are_not_refused_as_batches(lab: Lab) -> None:
 
 
 def test_text_is_refused_on_a_tpu_with_the_remedy() -> None:
-    from tasks.foundation.accelerator.strategy import acquire
-    from tasks.init_or_restore.yielded_batches import require_placeable_text
+    from tasks.foundation.machine.devices import acquire
+    from tasks.init_or_restore.model_requirements import require_placeable_text
 
     cpu = acquire(spec_of("own").accelerator, None)
     tpu = replace(cpu, environment=cpu.environment.model_copy(update={"accelerator": "tpu"}))

@@ -10,9 +10,8 @@ import pytest
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.run_spec import RunSpec, TrainSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.contracts.train_spec import TrainSpec
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.local import LocalStorage

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.foundation.dataset.shards import encode
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.group_split import split_by_group
+from tasks.prepare_data.split import split_by_group
 
 
 def records_of(users: list[int]) -> list[bytes]:

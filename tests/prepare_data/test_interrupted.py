@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.run_spec import RunSpec, StopSpec
+from tasks.foundation.contracts.run_spec import RunSpec, StopSpec, TrainSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.contracts.train_spec import TrainSpec
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.prepare_data.sources.read_ahead import map_ahead
+from tasks.prepare_data.sources.verified_reads import map_ahead
 from tasks.prepare_data.stage import prepare_data
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 

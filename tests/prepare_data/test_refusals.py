@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.errors import BatonError, RunFileError, SourceChanged, SourceError, StorageError
-from tasks.prepare_data import disk_space
+from tasks.prepare_data import writing
 
 CSV = {"path": "t.csv", "label": "y"}
 NPZ = {"path": "t.npz", "y": "y"}
@@ -229,9 +229,9 @@ def test_files_without_read_permission_are_refused(workshop: Any, monkeypatch: p
 
 
 def test_too_little_disk_space_is_refused_before_writing(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = disk_space.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    monkeypatch.setattr("tasks.prepare_data.shard_upload.ShardUploads.write", None)
+    usage = writing.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    monkeypatch.setattr("tasks.prepare_data.writing.ShardUploads.write", None)
     fault = refused(workshop, "digits", {}, {})
     assert type(fault) is StorageError
     assert "needs 0.5 MiB of disk space, but 0.1 MiB are free; free some" in str(fault)
@@ -257,7 +257,7 @@ def test_disk_that_fills_up_is_reported(workshop: Any, monkeypatch: pytest.Monke
 def test_tensorflow_errors_on_a_full_disk_are_storage_errors(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    with pytest.raises(StorageError, match="free some space"), disk_space.disk_errors(tmp_path):
+    with pytest.raises(StorageError, match="free some space"), writing.disk_errors(tmp_path):
         raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
 
 

@@ -24,11 +24,10 @@ from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.transfers import checksum_file
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data import disk_space
+from tasks.prepare_data import writing
 from tasks.prepare_data.dataset_name import dataset_digest
-from tasks.prepare_data.shard_upload import ShardUploads
-from tasks.prepare_data.shard_writing import BlockWriter
 from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.writing import BlockWriter, ShardUploads
 from tests.prepare_data.conftest import make_spec
 from tests.support.far_storage import PATIENCE, FarStorage
 
@@ -305,20 +304,20 @@ def test_existing_shards_need_no_disk_space(workshop: Any, monkeypatch: pytest.M
     folder = workshop.storage.root
     folder.mkdir()
     (folder / "a.tfrecord").write_bytes(bytes(60))
-    usage = disk_space.shutil.disk_usage(folder)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=50))
-    disk_space.require_space(workshop.storage, 110, includes_written_shards=True)
+    usage = writing.shutil.disk_usage(folder)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=50))
+    writing.require_space(workshop.storage, 110, includes_written_shards=True)
     for size, counts in ((111, True), (51, False)):
         with pytest.raises(StorageError, match="the dataset needs"):
-            disk_space.require_space(workshop.storage, size, includes_written_shards=counts)
+            writing.require_space(workshop.storage, size, includes_written_shards=counts)
 
 
 def test_continuing_needs_space_for_the_rest_only(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.write("data.npz", {"x": np.zeros((60, 100)), "y": np.arange(60)})
     ref = prepare(workshop, "scattered")
     manifest = load_manifest(workshop.storage, ref)
-    usage = disk_space.shutil.disk_usage(workshop.code)
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
+    usage = writing.shutil.disk_usage(workshop.code)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=2 * manifest.train[0].size))
     workshop.storage.delete(f"{ref.folder}/{manifest.train[0].path}")
     assert prepare(workshop, "scattered") == ref
     workshop.storage.delete(ref.folder)

@@ -13,10 +13,8 @@ import pytest
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.local import LocalStorage
-from tasks.prepare_data import disk_space, scatter, stage
-from tasks.prepare_data.disk_space import scratch_file
-from tasks.prepare_data.scatter import ScatterWriter
-from tasks.prepare_data.shard_upload import ShardUploads
+from tasks.prepare_data import stage, writing
+from tasks.prepare_data.writing import ScatterWriter, ShardUploads, scratch_file
 
 NPZ = {"path": "sorted.npz", "y": "y"}
 CLASSES = 10
@@ -38,7 +36,7 @@ def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         times.append(writer._waiting_bytes)
         original(writer)
 
-    monkeypatch.setattr(scatter, "_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(writing, "_WAITING_BYTES", 20_000)
     monkeypatch.setattr(ScatterWriter, "_scatter", counted)
     return times
 
@@ -72,7 +70,7 @@ def test_bytes_do_not_depend_on_the_buffer_size(workshop: Any, tmp_path: Path, m
     layout = {"shard_examples": 64, "validation_fraction": 0.3}
     digests = set()
     for index, waiting in enumerate([1 << 20, 20_000, 1]):
-        monkeypatch.setattr(scatter, "_WAITING_BYTES", waiting)
+        monkeypatch.setattr(writing, "_WAITING_BYTES", waiting)
         place = type(workshop)(workshop.code, LocalStorage(tmp_path / str(index)))
         digests.add(place.prepare("npz", NPZ, **layout).content_digest)
     assert len(digests) == 1
@@ -115,15 +113,15 @@ def test_too_little_temporary_space_is_refused_before_writing(
     workshop: Any, scattered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_sorted(workshop, 2000)
-    usage = disk_space.shutil.disk_usage(workshop.code)
+    usage = writing.shutil.disk_usage(workshop.code)
 
     def disk_usage(folder: Path) -> Any:
-        return usage._replace(free=50_000) if folder == disk_space.scratch_folder() else usage
+        return usage._replace(free=50_000) if folder == writing.scratch_folder() else usage
 
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(writing.shutil, "disk_usage", disk_usage)
     with pytest.raises(StorageError, match=r"needs 0\.1 MiB of disk space, but 0\.0 MiB are free.*TMPDIR") as refused:
         workshop.prepare("npz", NPZ)
-    assert str(disk_space.scratch_folder()) in str(refused.value)
+    assert str(writing.scratch_folder()) in str(refused.value)
     assert workshop.files() == {}
     assert not scattered
 
@@ -145,7 +143,7 @@ def test_temporary_disk_that_fills_up_is_reported(
         raise OSError(28, "No space left on device")
 
     write_sorted(workshop, 2000)
-    monkeypatch.setattr(scatter.os, "pwrite", full)
+    monkeypatch.setattr(writing.os, "pwrite", full)
     with pytest.raises(StorageError, match="No space left on device; free some space"):
         workshop.prepare("npz", NPZ)
     assert len(scattered) == 1
@@ -157,7 +155,7 @@ def test_temporary_file_that_lost_records_is_detected(
 ) -> None:
     written = os.pwrite
     # Like a disk that reports success for a lost write.
-    monkeypatch.setattr(scatter.os, "pwrite", lambda file, data, at: written(file, bytes(len(data)), at))
+    monkeypatch.setattr(writing.os, "pwrite", lambda file, data, at: written(file, bytes(len(data)), at))
     write_sorted(workshop, 2000)
     with pytest.raises(StorageError, match=r"shard \d of train .* check the disk"):
         workshop.prepare("npz", NPZ, shard_examples=500)
@@ -180,9 +178,9 @@ def test_thousands_of_shards_need_one_open_file() -> None:
 import os, resource
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data import scatter
-from tasks.prepare_data.scatter import ScatterWriter
-from tasks.prepare_data.disk_space import scratch_file
-from tasks.prepare_data.shard_upload import ShardUploads
+from tasks.prepare_data.writing import ScatterWriter
+from tasks.prepare_data.writing import scratch_file
+from tasks.prepare_data.writing import ShardUploads
 import tensorflow as tf
 
 scatter._WAITING_BYTES = 100_000

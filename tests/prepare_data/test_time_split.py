@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data import time_split
-from tasks.prepare_data.time_split import last_of, split_last
+from tasks.prepare_data import split
+from tasks.prepare_data.split import last_of, split_last
 
 
 def numbered(count: int) -> list[bytes]:
@@ -26,7 +26,7 @@ def test_last_records_are_held_out_in_source_order(length: int, fraction: float)
 @given(length=st.integers(2, 60), fraction=st.floats(0.01, 0.99), memory=st.integers(0, 20))
 def test_records_in_the_temporary_file_keep_their_order(length: int, fraction: float, memory: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time_split, "_MEMORY_BYTES", memory)
+        patch.setattr(split, "_MEMORY_BYTES", memory)
         through_file = list(split_last(numbered(length), fraction=fraction))
     assert through_file == list(split_last(numbered(length), fraction=fraction))
 

@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 
-from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.machine.environment import quiet_tensorflow
 
 quiet_tensorflow()
 

@@ -12,9 +12,8 @@ import yaml
 from flows.bare_process import ProcessReport
 from flows.proof.execute import Execution, FinishedProcess
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
-from tasks.foundation.contracts.log_entry import Commit, Environment, Origin
+from tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage

@@ -16,9 +16,8 @@ from flows.launching.launcher import Launcher
 from flows.launching.remote_stage import RemoteStages
 from flows.launching.runner import InProcess
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry
+from tasks.foundation.contracts.log_entry import Entry, MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.doctor.all_checks import DoctorOptions, run_checks
-from flows.doctor.finding import Finding
-from tasks.foundation.accelerator.tpu_types import TpuType, tpu_type
+from flows.doctor.run_file_checks import Finding
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
+from tasks.foundation.machine.tpu_environment import TpuType, tpu_type
 
 ALL_CHECKS = [
     "run file",

@@ -75,7 +75,7 @@ def preload() -> KeptModules:
 
     OpenBLAS has threads, and handles forks.
     """
-    from tasks.foundation.accelerator.environment import quiet_tensorflow
+    from tasks.foundation.machine.environment import quiet_tensorflow
 
     gc.disable()  # the imports leave next to no garbage
     before = dict(os.environ)

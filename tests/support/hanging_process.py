@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.stops.hang_watch import HangWatch
+from tasks.foundation.machine.hang import HangWatch
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Several, Training
 from tasks.foundation.telemetry.ledger import Ledger

@@ -15,9 +15,8 @@ from typing import Any
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.log_entry import Entry, Head, MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
@@ -212,7 +211,7 @@ def keep_trainer() -> None:
 
     TensorFlow 2.19 sometimes waits up to a minute for autotuning when it destroys an iterator.
     """
-    from tasks.train_segment.warm_trainer import WARM_TRAINER
+    from tasks.train_segment.trainer import WARM_TRAINER
 
     if (trainer := WARM_TRAINER.trainer) is not None:
         _KEPT.append((trainer, trainer._iterator))
@@ -229,8 +228,8 @@ def restored(lab: Lab, spec: RunSpec, ref: CheckpointRef) -> Any:
 
 def built(lab: Lab, spec: RunSpec) -> Any:
     """A new train state with its initial values."""
-    from tasks.foundation.accelerator.strategy import acquire
     from tasks.foundation.dataset.manifest import load_manifest, zero_batch
+    from tasks.foundation.machine.devices import acquire
     from tasks.foundation.state.train_state import build_train_state
 
     accelerator = acquire(spec.accelerator, None)

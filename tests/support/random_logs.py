@@ -3,8 +3,17 @@
 import random
 
 from tasks.foundation.contracts.checkpoint import WholeRead
-from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Head, Quarantine, Retire, Rewind
-from tasks.foundation.contracts.segment import MetricRow, WorkerStats
+from tasks.foundation.contracts.log_entry import (
+    Body,
+    Commit,
+    Entry,
+    Head,
+    MetricRow,
+    Quarantine,
+    Retire,
+    Rewind,
+    WorkerStats,
+)
 from tasks.foundation.runlog.log import RunLog
 from tests.support.small_logs import evaluation, on_test, ref
 

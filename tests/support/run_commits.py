@@ -18,14 +18,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
-from tasks.foundation.checkpoint.commit import commit_staged
-from tasks.foundation.checkpoint.committer import Committer
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.committer import Committer, commit_staged
+from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
-from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, Origin
+from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit, evaluation_due
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.log import RunLog

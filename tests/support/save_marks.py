@@ -18,7 +18,7 @@ def mark_saves() -> None:
     path = os.environ.get(VARIABLE)
     if path is None:
         return
-    from tasks.foundation.checkpoint import commit as committing
+    from tasks.foundation.checkpoint import committer as committing
     from tasks.foundation.checkpoint.committer import Committer
 
     marks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -5,12 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.foundation.checkpoint.verify import manifest_digest
-from tasks.foundation.contracts.checkpoint import (
-    CheckpointManifest,
-    CheckpointRef,
-    FileRecord,
-    checkpoint_folder,
-)
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
@@ -20,12 +15,12 @@ from tasks.foundation.contracts.log_entry import (
     Evaluation,
     EvaluationOnTest,
     Head,
+    MetricRow,
     Origin,
     Quarantine,
     Rewind,
 )
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.entry_codec import Decoded, decode, with_digest
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path

@@ -19,7 +19,7 @@ def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, announced:
     Returns:
         The device file.
     """
-    from tasks.foundation.accelerator import tpu_environment
+    from tasks.foundation.machine import tpu_environment
 
     folder.mkdir(exist_ok=True)
     file = folder / DEVICE_FILE

@@ -16,7 +16,7 @@ LONGEST_SECONDS = 300.0  # only a hanging test waits this long
 PRELUDE = """
 import hashlib, os, signal, sys, time
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
+from tasks.foundation.machine.threads import run_uninterrupted
 
 def say(*words):
     # One write: another thread prints the notes.

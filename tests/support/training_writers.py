@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 
-from flows import segments as relay_segments
+from flows import relay as relay_segments
 from flows.commits import Commits, is_in_flight
 from flows.goal import Goal
 from flows.launching.runner import InProcess
-from flows.segments import Segments
+from flows.relay import Segments
 from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.checkpoint.save import Saver
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Head
+from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp, NonFinite
 from tasks.foundation.hosts import Hosts, OneHost
@@ -37,7 +36,7 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.foundation.telemetry.events import Silent
 from tasks.stages import TRAIN_SEGMENT
-from tasks.train_segment.commit_interval import CommitInterval
+from tasks.train_segment.interval import CommitInterval
 from tests.support.small_logs import staged_content
 from tests.support.stepped_threads import step_committers
 

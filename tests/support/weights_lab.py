@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.init_spec import InitSpec
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.weights_report import WeightsReport
+from tasks.foundation.contracts.checkpoint import WeightsReport
+from tasks.foundation.contracts.run_spec import InitSpec, RunSpec
 from tasks.foundation.errors import WeightsError
 from tasks.init_or_restore.weights.loading import load_weights
 from tests.support.event_recorder import EventRecorder

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Rewind
+from tasks.foundation.contracts.log_entry import Commit, MetricRow, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import BlowUp, NonFinite
 from tasks.foundation.runlog.history import history_of
-from tasks.train_segment.blowups import MEDIAN_ROWS, LossWatch
+from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, lab_of, spec_of
 

@@ -15,14 +15,14 @@ from flows.goal import Goal
 from flows.result import RelayResult
 from flows.run import Run
 from flows.without_prefect import train as train_to
-from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
-from tasks.foundation.model import built_model
-from tasks.foundation.model.callback_state import callback_state, large_state_words, restore_callback_state
+from tasks.foundation.machine.devices import acquire
+from tasks.foundation.model import build as built_model
+from tasks.foundation.model.callbacks import callback_state, large_state_words, restore_callback_state
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place
@@ -33,7 +33,7 @@ from tasks.foundation.telemetry.events import Waiting
 from tasks.init_or_restore.stage import init_or_restore
 from tasks.prepare_data.stage import prepare_data
 from tasks.train_segment.stage import forget_trainer
-from tasks.train_segment.warm_trainer import WARM_TRAINER
+from tasks.train_segment.trainer import WARM_TRAINER
 from tests.support import forked
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, in_fresh_process, lab_of

@@ -16,20 +16,28 @@ from hypothesis import strategies as some
 from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Head, Origin
+from tasks.foundation.contracts.log_entry import (
+    Commit,
+    Entry,
+    Environment,
+    Head,
+    MetricRow,
+    Origin,
+    SegmentRequest,
+    TracedStep,
+)
 from tasks.foundation.contracts.run_spec import CheckpointSpec
-from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, TracedStep
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.measurements import measured, seconds_between
+from tasks.foundation.telemetry.ledger import measured, seconds_between
 from tasks.train_segment import loop
-from tasks.train_segment.commit_interval import CommitInterval
-from tasks.train_segment.host_stats import InnerLoop
+from tasks.train_segment.interval import CommitInterval
 from tasks.train_segment.stage import forget_trainer
+from tasks.train_segment.trainer import InnerLoop
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, spec_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint import save
-from tasks.foundation.checkpoint.commit import commit_staged
+from tasks.foundation.checkpoint.committer import commit_staged
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
@@ -20,7 +20,7 @@ from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.losses import PRIOR_SECONDS
 from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Sink, Training
-from tasks.train_segment import interval_work
+from tasks.train_segment import interval
 from tasks.train_segment.stage import forget_trainer
 from tests.support.clock import FakeClock
 from tests.support.lab import Lab, differing, spec_of
@@ -153,7 +153,7 @@ def test_commits_within_a_segment_retire_older_ones(lab: Lab) -> None:
 @pytest.mark.slow
 def test_rows_that_fill_an_entry_are_committed_within_a_segment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry of the log has a largest size, and rows of a long segment must not exceed it."""
-    monkeypatch.setattr(interval_work, "_MOST_VALUES", 4)  # two rows of loss and accuracy
+    monkeypatch.setattr(interval, "_MOST_VALUES", 4)  # two rows of loss and accuracy
     straight = spec_of("functional", run="straight", train__log_every_steps=1)
     often = spec_of("functional", run="often", train__log_every_steps=1, checkpoint__every_seconds=None)
     lab.relay(often, 7)

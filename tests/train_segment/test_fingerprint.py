@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from flows.proof.compare import causes_of, same_step
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.segment import TracedStep
+from tasks.foundation.contracts.log_entry import Commit, TracedStep
 from tasks.foundation.errors import IdentityChanged
 from tasks.train_segment import fingerprint, trainer
 from tasks.train_segment.stage import forget_trainer

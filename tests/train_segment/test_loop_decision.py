@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.stops.agreement import agreed_stop, first_reason, number_of
+from tasks.foundation.machine.stops import agreed_stop, first_reason, number_of
 from tasks.foundation.telemetry.events import Silent
-from tasks.train_segment.host_stats import HostStats, InnerLoop
-from tasks.train_segment.loop_decision import LoopDecision
+from tasks.train_segment.loop import LoopDecision
+from tasks.train_segment.trainer import HostStats, InnerLoop
 
 
 class Others:

@@ -136,8 +136,7 @@ def test_validation_with_other_inputs_is_refused_before_anything_is_written(tmp_
 
 
 def test_run_without_transforms_keeps_its_identity() -> None:
-    from tasks.foundation.contracts.identity import identity_in_run_file, part_in_run_file
-    from tasks.foundation.contracts.identity_keys import TRANSFORMS
+    from tasks.foundation.contracts.identity import TRANSFORMS, identity_in_run_file, part_in_run_file
 
     spec = spec_of(transform=None, batch_transform=None, validation_transform=None)
     recorded = identity_in_run_file(spec)

@@ -1,25 +1,187 @@
-"""Exports a committed checkpoint as a Keras file, a SavedModel or a TensorFlow checkpoint."""
+"""Exports a committed checkpoint as a Keras file, a SavedModel or a TensorFlow checkpoint.
 
+The lines of Python that load an exported `.keras` file without Baton.
+"""
+
+import ast
+import json
+import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tasks.evaluate.export.loading import Loading
 from tasks.evaluate.export.target import atomic_target, require_free_target
 from tasks.evaluate.restored_model import restored_model
-from tasks.foundation.accelerator.strategy import Accelerator, acquire
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import ModelError
+from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.messages import listed
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.user_errors import user_error
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
+
+# Keras finds objects of these packages itself.
+_KERAS = frozenset({"keras", "keras_hub", "keras_cv", "keras_nlp", "builtins"})
+_KERAS_FUNCTIONS = (keras.activations, keras.initializers, keras.losses, keras.metrics, keras.regularizers)
+_FUNCTION, _LAMBDA = "function", "__lambda__"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CustomObject:
+    """A class or function in a file's configuration that does not belong to Keras."""
+
+    key: str  # the name that Keras looks up
+    name: str
+    module: str  # empty for a function that is not at the top level of the user's code
+
+    @property
+    def registered(self) -> bool:
+        """Whether importing its module is enough for Keras to find it."""
+        return ">" in self.key
+
+    @property
+    def importable(self) -> bool:
+        """Whether its module has it at the top level, not inside a function or a class."""
+        return hasattr(sys.modules.get(self.module), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What is needed to load one file.
+
+    Attributes:
+        objects: objects to import first, sorted, each once.
+        needs_unsafe_mode: whether the file holds a lambda as code, which Keras loads only with safe_mode=False.
+    """
+
+    objects: tuple[CustomObject, ...]
+    needs_unsafe_mode: bool
+
+    @classmethod
+    def of(cls, file: Path, reference: str) -> "Loading":
+        """For a `.keras` file whose model this process built with the function `reference` of the run file."""
+        with zipfile.ZipFile(file) as archive:
+            return cls.of_config(json.loads(archive.read("config.json")), reference)
+
+    @classmethod
+    def of_config(cls, config: Any, reference: str) -> "Loading":
+        """For the configuration in a file."""
+        return cls(tuple(sorted(set(_custom(config, _functions_of_user(reference))))), _holds_a_lambda(config))
+
+    def lines(self, path: Path, *, here: Path) -> tuple[str, ...]:
+        """Lines of Python that load the file at `path` without Baton, run in the folder `here`."""
+        folders: dict[str, None] = {}
+        imports: dict[str, dict[str, None]] = {}
+        for each in filter(lambda each: each.importable, self.objects):
+            folder, module = _importable(each.module)
+            if folder is not None and folder != here.resolve():
+                folders[str(folder)] = None
+            imports.setdefault(module, {})[each.name] = None
+        given = [f"{each.key!r}: {each.name}" for each in self.objects if not each.registered]
+        arguments = [
+            repr(str(path)),
+            *([f"custom_objects={{{', '.join(given)}}}"] if given else []),
+            *(["safe_mode=False"] if self.needs_unsafe_mode else []),
+        ]
+        return (
+            *(["import sys"] if folders else []),
+            *(f"sys.path.insert(0, {folder!r})" for folder in folders),
+            *(f"from {module} import {', '.join(names)}" for module, names in imports.items()),
+            *(["import keras"] if imports else []),
+            f"keras.saving.load_model({', '.join(arguments)})",
+        )
+
+    def warnings(self) -> Iterator[str]:
+        """Messages about objects that Keras does not find, with remedies."""
+        unregistered = [each for each in self.objects if not each.registered]
+        if unregistered:
+            names = ", ".join(dict.fromkeys(each.name for each in unregistered))
+            yield (
+                f"{names}: not registered with Keras, so keras.saving.load_model needs custom_objects; decorate them "
+                "with @keras.saving.register_keras_serializable(), then importing them is enough"
+            )
+        keys = [each.key for each in unregistered]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            yield (
+                f"{', '.join(twice)}: several classes have this name, and Keras uses one of them for all; register "
+                'each under a different name: @keras.saving.register_keras_serializable(name="...")'
+            )
+        hidden = [each.name for each in self.objects if not each.importable]
+        if hidden:
+            yield (
+                f"{', '.join(hidden)}: defined inside a function or class, where no import finds it; move it to the "
+                "top level of its module"
+            )
+        if self.needs_unsafe_mode:
+            yield "a lambda is stored as code, so Keras needs safe_mode=False; use a named function instead"
+
+
+def _custom(value: Any, functions: dict[str, CustomObject]) -> Iterator[CustomObject]:
+    if isinstance(value, dict):
+        module, name = str(value.get("module") or ""), str(value.get("class_name") or "")
+        if name == _FUNCTION:  # the file does not name its module
+            key = str(value.get("config"))
+            if key in functions:
+                yield functions[key]
+            elif not any(hasattr(module, key) for module in _KERAS_FUNCTIONS):
+                yield CustomObject(key, key.rpartition(">")[2], "")
+        elif name and module and not name.startswith("__") and module.partition(".")[0] not in _KERAS:
+            yield CustomObject(str(value.get("registered_name") or name), name, module)
+        value = list(value.values())
+    if isinstance(value, list):
+        for below in value:
+            yield from _custom(below, functions)
+
+
+def _functions_of_user(reference: str) -> dict[str, CustomObject]:
+    """Top-level functions of the user's modules, by the names that Keras stores."""
+    package = "" if ".py:" in reference else reference.partition(":")[0].partition(".")[0]
+    found = {}
+    for name, module in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if not root.startswith(USER_PACKAGE_PREFIX) and root != package:
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, FunctionType) and value.__module__ == name:
+                key = keras.saving.get_registered_name(value)
+                found[key] = CustomObject(key, value.__name__, name)
+    return found
+
+
+def _holds_a_lambda(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("class_name") == _LAMBDA or any(map(_holds_a_lambda, value.values()))
+    return isinstance(value, list) and any(map(_holds_a_lambda, value))
+
+
+def _importable(module: str) -> tuple[Path | None, str]:
+    """The folder to add to Python's path, and the module's name there.
+
+    Baton loads a file beside the run file as a module of a private package. Plain Python needs its folder.
+    """
+    package, _, name = module.partition(".")
+    if not package.startswith(USER_PACKAGE_PREFIX):
+        return None, module
+    file = Path(str(sys.modules[module].__file__))
+    if _imports_siblings(file):  # relative imports need a package
+        return file.parent.parent, f"{file.parent.name}.{name}"
+    return file.parent, name
+
+
+def _imports_siblings(file: Path) -> bool:
+    tree = ast.parse(file.read_bytes())
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))
+
 
 # Prefix of the file names of an exported checkpoint.
 PREFIX = "ckpt"

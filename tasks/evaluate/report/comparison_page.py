@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.evaluate.report.curves import Curves, Line, metric_chart
-from tasks.evaluate.report.html_page import Key, html_page
-from tasks.evaluate.report.tables import Cell, Section, Table, number
+from tasks.evaluate.report.charts import Curves, Line, metric_chart
+from tasks.evaluate.report.page import Key, html_page
+from tasks.evaluate.report.sections import Cell, Section, Table, number
 from tasks.foundation.telemetry.formatting import metric_words
 
 

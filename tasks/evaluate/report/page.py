@@ -1,26 +1,113 @@
-"""The report's page: what it says of a run."""
+"""The report's page: what it says of a run.
 
+A page of tiles, charts and tables: one HTML file without references to other files.
+"""
+
+import base64
+import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from importlib.resources import files
+from typing import Any, NamedTuple
 
-from tasks.evaluate.report.changes import changes_section, origin_lines
-from tasks.evaluate.report.checkpoints import checkpoints_section, evaluations_section
-from tasks.evaluate.report.curves import EVENT_WORDS, Curves
-from tasks.evaluate.report.html_page import Key, Tile, html_page
-from tasks.evaluate.report.tables import Cell, Section, Table, cut, time_words
-from tasks.evaluate.report.times import goodput_words, time_sections, workers_section
-from tasks.foundation.contracts.epochs import recorded_epoch
+from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Curves, svg_of
+from tasks.evaluate.report.sections import (
+    Cell,
+    Section,
+    Table,
+    changes_section,
+    checkpoints_section,
+    cut,
+    evaluations_section,
+    goodput_words,
+    origin_lines,
+    time_sections,
+    time_words,
+    workers_section,
+)
+from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.contracts.readable_values import readable
+from tasks.foundation.contracts.schedule import recorded_epoch
 from tasks.foundation.masking import masked
 from tasks.foundation.runlog.accounting import Account
 from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.worker_stats import workers_of
 from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
+
+
+class Tile(NamedTuple):
+    """A value that stands out at the top."""
+
+    label: str
+    value: str
+
+
+class Key(NamedTuple):
+    """What a line of the charts means; `kind` is its CSS classes."""
+
+    kind: str
+    words: str
+
+
+def html_page(
+    *,
+    title: str,
+    address: str,
+    introduction: Sequence[str],
+    tiles: Sequence[Tile],
+    curves: Curves,
+    keys: Sequence[Key],
+    sections: Sequence[Section],
+    clean: Callable[[str], str] = masked,
+) -> str:
+    """The page as HTML. The same arguments give the same page; all text is escaped.
+
+    Args:
+        title: the page's title.
+        address: below the title.
+        introduction: lines below the address.
+        tiles: the values at the top.
+        curves: what the charts show.
+        keys: of the charts.
+        sections: tables and notes.
+        clean: returns a text without what does not belong into the page.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # not while a command starts
+
+    script = (files("tasks.evaluate.report") / "curves.js").read_text("utf-8")
+    environment = Environment(
+        loader=PackageLoader("tasks.evaluate.report", ""),
+        autoescape=True,  # names of metrics and layers are the user's
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,  # not what the page itself has as HTML
+    )
+    curves = replace(curves.thinned(), events=tuple(replace(event, text=clean(event.text)) for event in curves.events))
+    return environment.get_template("page.html.jinja").render(
+        title=title,
+        address=address,
+        introduction=introduction,
+        tiles=tiles,
+        charts=[{"caption": chart.caption, "svg": svg_of(chart, curves)} for chart in curves.charts],
+        keys=keys,
+        sections=sections,
+        chart_style=STYLE,
+        data=_json(curves.facts()),
+        script=script,
+        # The browser runs this script, and nothing that may have come from the run.
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+    )
+
+
+def _json(facts: Mapping[str, Any]) -> str:
+    """JSON that stands in HTML: no text in it can end the element or begin another one."""
+    text = json.dumps(facts, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
 
 _VALUE_CHARACTERS = 140
 _USERS_FOLDER = re.compile(r"(?<![\w.~-])/(?:(?:home|Users)/[^/\s\"'<>:]+|root(?![\w.-]))")

@@ -3,12 +3,9 @@
 import re
 from datetime import UTC, datetime
 
-from tasks.evaluate.report.check_sections import check_sections
-from tasks.evaluate.report.code_changes import code_changes_section
-from tasks.evaluate.report.confusion_section import confusion_section
-from tasks.evaluate.report.curves import curves_of
+from tasks.evaluate.report.charts import curves_of
 from tasks.evaluate.report.page import render
-from tasks.evaluate.report.saved_code_sections import saved_code_sections
+from tasks.evaluate.report.sections import check_sections, code_changes_section, confusion_section, saved_code_sections
 from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.runlog.accounting import account_of
 from tasks.foundation.runlog.attempts import read_attempts

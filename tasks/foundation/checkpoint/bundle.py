@@ -3,18 +3,103 @@
 A checkpoint is `<prefix>.data-0000i-of-0000n`, the tensors' bytes, and `<prefix>.index`, which says where each is. See
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h. TensorFlow's
 own writer needs live tensors and a local file, copies through the page cache, and reads nothing back.
+
+The file format of a checkpoint's index: a sorted table of keys and values, in the format of LevelDB.
+
+See https://github.com/google/leveldb/blob/main/doc/table_format.md. TensorFlow reads it; blocks are not compressed.
+
+Which value of the train state goes into which data file of a checkpoint.
+
+Files whose bytes stay are not written again (`write.py`), so values that do not change are kept apart.
 """
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto, BundleHeaderProto
 
-from tasks.foundation.checkpoint.bundle_table import table_of, varint
-from tasks.foundation.storage.transfers import mask_crc32c
+from tasks.foundation.contracts.checkpoint import replica_key
+from tasks.foundation.model.variables import Leaf
+from tasks.foundation.storage.transfers import mask_crc32c, masked_crc32c
+
+_BLOCK_BYTES = 256 << 10
+# Every 16th key is stored whole, the ones between as the difference from the key before.
+_RESTART_INTERVAL = 16
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER_BYTES = 40
+_UNCOMPRESSED = b"\x00"
+
+
+def table_of(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A whole table.
+
+    Args:
+        items: key and value, in ascending order of the keys, each key once.
+    """
+    file, index, block = bytearray(), _Block(), _Block()
+    last = b""
+    for key, value in items:
+        if len(block) >= _BLOCK_BYTES:
+            index.add(last, _append(file, block))
+            block = _Block()
+        block.add(key, value)
+        last = key
+    index.add(last, _append(file, block))
+    footer = _append(file, _Block()) + _append(file, index)
+    return bytes(file) + footer.ljust(_FOOTER_BYTES, b"\x00") + struct.pack("<Q", _MAGIC)
+
+
+def varint(value: int) -> bytes:
+    """A number in base 128, the lowest digits first; every byte but the last has its highest bit set."""
+    digits = bytearray()
+    while value >= 1 << 7:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+class _Block:
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._restarts = [0]
+        self._count = 0
+        self._last = b""
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, key: bytes, value: bytes) -> None:
+        shared = 0
+        if self._count == _RESTART_INTERVAL:
+            self._restarts.append(len(self._data))
+            self._count = 0
+        else:
+            shared = _shared_prefix(self._last, key)
+        self._data += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        self._count += 1
+        self._last = key
+
+    def to_bytes(self) -> bytes:
+        return bytes(self._data) + struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
+
+
+def _append(file: bytearray, block: _Block) -> bytes:
+    """Append a block to a file. Returns where it is: offset and size as varints."""
+    content = block.to_bytes()
+    place = varint(len(file)) + varint(len(content))
+    content += _UNCOMPRESSED
+    file += content + struct.pack("<I", masked_crc32c(content))
+    return place
+
+
+def _shared_prefix(one: bytes, other: bytes) -> int:
+    most = min(len(one), len(other))
+    return next((index for index in range(most) if one[index] != other[index]), most)
+
 
 PREFIX = "ckpt"
 _VERSION = 1
@@ -110,3 +195,74 @@ def _proto(entry: BundleEntry) -> BundleEntryProto:
         size=entry.size,
         crc32c=mask_crc32c(entry.crc32c),
     )
+
+
+# Data files of at most this size are uploaded and downloaded side by side.
+SHARD_BYTES = 64 << 20
+# Smaller values that training does not update are statistics or seeds, or not worth a file.
+_LEAST_RESTING_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLayout:
+    """The order of values in the data files.
+
+    Attributes:
+        keys: of all values; those that training may change come first, each part sorted.
+        resting: how many keys at the end are of values that training does not update.
+        locations: of TensorFlow's graph, which comes first, and then of each key.
+    """
+
+    keys: tuple[str, ...]
+    resting: int
+    locations: tuple[Location, ...]
+
+    @property
+    def resting_files(self) -> frozenset[int]:
+        """Indices of the files that hold only values that training does not update."""
+        return frozenset(found.shard for found in self.locations[len(self.locations) - self.resting :])
+
+
+def arrange(sizes: Mapping[str, int], *, graph_bytes: int, resting: Collection[str]) -> FileLayout:
+    """Arrange values in files.
+
+    A value of at least half a file has one of its own: an embedding that no batch touches changes alone, or not.
+
+    Args:
+        sizes: bytes of each value, by key.
+        graph_bytes: size of TensorFlow's graph.
+        resting: keys of values that training does not update.
+    """
+    keys = (*sorted(sizes.keys() - set(resting)), *sorted(resting))
+    ordered = [graph_bytes, *(sizes[key] for key in keys)]
+    return FileLayout(
+        keys=keys,
+        resting=len(resting),
+        locations=tuple(locate(ordered, shard_bytes=SHARD_BYTES, borders=_borders(ordered, len(resting)))),
+    )
+
+
+def _borders(sizes: Sequence[int], resting: int) -> set[int]:
+    large = {index for index, size in enumerate(sizes) if size >= SHARD_BYTES // 2}
+    return large | {index + 1 for index in large} | {len(sizes) - resting}
+
+
+def resting_keys(leaves: Sequence[Leaf], sizes: Mapping[str, int]) -> frozenset[str]:
+    """Return the keys of large values that training does not update, such as the weights of a frozen layer.
+
+    Args:
+        leaves: of the train state.
+        sizes: bytes of each value, by key.
+    """
+    return frozenset(
+        key
+        for leaf in leaves
+        if leaf.path.startswith("model/") and not leaf.trainable and not leaf.seed
+        for key in _keys(leaf)
+        if sizes.get(key, 0) >= _LEAST_RESTING_BYTES
+    )
+
+
+def _keys(leaf: Leaf) -> list[str]:
+    components: tuple[Any, ...] = leaf.components
+    return [replica_key(leaf.path, index) for index in range(len(components))] if leaf.per_replica else [leaf.path]

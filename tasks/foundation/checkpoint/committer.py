@@ -3,6 +3,12 @@
 A save is begun with a function that writes the checkpoint, then gets one that commits it, and then work that follows
 the commit. The thread runs them in this order. After a failure it runs nothing until the failure has been raised in the
 training thread, so nothing is committed on top of what failed.
+
+Commit a staged checkpoint: verify its files, append the log entry, retire older checkpoints.
+
+The stage checkpoint-to-GCS calls this at segment ends, `save.py` everywhere else. It needs no TensorFlow.
+
+Wait for the save in flight, on all hosts together.
 """
 
 import contextvars
@@ -17,9 +23,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
+from tasks.foundation.checkpoint.retention import apply_retention, files_to_delete, retention_policies
+from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.log_entry import Entry
+from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import AcceleratorLost, BlowUp, DamagedCheckpoint, NonFinite, StaleWriter, StorageError
+from tasks.foundation.hosts import Hosts
+from tasks.foundation.runlog.commits import commit
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import beside
+from tasks.foundation.telemetry.events import Committed, Sink
 
 _LOGGER = logging.getLogger(__name__)
 # Added to the thread's nice value, so that a busy processor trains first. Threads that it starts inherit it.
@@ -228,3 +243,106 @@ class Committer:
                 return
             job()
             del job  # it refers to a snapshot
+
+
+def commit_staged(log: RunLog, body: Commit, *, spec: RunSpec, telemetry: Sink, verified: bool = False) -> Entry:
+    """Verify a staged checkpoint against its manifest, commit it, and apply the retention policies.
+
+    Args:
+        log: the run's.
+        body: the log entry to write; it names the checkpoint.
+        spec: the run file.
+        telemetry: receives `Committed`.
+        verified: whether this process has just written the files, and compared what the store holds with what it sent.
+
+    Returns:
+        The entry as it is in the log; the earlier one if this commit was made before.
+
+    Raises:
+        StaleWriter: another writer moved the tip first.
+        DamagedCheckpoint: the store holds other bytes than the manifest says; nothing is committed.
+    """
+    staged = body.checkpoint
+    if not verified:
+        _verify(log, staged)
+    before = log.head_seen()
+    with beside(lambda: files_to_delete(log.home, before)) as listed:
+        try:
+            entry = commit(log, body)
+        except StaleWriter:
+            with suppress(StorageError):  # the next commit deletes what is left
+                log.home.delete(staged.path)
+            raise
+        telemetry.emit(
+            Committed(
+                step=staged.step,
+                path=staged.path,
+                size=staged.size,
+                metrics=body.history[-1].metrics if body.history else {},
+            )
+        )
+        apply_retention(log, retention_policies(spec), attempt=staged.attempt, listed=listed.result())
+    return entry
+
+
+def _verify(log: RunLog, staged: CheckpointRef) -> None:
+    try:
+        verify_checkpoint(log.home, staged)
+    except DamagedCheckpoint:
+        head = log.head()
+        if head is None or head.base == staged.base:
+            raise
+
+
+_LANDED: Final = 0.0
+_NOT_FINITE: Final = 1.0
+_FAILED: Final = 2.0
+
+
+def land(committer: Committer | None, hosts: Hosts) -> int | None:
+    """Wait until everything in flight has landed. This is a collective: all hosts call it in the same order.
+
+    Args:
+        committer: of this process; only the chief's has saves in flight. None: saves are made in line.
+        hosts: of the run.
+
+    Returns:
+        The number of the log entry of the newest save that has landed, on every host; None if none has.
+
+    Raises:
+        NonFinite: the state in flight has weights that are not finite; raised on every host.
+        AcceleratorLost: on hosts other than the chief: a save of the chief failed.
+        BatonError: on the chief: what failed.
+    """
+    if committer is None:
+        return None
+    fault: Exception | None = None
+    number, step = -1, 0
+    try:
+        entry = committer.wait()
+        number = -1 if entry is None else entry.number
+    except Exception as error:  # noqa: BLE001 - raised below, once the other hosts know
+        fault = error
+        step = error.step if isinstance(error, BlowUp) else 0
+    status = _LANDED if fault is None else _NOT_FINITE if isinstance(fault, BlowUp) else _FAILED
+    status, newest, step = hosts.gather_from_hosts([status, number, step])[0].tolist()
+    if fault is not None:
+        raise fault
+    if status == _NOT_FINITE:
+        raise found_by_chief(int(step))
+    if status == _FAILED:
+        raise AcceleratorLost(
+            "the chief could not commit a checkpoint; its log says why. Committed checkpoints are kept; run the same "
+            "command again on all workers to continue"
+        )
+    return None if newest < 0 else int(newest)
+
+
+def found_by_chief(step: int, *, where: str = "") -> NonFinite:
+    """The error of the other hosts when the chief finds weights that are not finite.
+
+    Args:
+        step: of the state.
+        where: added to the step, for example ", in segment 2".
+    """
+    return NonFinite(f"step {step}{where}: the chief found weights that are not finite", step=step)

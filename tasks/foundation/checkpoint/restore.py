@@ -1,4 +1,7 @@
-"""Restore the train state from a checkpoint, on the same or on another number of replicas."""
+"""Restore the train state from a checkpoint, on the same or on another number of replicas.
+
+Restore a checkpoint into the state that a process keeps.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,19 +12,18 @@ import tensorflow as tf
 
 from tasks.foundation.checkpoint.bundle import PREFIX
 from tasks.foundation.checkpoint.bundle_errors import bundle_errors
-from tasks.foundation.checkpoint.prefetch import PREFETCHED_CHECKPOINT
-from tasks.foundation.checkpoint.verify import fetch, read_manifest
+from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef
-from tasks.foundation.contracts.identity_keys import SIGNATURE
+from tasks.foundation.contracts.identity import SIGNATURE
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.model.variables import Leaf, components
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.carried_state import carry, is_average_of, is_iteration, is_same_tree, optimizer_path
 from tasks.foundation.state.host_state import read_host_state
 from tasks.foundation.state.layout import require_same_signature, signature_digest, stored_name
-from tasks.foundation.state.returned_means import read_returned_means, stored_means
-from tasks.foundation.state.temporary_space import temporary_folder_errors
-from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.replicas import read_returned_means, stored_means
+from tasks.foundation.state.train_state import TrainState, temporary_folder_errors
+from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local_files import temporary_folder
 
@@ -183,3 +185,29 @@ def _for_replica_count(leaf: Leaf, stored: Sequence[Any], count: int) -> list[An
     if aggregation == tf.VariableAggregation.MEAN:
         return [np.mean(stored, axis=0, dtype=stored[0].dtype)] * count
     return [stored[0]] * count
+
+
+def restore_warm_state(warm: WarmState, home: Storage, ref: CheckpointRef) -> bool:
+    """Restore a checkpoint, unless the state holds it already. With several hosts, all of them call it.
+
+    Args:
+        warm: the state; every variable gets a new value.
+        home: the run's home.
+        ref: the checkpoint.
+
+    Returns:
+        Whether it was restored; False if all hosts held it, and nothing was read.
+
+    Raises:
+        DamagedCheckpoint: see `restore_checkpoint`.
+        StateMismatch: the checkpoint belongs to another model.
+        StorageError: the store or the temporary folder failed.
+    """
+    if warm.state.accelerator.all_agree(warm.holds(ref)):
+        return False
+    initial = warm.initial_values()
+    warm.forget_content()
+    restore_checkpoint(warm.state, home, ref, initial=initial)
+    warm.restores += 1
+    warm.set_content(ref)
+    return True

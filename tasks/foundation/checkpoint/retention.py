@@ -2,22 +2,30 @@
 
 Policies are values, like `max_to_keep` and `keep_checkpoint_every_n_hours` of `tf.train.CheckpointManager`. They count
 in steps, because clocks differ between machines.
+
+Find the newest whole checkpoint of a run, and quarantine the damaged ones after it.
+
+Go back to a segment border after a blow-up, and say so.
 """
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from tasks.foundation.contracts.callback_record import recorded_callbacks
+from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, find_damage
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
-from tasks.foundation.contracts.log_entry import Body, Head, Retire
+from tasks.foundation.contracts.identity import recorded_callbacks
+from tasks.foundation.contracts.log_entry import Body, Head, Retire, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import StorageError
-from tasks.foundation.runlog.commits import evaluates_beside, overdue_evaluation
+from tasks.foundation.errors import BlowUp, NothingToRestore, StorageError
+from tasks.foundation.messages import listed
+from tasks.foundation.runlog.commits import evaluates_beside, overdue_evaluation, quarantine, rewind
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage, discard, is_postponed
 from tasks.foundation.storage.transfers import parallel_map
+from tasks.foundation.telemetry.events import Note, Sink
 
 _COMMITS_BEFORE_DELETING = 2
 _LISTING_SECONDS = 10.0
@@ -222,3 +230,69 @@ def _delete_garbage(log: RunLog) -> bool:
     garbage = [folder for folder in staged if base_in_folder_name(folder) != head.base]
     deleted = [discard(log.home, folder, now=head.commits) for folder in garbage]
     return len(staged) == sum(deleted)
+
+
+def quarantine_damaged_tips(log: RunLog, *, attempt: str, telemetry: Sink, verify_bytes: bool = False) -> Head | None:
+    """Quarantine the tip while it is damaged, and return the head.
+
+    A checkpoint that this process reads ahead is not asked about: `restore` compares all its bytes with the manifest.
+
+    If every retained checkpoint is damaged, none is quarantined. So the run can continue once the files are restored
+    from a backup.
+
+    Args:
+        log: the run's.
+        attempt: the writer, a uuid4.
+        telemetry: receives a warning for each quarantined checkpoint.
+        verify_bytes: whether to read all bytes, instead of asking the store for sizes and checksums.
+
+    Returns:
+        The head, whose tip is whole or about to be restored and verified; None if there is no run.
+
+    Raises:
+        NothingToRestore: every retained checkpoint is damaged, and training had gone beyond step 0.
+    """
+    while True:
+        head = log.head()
+        if head is None or head.tip is None:
+            return head
+        if not verify_bytes and PREFETCHED_CHECKPOINT.looks_whole(log.home, head.tip):
+            return head
+        reason = find_damage(log.home, head.tip, read_bytes=verify_bytes)
+        if reason is None:
+            return head
+        older = reversed(head.retained[:-1])
+        trained = any(ref.step > 0 for ref in (*head.retained, *head.quarantined))
+        if trained and all(find_damage(log.home, ref, read_bytes=verify_bytes) is not None for ref in older):
+            raise NothingToRestore(
+                f"{log.home.uri}: every retained checkpoint is damaged: "
+                f"{listed([ref.path for ref in head.retained])}. Restore their files from a backup, or start a run "
+                f"of another name ({reason})"
+            )
+        telemetry.emit(Note(text=f"checkpoint {head.tip.path} is damaged and quarantined: {reason}", warning=True))
+        quarantine(log, head.tip, reason, attempt=attempt)
+
+
+def rewind_run(log: RunLog, fault: BlowUp, *, base: int, spec: RunSpec, telemetry: Sink) -> None:
+    """Log a rewind, see `runlog.commits.rewind`. Only the chief calls it.
+
+    Args:
+        log: the run's.
+        fault: the blow-up and its step.
+        base: number of the log entry that the work started from.
+        spec: the run file.
+        telemetry: receives a note.
+
+    Raises:
+        BlowUp: no rewind is left, see `train.rewind_tries`, or no border.
+        StaleWriter: another writer moved the tip first.
+    """
+    entry = rewind(log, fault, base=base, spec=spec, attempt=uuid.uuid4().hex)
+    if isinstance(entry.body, Rewind):
+        telemetry.emit(
+            Note(
+                text=f"{fault}. Rewound to step {entry.body.to.step}, skipping {entry.body.skip_batches} global "
+                f"batches (rewind {entry.head.rewinds} of at most {spec.train.rewind_tries} in a row)",
+                warning=True,
+            )
+        )

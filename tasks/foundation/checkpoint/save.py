@@ -3,7 +3,7 @@
 A save has two halves:
 
 - *stage*: `snapshot.py`, then `write.py`. The files and their manifest are in the run's home.
-- *commit*: `commit.py`. The files are verified, the log names the checkpoint, older checkpoints are retired.
+- *commit*: `committer.py`. The files are verified, the log names the checkpoint, older checkpoints are retired.
 
 *In line*, each half returns when its work is done. *Beside the training*, the training thread only takes the snapshot;
 the rest runs in the thread of a `Committer`, one save at a time. Until it has landed, the checkpoint is known by a
@@ -14,9 +14,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasks.foundation.checkpoint.commit import commit_staged
-from tasks.foundation.checkpoint.committer import Committer
-from tasks.foundation.checkpoint.landing import found_by_chief, land
+from tasks.foundation.checkpoint.committer import Committer, commit_staged, found_by_chief, land
 from tasks.foundation.checkpoint.snapshot import reserve_memory, snapshot_bytes, take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.checkpoint import CheckpointRef

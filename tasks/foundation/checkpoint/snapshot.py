@@ -1,4 +1,7 @@
-"""The train state at one step, copied into host memory, so that training can go on while it is written."""
+"""The train state at one step, copied into host memory, so that training can go on while it is written.
+
+Refuses weights that are not finite, before anything of them is written.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,14 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.bundle import Location, string_tensor
-from tasks.foundation.checkpoint.file_layout import FileLayout, arrange, resting_keys
+from tasks.foundation.checkpoint.bundle import FileLayout, Location, arrange, resting_keys, string_tensor
 from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
-from tasks.foundation.state.earlier_files import EarlierFiles
-from tasks.foundation.state.layout import stored_name
-from tasks.foundation.state.object_graph import OBJECT_GRAPH
+from tasks.foundation.errors import NonFinite
+from tasks.foundation.state.layout import OBJECT_GRAPH, stored_name
 from tasks.foundation.state.page_buffer import PageBuffer
-from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.train_state import EarlierFiles, TrainState
 
 # Data files begin at pages, so that they go to the disk without another copy.
 _PAGE_BYTES = 4096
@@ -274,3 +275,37 @@ def _shard_begins(sizes: Sequence[int]) -> list[int]:
 
 def _in_pages(size: int) -> int:
     return -(-size // _PAGE_BYTES) * _PAGE_BYTES
+
+
+_BLOCK = 1 << 18
+# All bits of the exponent are set in NaN and infinity. NumPy is slow with these dtypes.
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
+
+
+def require_finite(snapshot: Snapshot) -> None:
+    """Check the trainable variables of a snapshot.
+
+    Raises:
+        NonFinite: one holds NaN or infinity.
+    """
+    values = {value.key: value.array for value in snapshot.values}
+    for key, path in snapshot.trainable:
+        if not all_finite(values[key]):
+            raise NonFinite(
+                f"step {snapshot.step}{snapshot.where}: {path} holds NaN or infinity, which is not committed. Lower "
+                "the learning rate, clip gradients, or look at the data of these steps",
+                step=snapshot.step,
+            )
+
+
+def all_finite(array: Any) -> bool:
+    """Whether an array of any floating dtype holds neither NaN nor infinity."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return all(_block_is_finite(flat[begin : begin + _BLOCK]) for begin in range(0, len(flat), _BLOCK))
+
+
+def _block_is_finite(block: Any) -> bool:
+    exponent = _EXPONENTS.get(block.dtype.name)
+    if exponent is not None:
+        return not bool(np.any((block.view(np.uint16) & exponent) == exponent))
+    return bool(np.isfinite(block).all())

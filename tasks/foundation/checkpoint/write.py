@@ -1,9 +1,17 @@
 """Write a snapshot into a run's home: TensorFlow's files first, the manifest last.
 
 A checkpoint whose manifest is there is *staged*: all of its files are complete. A log entry makes it *committed*, see
-`commit.py`. Any thread may write a snapshot: it needs neither TensorFlow nor the model.
+`committer.py`. Any thread may write a snapshot: it needs neither TensorFlow nor the model.
+
+Data files whose bytes are those of the checkpoint before: linked or copied in the store, not written again.
+
+A frozen backbone, or an embedding that no batch touched, is neither written nor uploaded at each commit. On a local
+disk the checkpoints share the file by hard links, on Cloud Storage the bucket copies the object. So each checkpoint
+still has all of its files, and deleting one takes nothing from another. If the earlier file is deleted meanwhile, the
+bytes are written.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,19 +21,81 @@ from typing import TypeVar
 import google_crc32c
 
 from tasks.foundation.checkpoint.bundle import PREFIX, BundleEntry, data_file, index_of
-from tasks.foundation.checkpoint.finite import require_finite
-from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue
-from tasks.foundation.checkpoint.unchanged_files import write_or_share
+from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
-from tasks.foundation.errors import FileMissing, RunLogError
+from tasks.foundation.errors import FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.digest import StateDigest
-from tasks.foundation.state.object_graph import OBJECT_GRAPH
-from tasks.foundation.storage.base import Storage, discard
+from tasks.foundation.state.layout import OBJECT_GRAPH, StateDigest
+from tasks.foundation.state.train_state import EarlierFiles
+from tasks.foundation.storage.base import FileStat, Storage, discard
 from tasks.foundation.storage.transfers import as_array, parallel_map
+
+
+def write_or_share(
+    home: Storage,
+    folder: str,
+    name: str,
+    buffers: Sequence[memoryview],
+    *,
+    earlier: EarlierFiles,
+    resting: bool,
+) -> FileRecord:
+    """Put one data file into a checkpoint's folder, and return its record.
+
+    A checksum of 32 bits is too short to prove that bytes are the same, so the sha256 of both is compared. It is known
+    of files that training does not change, and of those that stayed the same once.
+
+    Args:
+        home: the run's home.
+        folder: of the checkpoint.
+        name: of the file.
+        buffers: its bytes.
+        earlier: the files of the checkpoint before.
+        resting: whether training does not update what is in the file.
+
+    Raises:
+        StorageError: the store failed, or holds other bytes than were sent.
+    """
+    path = f"{folder}/{name}"
+    like = earlier.of_size(sum(buffer.nbytes for buffer in buffers))
+    crc32c = _crc32c(buffers) if like else ""
+    like = [found for found in like if found[1].crc32c == crc32c]
+    sha256 = _sha256(buffers) if resting or like else None
+    for earlier_path, record in like:
+        if record.sha256 == sha256 and _share(home, earlier_path, path, record):
+            return FileRecord(name=name, size=record.size, crc32c=record.crc32c, sha256=sha256)
+    stored = home.write_buffers(path, buffers)
+    return FileRecord(name=name, size=stored.size, crc32c=stored.crc32c, sha256=sha256)
+
+
+def _share(home: Storage, earlier: str, path: str, record: FileRecord) -> bool:
+    """Link or copy a file within the store. False if it is gone or damaged; then the bytes are to be written.
+
+    A damaged file is not shared: all checkpoints that share it would be lost with it.
+    """
+    try:
+        home.copy(earlier, path)
+        return home.stat(path) == FileStat(size=record.size, crc32c=record.crc32c)
+    except StorageError:  # what stays wrong is raised when the bytes are written
+        return False
+
+
+def _crc32c(buffers: Sequence[memoryview]) -> str:
+    crc = 0
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, as_array(buffer))
+    return f"{crc:08x}"
+
+
+def _sha256(buffers: Sequence[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.hexdigest()
+
 
 _R = TypeVar("_R")
 

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 
 # Time without a recorded cause. It is always shown.
 UNATTRIBUTED = "unattributed"

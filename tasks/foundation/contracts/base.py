@@ -1,14 +1,29 @@
-"""The base class of all contracts: the values that stages, processes and files exchange."""
+"""The base class of all contracts: the values that stages, processes and files exchange.
 
+Strings that become paths or file names. They come from files that others can write, so each has a strict pattern.
+
+What a change of a run-file key means for a run that has begun. Every field of `RunSpec` carries one `ChangeClass`.
+
+An identity key decides what the log records of the run (identity.py): a change is refused, or the user accepts it by
+name and it is logged. An operational key may change freely. The environment is recorded too; a change of it is reported
+and logged.
+
+How a run file names a function of the user: `file.py:function` or `package.module:function`.
+"""
+
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal, Self
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails, from_json
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
 
 from tasks.foundation.errors import AnotherVersion, BatonError
-from tasks.foundation.messages import message, shown
+from tasks.foundation.messages import abridged, message, shown, visible
 from tasks.foundation.version import baton_version
 
 # Keys and messages may quote text of any length from the file.
@@ -204,3 +219,129 @@ def _key(problem: ErrorDetails) -> str:
 
 def _own_version() -> str:
     return baton_version() or "of unknown version"
+
+
+_NAME = r"[\w.=+@-]{1,255}"
+_FILE_NAME = re.compile(rf"(?!\.){_NAME}")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_CHECKPOINT = re.compile(rf"checkpoints/(?!\.){_NAME}")
+_DATASET = re.compile(rf"datasets/(?!\.){_NAME}")
+_ANSWER = re.compile(rf"answers/(?!\.){_NAME}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_REFUSED = "refused_name"
+_SHOWN_OF_A_NAME = 120
+_SHARD_CHARACTERS = 4096  # long enough for the address of an external file
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise _refusal(text, what)
+        return text
+
+    return AfterValidator(check)
+
+
+def _shard(path: str) -> str:
+    """Accept a file name in the dataset's folder, or the absolute path or address of an external file."""
+    if path.startswith("/") or "://" in path:  # only read, and verified with the checksum in the manifest
+        if _CONTROL.search(path) or len(path) > _SHARD_CHARACTERS:
+            raise _refusal(path, "a file path: it is too long, or has control characters")
+    elif not _FILE_NAME.fullmatch(path):
+        raise _refusal(path, "the name of a shard in the dataset's folder")
+    return path
+
+
+def is_refused_name(fault: BaseException | None) -> bool:
+    """Whether an error is about a name that no version of Baton writes."""
+    return isinstance(fault, ValidationError) and any(each["type"] == _REFUSED for each in fault.errors())
+
+
+def _refusal(name: str, what: str) -> PydanticCustomError:
+    shown = repr(abridged(visible(name), _SHOWN_OF_A_NAME))
+    why = f"{shown} is not {what}; no version of Baton writes such a name"
+    return PydanticCustomError(_REFUSED, "{why}", {"why": why})
+
+
+FileName = Annotated[str, _matching(_FILE_NAME, "a file name")]
+AttemptId = Annotated[str, _matching(_ATTEMPT, "an attempt id: letters, digits, '-' and '_'")]
+CheckpointPath = Annotated[str, _matching(_CHECKPOINT, "the folder of a checkpoint: checkpoints/<name>")]
+DatasetPath = Annotated[str, _matching(_DATASET, "the folder of a dataset: datasets/<name>")]
+AnswerPath = Annotated[str, _matching(_ANSWER, "a file of a stage's result: answers/<name>")]
+ShardPath = Annotated[str, AfterValidator(_shard)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeClass:
+    """What a change of one key means.
+
+    Attributes:
+        kind: the class.
+        why: the reason for the class, in a few words.
+        decides: for an identity key, the recorded keys that it decides, alone or with others.
+    """
+
+    kind: Literal["identity", "operational", "environment"]
+    why: str
+    decides: tuple[str, ...] = ()
+
+
+def identity(why: str, *decides: str) -> ChangeClass:
+    """The class of a key that decides the recorded keys `decides`."""
+    return ChangeClass("identity", why, decides)
+
+
+def operational(why: str) -> ChangeClass:
+    """The class of a key that may change freely."""
+    return ChangeClass("operational", why)
+
+
+def environment(why: str) -> ChangeClass:
+    """The class of a key whose change is reported and logged."""
+    return ChangeClass("environment", why)
+
+
+def keys_of(contract: type[Contract], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that holds a value, in the order of the contract, as (dotted name, field)."""
+    for name, field in contract.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Contract):
+            yield from keys_of(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def change_class_of(field: FieldInfo) -> ChangeClass:
+    """The class that a field carries.
+
+    Raises:
+        ValueError: the field carries none, or more than one.
+    """
+    found = [each for each in field.metadata if isinstance(each, ChangeClass)]
+    if len(found) != 1:
+        raise ValueError(f"a field of the run file carries {len(found)} change classes; give it one ({field!r})")
+    return found[0]
+
+
+_FORMS = "name a function as file.py:function or package.module:function"
+
+
+def check_code_reference(reference: str) -> str:
+    """Check the form of a reference; the file is relative to the run file's folder.
+
+    Raises:
+        ValueError: it has neither form.
+    """
+    module, separator, name = reference.partition(":")
+    if not separator or not module or not name.isidentifier():
+        raise ValueError(_FORMS)
+    if module.endswith(".py"):
+        if PurePosixPath(module).is_absolute():
+            raise ValueError("name the file relative to the run file's folder")
+        if not PurePosixPath(module).stem.isidentifier():
+            raise ValueError("the file's name must be a Python name and .py, as my_model.py")
+    elif not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(_FORMS)
+    return reference
+
+
+CodeReference = Annotated[str, AfterValidator(check_code_reference)]

@@ -1,16 +1,186 @@
-"""`data` in the run file: where the examples come from and how they are laid out."""
+"""`data` in the run file: where the examples come from and how they are laid out.
 
-from collections.abc import Mapping
+`data.pad` and `data.pack` in the run file: how sequences of different lengths become arrays of one shape.
+
+Mixtures: `data.sources` in the run file, and what the manifest of a prepared mixture has.
+
+The sets that a model is evaluated on: `data.validation` and `data.test` in the run file, and their references.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.change_class import identity, operational
-from tasks.foundation.contracts.code_reference import CodeReference
-from tasks.foundation.contracts.evaluation_sets import SetField, SetName, SetSpec, check_source
-from tasks.foundation.contracts.mixture import Exhausted, SourcesField, require_mixture
-from tasks.foundation.contracts.sequences import PackField, PadField
+from tasks.foundation.contracts.base import (
+    CodeReference,
+    Contract,
+    DatasetPath,
+    check_code_reference,
+    identity,
+    operational,
+)
+
+
+class PadRule(Contract):
+    """How one feature is padded along its first dimension."""
+
+    length: int = Field(ge=1, description="its first dimension after padding")
+    value: float | int | str = Field(default=0, description="fills the rest; text is filled with empty strings")
+    longer: Literal["refuse", "truncate"] = Field(
+        default="refuse", description="what happens to longer sequences; truncate keeps their beginning"
+    )
+
+
+def _from_length(value: object) -> object:
+    """Return `{x: 128}` as `{x: {length: 128}}`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: {"length": rule} if isinstance(rule, int) else rule for name, rule in value.items()}
+
+
+PadField = Annotated[Annotated[dict[str, PadRule], Field(min_length=1)] | None, BeforeValidator(_from_length)]
+
+
+class PackSpec(Contract):
+    """How sequences are packed: several of them in one row of a fixed length."""
+
+    length: int = Field(ge=2, description="tokens in a row")
+    longer: Literal["refuse", "split"] = Field(
+        default="refuse", description="what happens to sequences longer than a row; split cuts them into several"
+    )
+
+
+def _pack_from_length(value: object) -> object:
+    return {"length": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+PackField = Annotated[PackSpec | None, BeforeValidator(_pack_from_length)]
+
+
+SetName = Literal["validation", "test"]
+
+
+def check_source(source: str) -> str:
+    """Check the form of a source: a built-in one has no colon, a function is `data.py:load`.
+
+    Raises:
+        ValueError: it names no function.
+    """
+    return check_code_reference(source) if ":" in source else source
+
+
+class SetSpec(Contract):
+    """Where the examples of an own validation or test set come from. The keys are those of `data`."""
+
+    source: Annotated[str, AfterValidator(check_source)] = Field(
+        description="a built-in source or a function, as data.source"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="settings of the source, as data.options")
+    version: str | int = Field(default=0, description="as data.version")
+    batched: bool | None = Field(default=None, description="as data.batched")
+    examples: Annotated[int, Field(ge=1)] | None = Field(default=None, description="as data.examples")
+
+
+def _from_string(value: object) -> object:
+    return {"source": value} if isinstance(value, str) else value
+
+
+SetField = Annotated[SetSpec | None, BeforeValidator(_from_string)]
+
+
+class SetRef(Contract):
+    """A reference to a prepared set: a dataset of its own, of which every example is used."""
+
+    folder: DatasetPath = Field(description="datasets/<digest>, relative to the storage root")
+    content_digest: str
+    examples: int = Field(ge=1)
+
+
+# What happens when all examples of a source were used.
+Exhausted = Literal["repeat", "drop"]
+
+# A window of the mixed stream has at least one example of each source, so it cannot have any share.
+SMALLEST_SHARE = 32_768
+
+
+class SourceSpec(SetSpec):
+    """One source of a mixture. Besides `weight`, the keys are those of `data`."""
+
+    weight: float = Field(
+        default=1,
+        gt=0,
+        allow_inf_nan=False,
+        description="share of the examples, in relation to the other weights",
+    )
+
+
+def _from_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+SourcesField = Annotated[tuple[SourceSpec, ...], BeforeValidator(_from_list)]
+
+
+def integer_weights(weights: Iterable[float]) -> tuple[int, ...]:
+    """Return the smallest integers in the proportion of the weights, as they are written: 0.7 and 0.3 are 7 and 3."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    scale = math.lcm(*(each.denominator for each in exact))
+    scaled = [int(each * scale) for each in exact]
+    common = math.gcd(*scaled)
+    return tuple(each // common for each in scaled)
+
+
+def require_mixture(sources: Sequence[SourceSpec]) -> None:
+    """Refuse sources that are no mixture.
+
+    Raises:
+        ValueError: there is a single source, one is named twice, or a weight is too small beside the others.
+    """
+    if len(sources) == 1:
+        raise ValueError(f"sources has one source; write source: {sources[0].source}")
+    for index, each in enumerate(sources):
+        same = [other for other in sources[:index] if other.model_copy(update={"weight": each.weight}) == each]
+        if same:
+            raise ValueError(
+                f"sources[{sources.index(same[0])}] and sources[{index}] are the same ({each.source}); "
+                f"name it once, with weight: {same[0].weight + each.weight:g}"
+            )
+    weights = integer_weights(each.weight for each in sources)
+    smallest = min(range(len(weights)), key=weights.__getitem__)
+    if weights[smallest] * SMALLEST_SHARE < sum(weights):
+        raise ValueError(
+            f"sources[{smallest}].weight = {sources[smallest].weight:g} is less than 1/{SMALLEST_SHARE} of all "
+            f"weights; give {sources[smallest].source} a larger weight, or leave it out"
+        )
+
+
+class MixedSource(Contract):
+    """A source of a prepared mixture: a dataset of its own."""
+
+    source: str = Field(description="as the run file names it")
+    folder: DatasetPath
+    content_digest: str
+    weight: int = Field(ge=1, description="the weights are the smallest integers in their proportion")
+    train_examples: int = Field(ge=1)
+    validation_examples: int = Field(ge=0)
+
+
+class Mixture(Contract):
+    """The sources that a prepared dataset mixes. Their order and weights decide the order of the examples."""
+
+    sources: tuple[MixedSource, ...] = Field(min_length=2)
+    exhausted: Exhausted
+
+    @property
+    def digest(self) -> str:
+        """The name of the dataset: sha256 over all that decides the examples and their order, 24 hex digits."""
+        lines = [self.exhausted, *(f"{each.folder} {each.content_digest} {each.weight}" for each in self.sources)]
+        return hashlib.sha256("\n".join(["mixture", *lines]).encode()).hexdigest()[:24]
+
 
 _EXAMPLES = "data.content_digest"
 _CHECK_ONLY = "a check of the examples; it changes none"

@@ -4,10 +4,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
-from tasks.foundation.contracts.mixture import Mixture
-from tasks.foundation.contracts.safe_names import DatasetPath, ShardPath
+from tasks.foundation.contracts.base import Contract, DatasetPath, ShardPath
+from tasks.foundation.contracts.data_spec import Mixture, SetName, SetRef
 from tasks.foundation.masking import masked
 
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several

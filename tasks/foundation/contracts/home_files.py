@@ -8,12 +8,30 @@ what is only written (reports, curves).
 Bytes alone do not bound memory: `[],` has three, and takes hundreds once it is parsed. So the lists, mappings and
 values of JSON are counted too. The parser bounds how deeply they are nested; `MOST_NESTED` is the bound for what people
 nest in a run file, which other files repeat within their own levels.
+
+The run file and the user's code as they are saved in a run's home.
+
+The layers and parameters of a model, as a run's home has them.
+
+The confusion matrix of a checkpoint, as a run's home has it.
+
+The receipts of `baton prove` and `baton audit`, which lie in the home of a run: what was compared, the verdict.
 """
 
+import base64
+import hashlib
+import json
+import posixpath
 import re
-from typing import Final
+from typing import Annotated, Any, Final, Literal, Self
 
+from pydantic import AfterValidator, Field, NonNegativeInt, StringConstraints, model_validator
+
+from tasks.foundation.contracts.base import CheckpointPath, Contract
+from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import FileTooLarge, TooLargeToWrite
+from tasks.foundation.masking import masked_values
 
 _KB, _MB = 1 << 10, 1 << 20
 
@@ -105,3 +123,231 @@ def _is_full(data: bytes) -> bool:
 def _known(path: str) -> int | None:
     found = _KNOWN.fullmatch(path)
     return None if found is None or found.lastindex is None else _BYTES[found.lastindex - 1]
+
+
+class LayerSummary(Contract):
+    """One layer of a model."""
+
+    name: str
+    kind: str = Field(description="its class")
+    output_shape: str | None = Field(default=None, description="with None for the batch; None: Keras does not know it")
+    parameters: int = Field(ge=0, description="numbers in its weights, which another layer may share")
+
+
+class ModelSummary(Contract):
+    """What `model.summary()` of Keras shows. A variable that several layers share counts once in the sums."""
+
+    layers: tuple[LayerSummary, ...] = Field(description="the layers of the model itself, without those inside of them")
+    trainable: int = Field(ge=0, description="numbers in trainable weights")
+    frozen: int = Field(ge=0, description="numbers in other weights, such as the means of batch normalization")
+    optimizer: int = Field(ge=0, description="numbers in the optimizer's variables")
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all weights."""
+        return self.trainable + self.frozen
+
+
+# The key of a recorded identity that names the saved code; for information, so it is never compared.
+SAVED_CODE: Final = "code.saved"
+_PATH = re.compile(r"code/[0-9a-f]{16}\.json")
+_MOST_FOLDERS_UP = 16
+
+
+def _check_file(path: str) -> str:
+    """Accept a normalized relative path; only its beginning may lead up."""
+    up = folders_up(path)
+    if path != posixpath.normpath(path) or posixpath.isabs(path) or up > _MOST_FOLDERS_UP or not path.endswith(".py"):
+        raise ValueError("is not a relative path of a Python file")
+    if "\0" in path or "\\" in path:
+        raise ValueError("is not a file path")
+    return path
+
+
+def folders_up(path: str) -> int:
+    """Return how many folders a normalized path begins with going up."""
+    parts = path.split("/")
+    return next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+
+
+def saved_code_path(data: bytes) -> str:
+    """Return where a home has these bytes of saved code."""
+    return f"code/{hashlib.sha256(data).hexdigest()[:16]}.json"
+
+
+def is_saved_code(path: object) -> bool:
+    """Return whether a recorded value is the path of saved code in a home."""
+    return isinstance(path, str) and _PATH.fullmatch(path) is not None
+
+
+class SavedFile(Contract):
+    """One file of the user's code."""
+
+    path: Annotated[str, AfterValidator(_check_file)] = Field(description="relative to the run file's folder")
+    text: str | None = Field(default=None, description="its content, if it is UTF-8")
+    base64: str | None = Field(default=None, description="its content, if it is not")
+
+    @classmethod
+    def of(cls, path: str, content: bytes) -> "SavedFile":
+        """Return a file with this content."""
+        try:
+            return cls(path=path, text=content.decode())
+        except UnicodeDecodeError:
+            return cls(path=path, base64=base64.b64encode(content).decode())
+
+    @property
+    def content(self) -> bytes:
+        """The file's bytes."""
+        return self.text.encode() if self.text is not None else base64.b64decode(self.base64 or "")
+
+
+class GitRevision(Contract):
+    """What was checked out where the user's code was."""
+
+    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40,64}$")] = Field(description="its whole hash")
+    changed: bool = Field(description="whether a file of the code differs from it, or is not in it")
+
+    def __str__(self) -> str:
+        return f"{self.commit[:12]}{', with changes that are not committed' if self.changed else ''}"
+
+
+class SavedCode(Contract):
+    """A resolved run file, the files of the functions that it names, and what they build."""
+
+    schema_version: Literal[1] = 1
+    run_file: RunSpec = Field(description="every key with its value, after --set")
+    files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
+    revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
+    model: ModelSummary | None = Field(default=None, description="None: an earlier version saved the code")
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        files: dict[str, bytes],
+        revision: GitRevision | None = None,
+        model: ModelSummary | None = None,
+    ) -> "SavedCode":
+        """Return the saved form of a run file with its code, by path. Secrets in the run file are not saved."""
+        train = spec.train.model_copy(update={"epoch_examples": None})  # follows from the data
+        values = spec.model_copy(update={"train": train}).model_dump(mode="json", by_alias=True)
+        without_secrets = masked_values(values)
+        run_file = spec.model_copy(update={"train": train})
+        if without_secrets != values:
+            run_file = RunSpec.model_validate_json(json.dumps(without_secrets))
+        saved = tuple(SavedFile.of(path, files[path]) for path in sorted(files))
+        return cls(run_file=run_file, files=saved, revision=revision, model=model)
+
+
+CONFUSION: Final = "confusion"  # the folder in a home
+
+
+def confusion_path(checkpoint: str) -> str:
+    """Return the file's path in the home, from the checkpoint's."""
+    return f"{CONFUSION}/{checkpoint.rpartition('/')[2]}.json"
+
+
+class ConfusionMatrix(Contract):
+    """How often a classifier takes one class for another, over the validation examples."""
+
+    schema_version: Literal[1] = 1
+    checkpoint: CheckpointPath
+    step: int = Field(ge=0)
+    counts: tuple[tuple[NonNegativeInt, ...], ...] = Field(
+        description="examples; a row for each label, a column for each predicted class"
+    )
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if any(len(row) != len(self.counts) for row in self.counts):
+            raise ValueError("the rows of counts have different lengths")
+        return self
+
+
+Verdict = Literal["same", "different"]
+Agreement = Literal["log", "first", "neither"]
+OnlyIn = Literal["", "straight", "cut", "log", "execution"]
+
+
+class VariableDifference(Contract):
+    """A variable of the train state whose values differ between two trainings."""
+
+    path: str = Field(description="its key in the checkpoint")
+    dtype: str
+    shape: tuple[int, ...]
+    values: int = Field(ge=0, description="number of its values that differ")
+    bits: int | None = Field(
+        default=None, description="number of its bits that differ; None: other shapes, or only in one of the two"
+    )
+    largest: float | None = Field(description="largest absolute difference of finite values, if any")
+    only_in: OnlyIn = Field(default="", description="the only one of the two that has the variable")
+
+
+class TrainingEnd(Contract):
+    """Digests of the final state of a training and of its data."""
+
+    state_digest: str
+    content_digest: str = Field(description="sha256 of the prepared examples, in their order")
+
+
+class ProofReceipt(Contract):
+    """What a proof compared, in which environment, and its verdict; below `proofs/`."""
+
+    schema_version: Literal[1] = 1
+    time: str = Field(description="UTC, ISO 8601")
+    verdict: Verdict
+    run: str
+    run_file: str = Field(description="name of the run file")
+    spec_digest: str = Field(description="sha256 of the run file with all overrides and defaults, as JSON")
+    identity: dict[str, Any] = Field(description="identity keys, as the log of a run of this file records them")
+    environment: Environment
+    baton: str = Field(description="version")
+    steps: int = Field(ge=1)
+    cuts: tuple[int, ...] = Field(description="steps of the commits between the first step and the last")
+    killed_at_step: int = Field(ge=1, description="step of the tip when SIGKILL ended the first process")
+    data_prepared: Literal["for each trial", "once"]
+    straight: TrainingEnd
+    cut: TrainingEnd
+    variables: int = Field(ge=0, description="number of compared variables")
+    differing: int = Field(ge=0)
+    first_difference: VariableDifference | None
+    metric_rows: int = Field(ge=0, description="number of compared rows")
+    first_differing_step: int | None = Field(description="first step whose logged metrics differ")
+    repeatable: bool | None = Field(description="whether two straight trainings agree; None if only one was made")
+    causes: tuple[str, ...] = Field(description="usual causes of such a difference, with remedies")
+
+
+class AuditedStretch(Contract):
+    """What the execution of the steps between two retained checkpoints gave."""
+
+    start: int = Field(ge=0, description="step of the checkpoint that it started from")
+    end: int = Field(ge=1, description="step of the next retained checkpoint")
+    verdict: Verdict
+    commits: int = Field(ge=1, description="commits of the log from start to end")
+    compared: int = Field(
+        ge=1, description="those whose digest was compared: the last one, and those at the same steps"
+    )
+    first_differing_step: int | None = None
+    second_agrees_with: Agreement | None = Field(
+        default=None, description="what a second execution agrees with; None: the first one agrees with the log"
+    )
+    variables: int = Field(default=0, ge=0, description="compared variables; 0 if no digest differs at the end")
+    differing: int = Field(default=0, ge=0)
+    first_difference: VariableDifference | None = None
+    environment: tuple[str, ...] = Field(default=(), description="how the environment differs from the log's")
+
+
+class AuditReceipt(Contract):
+    """What an audit executed, and its verdict; below `audits/`."""
+
+    schema_version: Literal[1] = 1
+    time: str = Field(description="UTC, ISO 8601")
+    verdict: Verdict
+    run: str
+    run_file: str = Field(description="name of the run file")
+    spec_digest: str = Field(description="sha256 of the run file with all overrides and defaults, as JSON")
+    baton: str = Field(description="version")
+    seed: int | None = Field(description="that drew the sample; None: --last or --all")
+    auditable: int = Field(ge=1, description="stretches between retained checkpoints that could be executed")
+    stretches: tuple[AuditedStretch, ...]
+    left_out: tuple[str, ...] = Field(default=(), description="stretches that cannot be executed again, and why")

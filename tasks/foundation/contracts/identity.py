@@ -1,35 +1,340 @@
 """The identity of a run, as its log records it, and the changes of it that a user can accept.
 
-The fields of `RunSpec` say which keys of the run file are part of it, see change_class.py.
+The fields of `RunSpec` say which keys of the run file are part of it, see base.py.
+
+The keys of a run's identity: what another value would mean, and what an accepted change does.
+
+The types of a recorded identity's values, which code relies on wherever a home is from.
+
+Values that are only compared with others, such as the configuration of a model, may be any JSON. So may those of keys
+that this version does not know.
+
+The identity of a run as its log has it, read when it is needed: it may be large, and few commands look at it.
+
+What Baton does in place of a run's callbacks, as its log records it beside the identity.
+
+Write values in messages as people do: 0.001, not 0.0010000000474974513, which a float32 becomes as a double.
 """
 
+import hashlib
+import json
+import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, cached_property
+from typing import Annotated, Any, Final
 
-from tasks.foundation.contracts.callback_record import LOG_EVERY, recorded_callbacks
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from tasks.foundation.contracts.base import Contract, DatasetPath
 from tasks.foundation.contracts.contents import content_differences
-from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.identity_keys import (
-    CALLBACKS,
-    CONTENTS,
-    IDENTITY,
-    MIXTURE,
-    SHUFFLE,
-    SIGNATURE,
-    TRANSFORM_CONTENTS,
-    TRANSFORMS,
-    VALIDATION,
-)
-from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
-from tasks.foundation.contracts.mixture import integer_weights
-from tasks.foundation.contracts.readable_values import readable
-from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.data_spec import DataSpec, integer_weights
+from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
+from tasks.foundation.contracts.schedule import TRAIN_EXAMPLES
 from tasks.foundation.errors import IdentityChanged, RunFileError
 from tasks.foundation.masking import masked_values
 from tasks.foundation.messages import message
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A key of the identity.
+
+    Attributes:
+        why: completes "a change would make it another run, with ...".
+        accepted: effect of an accepted change.
+    """
+
+    why: str
+    accepted: str
+
+
+CALLBACKS = "train.callbacks"
+VALIDATION = "data.validation"
+MIXTURE = "data.sources"
+SHUFFLE = "data.shuffle"
+SIGNATURE = "model.signature"
+CONTENTS = "model.contents"
+TRANSFORM_CONTENTS = "data.contents"
+TRANSFORMS = ("data.transform", "data.batch_transform", "data.validation_transform")
+
+_CARRIED = (
+    "applies from that step on: weights, and all that means the same, keep their values; other slots, metrics and "
+    "seeds begin fresh"
+)
+_OTHER_BATCHES = "changes the data order from that step on: examples of the current epoch may repeat or be left out"
+
+IDENTITY: Mapping[str, Recorded] = {
+    "data.content_digest": Recorded("other examples", _OTHER_BATCHES),
+    MIXTURE: Recorded("another mixture of the examples", _OTHER_BATCHES),
+    VALIDATION: Recorded(
+        "another validation set, so that early stopping, keep-best and the curves would compare two sets",
+        "applies from that step on; the best checkpoint is chosen anew, on the new set",
+    ),
+    SHUFFLE: Recorded("another order of the examples", _OTHER_BATCHES),
+    "data.window_shards": Recorded("another order of the examples", _OTHER_BATCHES),
+    "data.transform": Recorded("another transform of the training examples", "applies from that step on"),
+    "data.batch_transform": Recorded("another transform of the training batches", "applies from that step on"),
+    "data.validation_transform": Recorded(
+        "another transform of the validation examples", "applies to evaluations from that step on"
+    ),
+    TRANSFORM_CONTENTS: Recorded(
+        "other vocabularies, tables or arrays that transforms read", "applies from that step on"
+    ),
+    "train.seed": Recorded(
+        "other initial weights, order and dropout",
+        "another order, and other draws without a generator, from that step on; weights and generators are the "
+        "checkpoint's",
+    ),
+    "train.global_batch_size": Recorded("other batches", _OTHER_BATCHES),
+    "train.drop_remainder": Recorded("other batches from the second epoch on", _OTHER_BATCHES),
+    "train.accumulate": Recorded("gradients summed in another order", "applies from that step on"),
+    "train.precision": Recorded("another arithmetic", _CARRIED),
+    "train.class_weight": Recorded("another loss", "applies from that step on"),
+    CALLBACKS: Recorded(
+        "other callbacks, or other steps at which they act",
+        "applies from that step on; the callbacks start with fresh state, and a run that they had stopped continues",
+    ),
+    "init.weights": Recorded("other initial weights", "has no effect: the weights come from the checkpoint"),
+    "init.freeze": Recorded("other trainable variables", _CARRIED),
+    "model.config": Recorded("another architecture", _CARRIED),
+    "model.code": Recorded("other code in the user's layers or train_step", _CARRIED),
+    SIGNATURE: Recorded(
+        "other variables",
+        "is accepted with any other key; weights with other names or shapes never are: init.weights in a new run",
+    ),
+    "model.options": Recorded("other arguments of the function that builds the model", _CARRIED),
+    CONTENTS: Recorded(
+        "other vocabularies, tables or arrays in the layers, or that their code reads", "applies from that step on"
+    ),
+    "compile.optimizer": Recorded(
+        "another optimizer or learning rate", f"{_CARRIED}; a changed learning rate replaces the checkpoint's"
+    ),
+    "compile.loss": Recorded("another loss", "applies from that step on"),
+    "compile.metrics": Recorded("other metrics, whose sums are part of the state", _CARRIED),
+    "compile.other": Recorded("another way to compute gradients or metrics", _CARRIED),
+}
+
+
+# For information, as `data.source`: the code of the callbacks decides whether they changed.
+CALLBACK_RECORD = "callbacks.record"
+# In what the identity has of callbacks; it counts unless they ignore rows.
+LOG_EVERY = "train.log_every_steps"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+def _file_name(name: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError("use letters, digits, '.', '_' and '-' in the name of a file")
+    return name
+
+
+class CsvFile(Contract):
+    """A CSV file of the epochs, written from the log."""
+
+    name: Annotated[str, AfterValidator(_file_name)] = Field(description="file name in the folder callbacks/ of a home")
+    separator: str = Field(default=",", min_length=1, max_length=1)
+
+
+class CallbackRecord(Contract):
+    """What Baton does in place of callbacks, and which of their hooks need a call at the end of a run."""
+
+    keep_best: KeepBest | None = Field(default=None, description="of ModelCheckpoint, or of restore_best_weights")
+    csv_files: tuple[CsvFile, ...] = Field(default=(), description="of CSVLogger")
+    on_train_end: bool = Field(default=False, description="whether a callback has its own on_train_end")
+    sees_rows: bool | None = Field(
+        default=None,
+        description="whether callbacks depend on the steps of rows: they act at them, have batch hooks, or monitor a "
+        "training metric; None: not recorded",
+    )
+
+    @property
+    def ignores_rows(self) -> bool:
+        """Whether another `train.log_every_steps` has the same callbacks."""
+        return self.sees_rows is False
+
+
+def recorded_callbacks(identity: Mapping[str, Any]) -> CallbackRecord:
+    """Return what a run's identity has of its callbacks; logs of earlier versions have nothing."""
+    return CallbackRecord.model_validate_json(json.dumps(identity.get(CALLBACK_RECORD, {})), extra="ignore")
+
+
+def keep_best_of(spec: RunSpec, identity: Mapping[str, Any]) -> KeepBest | None:
+    """Return which checkpoint counts as the best: by the run file, or else by its callbacks."""
+    if spec.checkpoint.keep_best is not None or spec.train.callbacks is None:
+        return spec.checkpoint.keep_best
+    return recorded_callbacks(identity).keep_best
+
+
+_SHOWN_CHARACTERS = 60
+_BATCH: Final = "train.global_batch_size"
+_DROP: Final = "train.drop_remainder"
+
+
+def _callback_record(value: dict[str, Any]) -> dict[str, Any]:
+    CallbackRecord.model_validate(value, extra="ignore")  # as `recorded_callbacks` reads it
+    return value
+
+
+_OBJECT = dict[str, Any] | None
+_POSITIVE = Annotated[int, Field(ge=1, lt=2**63)]
+_TYPES: Final[Mapping[str, Any]] = {
+    "data.source": str,
+    "data.folder": DatasetPath,
+    "data.content_digest": str,
+    "data.validation_folder": DatasetPath,
+    VALIDATION: str | None,
+    TRAIN_EXAMPLES: _POSITIVE,
+    MIXTURE: _OBJECT,
+    SHUFFLE: bool,
+    "data.window_shards": _POSITIVE,
+    TRANSFORM_CONTENTS: _OBJECT,
+    "train.seed": int,
+    _BATCH: _POSITIVE,
+    _DROP: bool,
+    "train.accumulate": _POSITIVE,
+    "train.precision": str | None,
+    "train.class_weight": dict[str, float] | None,
+    CALLBACKS: _OBJECT,
+    CALLBACK_RECORD: Annotated[dict[str, Any], AfterValidator(_callback_record)],
+    "init.weights": list[Any],
+    "init.freeze": list[str],
+    SIGNATURE: str,
+    CONTENTS: _OBJECT,
+    "model.options": _OBJECT,
+}
+
+
+def require_types(identity: Mapping[str, Any]) -> None:
+    """Refuse an identity with a value that no version of Baton writes.
+
+    Raises:
+        PydanticCustomError: names the first such key, with its value.
+    """
+    for key, kind in _TYPES.items():
+        if key in identity:
+            try:
+                _adapter(kind).validate_python(identity[key])
+            except ValidationError as fault:
+                first = fault.errors(include_input=False, include_url=False)[0]
+                below = "".join(f".{part}" for part in first["loc"])
+                raise _refusal(f"{key}{below} = {_shown(identity[key])}: {first['msg']}") from fault
+    examples, batch = identity.get(TRAIN_EXAMPLES), identity.get(_BATCH)
+    if identity.get(_DROP) and examples is not None and batch is not None and examples < batch:
+        raise _refusal(f"{_DROP} leaves no batch of {_BATCH} = {batch} in {TRAIN_EXAMPLES} = {examples}")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=ConfigDict(strict=True))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _refusal(words: str) -> PydanticCustomError:
+    return PydanticCustomError("identity", "{words}", {"words": words})
+
+
+class LazyIdentity(Mapping[str, Any]):
+    """The recorded identity. Its digests are known, and the first look at a key reads the rest.
+
+    Attributes:
+        digest: of the whole identity, see `digest_of`.
+        in_run_file: of the keys that stand in the run file.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]], *, digest: str, in_run_file: str) -> None:
+        """Read nothing yet.
+
+        Args:
+            read: returns the identity; it may raise `RunLogError`.
+            digest: of the identity.
+            in_run_file: of its keys in the run file.
+        """
+        self._read = read
+        self.digest = digest
+        self.in_run_file = in_run_file
+
+    @cached_property
+    def _value(self) -> Mapping[str, Any]:
+        return self._read()
+
+    def __getitem__(self, key: str) -> Any:
+        return self._value[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyIdentity) and other.digest == self.digest:
+            return True
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of JSON with sorted keys, the first 32 digits."""
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def _validated(value: Any, handler: Callable[[Any], Any]) -> Any:
+    if isinstance(value, LazyIdentity):
+        return value
+    identity = dict(handler(value))
+    require_types(identity)
+    return identity
+
+
+# For fields of contracts: JSON has the whole identity.
+AS_IDENTITY = (WrapValidator(_validated), PlainSerializer(dict))
+
+
+_DIGITS_OF_FLOAT32 = 9  # always enough to identify a float32
+
+
+def readable(value: Any) -> Any:
+    """Replace every float32 in the value by the shortest decimal that is the same float32. For messages only.
+
+    A float that is not equal to any float32 stays as it is: the double 0.001 is already short.
+    """
+    if isinstance(value, float):
+        return _shortest(value)
+    if isinstance(value, Mapping):
+        return {key: readable(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(below) for below in value]
+    return value
+
+
+def _shortest(value: float) -> float:
+    if not math.isfinite(value) or _as_float32(value) != value:
+        return value
+    shorter = (float(f"{value:.{digits}g}") for digits in range(1, _DIGITS_OF_FLOAT32 + 1))
+    found = next((each for each in shorter if _as_float32(each) == value), value)
+    # Fewer digits can be a longer text: 999999986991104.0 becomes 1000000000000000.0.
+    return min(value, found, key=lambda each: len(repr(each)))
+
+
+def _as_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:  # larger than the largest float32
+        return math.nan
+
 
 _IN_RUN_FILE = (
     "data.window_shards",

@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.base import AttemptId, CheckpointPath, Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead, base_in_folder_name
 from tasks.foundation.contracts.log_entry import Body, Environment, Finished, Retired, Totals
-from tasks.foundation.contracts.safe_names import AttemptId, CheckpointPath
 
 _IN_FULL = ("path", "state_digest", "manifest_digest", "size")
 _DIGEST = r"^[0-9a-f]{32}$"

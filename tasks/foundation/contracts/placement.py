@@ -4,8 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.change_class import environment, operational
+from tasks.foundation.contracts.base import Contract, environment, operational
 
 _DEVICES = environment("other devices may give other bits")
 _THREADS = environment(

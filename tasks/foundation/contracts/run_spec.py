@@ -1,18 +1,391 @@
-"""The run file's content. The descriptions double as remedies in error messages and as documentation."""
+"""The run file's content. The descriptions double as remedies in error messages and as documentation.
+
+`train` in the run file: how far to train, in which segments, and with which arithmetic.
+
+`init` in the run file: initial weights and frozen variables.
+
+Where a run's curves are sent besides its home.
+
+The length of an epoch, and absolute steps at which something is due.
+"""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.change_class import identity, operational
-from tasks.foundation.contracts.code_reference import CodeReference
+from tasks.foundation.contracts.base import CodeReference, Contract, environment, identity, operational
 from tasks.foundation.contracts.data_spec import DataSpec
-from tasks.foundation.contracts.init_spec import InitSpec
 from tasks.foundation.contracts.placement import AcceleratorSpec, StagesSpec
-from tasks.foundation.contracts.tracking_spec import TrackingSpec
-from tasks.foundation.contracts.train_spec import TrainSpec
+
+
+def _patterns(value: object) -> object:
+    """A single pattern needs no list."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
+
+
+_Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+
+
+class WeightsSource(Contract):
+    """Where initial weights come from, and which variables they are for."""
+
+    source: str = Field(
+        min_length=1,
+        description="a .weights.h5 or .keras file, a SavedModel, a TensorFlow checkpoint, the home of a Baton run, or "
+        "a function, weights.py:load",
+    )
+    step: int | Literal["best"] | None = Field(
+        default=None, description="of a Baton run: which checkpoint, a step or best; left out: the newest"
+    )
+    include: _Patterns = Field(
+        default=("*",), min_length=1, description="patterns of the model's variable paths that are to be loaded"
+    )
+    exclude: _Patterns = Field(
+        default=(), description="patterns of variable paths, in the model or the source, that are not loaded"
+    )
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="the model's names to the source's; a name is a path or the beginning of one"
+    )
+    strict: bool = Field(
+        default=True,
+        description="false tolerates variables that are missing, unused or of another shape, and reports them",
+    )
+
+
+def _sources(value: object) -> object:
+    """A single source needs no list, and may be just its address."""
+    return tuple(map(_source, value if isinstance(value, list | tuple) else [value]))
+
+
+def _source(value: object) -> object:
+    """Check one source. The key of an error within a list is lost, so the message names it."""
+    if isinstance(value, WeightsSource):
+        return value
+    if isinstance(value, str):
+        value = {"source": value}
+    keys = ", ".join(WeightsSource.model_fields)
+    if not isinstance(value, dict):
+        raise ValueError(f"a source is an address, or a mapping of {keys}")  # noqa: TRY004 - pydantic's kind of error
+    try:
+        return WeightsSource.model_validate(value)
+    except ValidationError as faults:
+        fault = faults.errors()[0]
+        key = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
+            raise ValueError(f"{key} is no key of a source; the keys are {keys}") from None
+        raise ValueError(f"{key} should be {WeightsSource.model_fields[key].description}") from None
+
+
+class InitSpec(Contract):
+    """What a run starts from, besides its seed."""
+
+    weights: Annotated[
+        tuple[WeightsSource, ...], BeforeValidator(_sources), identity("other initial weights", "init.weights")
+    ] = Field(
+        default=(),
+        description="pretrained weights: an address, or {source, step, include, exclude, rename, strict}; or a list",
+    )
+    freeze: Annotated[
+        _Patterns, identity("other variables are trained", "init.freeze", "model.config", "model.signature")
+    ] = Field(
+        default=(), description="patterns of paths of layers or variables that are not trained, such as encoder/*"
+    )
+
+
+_SHOWING = operational("says where curves are shown, not what is computed")
+
+
+class MlflowSpec(Contract):
+    """An MLflow server or store."""
+
+    uri: str | None = Field(
+        default=None,
+        min_length=1,
+        description="http://host:5000 or sqlite:////folder/mlflow.db; null: MLflow's own setting, MLFLOW_TRACKING_URI",
+    )
+    experiment: str = Field(default="Default", min_length=1, description="name of the experiment; made if missing")
+
+
+class WandbSpec(Contract):
+    """Weights & Biases, in its offline mode."""
+
+    project: str = Field(min_length=1, description="name of the project")
+
+
+class TrackingSpec(Contract):
+    """Where the curves are sent. Each is made from the log, so that nothing is sent twice."""
+
+    mlflow: Annotated[MlflowSpec | None, _SHOWING] = Field(
+        default=None,
+        description="{uri: address, experiment: name}: metrics and evaluations become one MLflow run; {}: MLflow's own "
+        "settings; needs the extra `mlflow`",
+    )
+    wandb: Annotated[WandbSpec | None, _SHOWING] = Field(
+        default=None,
+        description="{project: name}: the same for Weights & Biases, as an offline run in <home>/wandb, which "
+        "`wandb sync` uploads; storage is on a local disk; needs the extra `wandb`",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Something that is due again and again: after each `examples` examples, in steps of `batch` examples.
+
+    Period k (from 1) ends at the first step that has trained on its last example, step ceil(k * examples / batch). A
+    period of N steps has N examples in batches of 1. Several periods can end at one step, if they are shorter than it.
+    """
+
+    examples: int
+    batch: int = 1
+
+    @property
+    def steps(self) -> int:
+        """The steps of the first period; a later one may have one step fewer."""
+        return self.end_of(1)
+
+    def end_of(self, number: int) -> int:
+        """Return the step at which period `number` ends, counted from 1; 0 for period 0."""
+        return -(-number * self.examples // self.batch)
+
+    def ended_by(self, step: int) -> int:
+        """Return how many periods have ended when `step` is done."""
+        return step * self.batch // self.examples
+
+    def last(self, step: int) -> int:
+        """Return the number, from 0, of the newest period that ends at `step`, or of the one that is under way."""
+        return self.ended_by(step) - self.ends_at(step)
+
+    def ends_at(self, step: int) -> bool:
+        """Return whether a period ends at `step`; false for step 0."""
+        return step > 0 and self.ended_by(step) > self.ended_by(step - 1)
+
+    def next_end(self, step: int) -> int:
+        """Return the first step after `step` at which a period ends."""
+        return self.end_of(self.ended_by(step) + 1)
+
+
+class EpochLength(Contract):
+    """The length of an epoch: one pass over the training examples.
+
+    The data order is continuous: batches follow each other without a gap, so an epoch usually ends in the middle of a
+    batch. With `drop_remainder` an epoch is a whole number of batches, and the other examples are left out of it.
+    """
+
+    train_examples: int = Field(ge=1, description="training examples of the prepared dataset")
+    global_batch_size: int = Field(ge=1, description="examples in a step")
+    drop_remainder: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_batch(self) -> Self:
+        if not self.examples:
+            raise ValueError(
+                f"drop_remainder leaves no batch of {self.global_batch_size} in {self.train_examples} examples"
+            )
+        return self
+
+    @property
+    def examples(self) -> int:
+        """The examples that an epoch trains on."""
+        rest = self.train_examples % self.global_batch_size if self.drop_remainder else 0
+        return self.train_examples - rest
+
+    @property
+    def steps(self) -> int:
+        """The steps of an epoch, rounded up, as `len()` of a batched dataset."""
+        return self.period().steps
+
+    def period(self, epochs: int = 1) -> Period:
+        """Return the period of `epochs` epochs."""
+        return Period(epochs * self.examples, self.global_batch_size)
+
+    def end_of(self, epoch: int) -> int:
+        """Return the step at which an epoch ends, counted from 1: ceil(epoch * examples / global_batch_size)."""
+        return self.period().end_of(epoch)
+
+    def after(self, step: int) -> float:
+        """Return the epochs that are done after `step`, with a fraction. Batches that a rewind skipped do not count."""
+        return step * self.global_batch_size / self.examples
+
+
+ClassWeights = dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+_CLASS = re.compile(r"0|[1-9][0-9]{0,8}")
+_TARGET = operational("says how far to train and in which segments, not what is computed")
+_REWIND = operational("a rewind is an entry of the log, and the run is a function of its log")
+
+
+def _classes(weights: object) -> object:
+    """Whole numbers from the keys, which are text in YAML and JSON."""
+    if not isinstance(weights, Mapping):
+        return weights
+    wrong = [key for key in weights if not (isinstance(key, int) or _CLASS.fullmatch(str(key)))]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no class; name classes by whole numbers, as {{0: 1.0, 1: 5.0}}")
+    return {int(key): weight for key, weight in weights.items()}
+
+
+class TrainSpec(Contract):
+    """How far to train, in which segments, and with which arithmetic."""
+
+    steps: Annotated[int | None, _TARGET] = Field(
+        default=None,
+        ge=1,
+        lt=2**53,
+        description="the step to train to, counted from initialization; at least 1. Either steps or epochs is required",
+    )
+    epochs: Annotated[int | None, _TARGET] = Field(
+        default=None,
+        ge=1,
+        lt=2**31,
+        description="instead of steps: the passes over the training examples, counted from initialization. The data "
+        "order has no gaps, so an epoch may end in the middle of a batch: the target is step epochs * examples / "
+        "global_batch_size, rounded up",
+    )
+    drop_remainder: Annotated[bool, identity("the last examples of an epoch are left out", "train.drop_remainder")] = (
+        Field(
+            default=False,
+            description="true: an epoch is a whole number of batches, and the examples left over are skipped, "
+            "others each time; false: a batch may have examples of two epochs, and none is skipped",
+        )
+    )
+    segment_steps: Annotated[int | None, _TARGET] = Field(
+        default=None, ge=1, description="a segment ends at each multiple of this number of steps; at least 1"
+    )
+    segment_epochs: Annotated[int | None, _TARGET] = Field(
+        default=None, ge=1, description="a segment ends after each of this number of epochs; at least 1"
+    )
+    segment_seconds: Annotated[float | None, _TARGET] = Field(
+        default=None, gt=0, allow_inf_nan=False, description="a segment ends after this many seconds; more than 0"
+    )
+    global_batch_size: Annotated[int, identity("other batches", "train.global_batch_size")] = Field(
+        ge=1, le=2**24, description="examples in a step, over all replicas; 1 to 16777216"
+    )
+    log_every_steps: Annotated[
+        int,
+        operational(
+            "says when metrics are read, not what is trained; part of train.callbacks if these act at rows, have batch "
+            "hooks, or monitor a training metric"
+        ),
+    ] = Field(
+        default=50, ge=1, description="metrics are read, logged and reset at each multiple of this number of steps"
+    )
+    seed: Annotated[int, identity("other weights, split, order and dropout", "train.seed", "data.content_digest")] = (
+        Field(default=0, ge=0, lt=2**31, description="seed of weights, order and dropout; 0 to 2147483647")
+    )
+    deterministic: Annotated[bool, environment("operations that are not deterministic give other bits each time")] = (
+        Field(
+            default=True,
+            description="true: TensorFlow uses deterministic operations only, which TPUs always do; false is faster "
+            "for some models, and two runs may then differ",
+        )
+    )
+    stop_after_seconds: Annotated[float | None, operational("says when a command stops, not what is computed")] = Field(
+        default=None, gt=0, allow_inf_nan=False, description="a command stops, resumable, after this many seconds"
+    )
+    on_blowup: Annotated[Literal["stop", "rewind"], _REWIND] = Field(
+        default="stop", description="what to do if the loss blows up: stop, or rewind to the last segment border"
+    )
+    blowup_factor: Annotated[float | None, _REWIND] = Field(
+        default=None,
+        gt=1,
+        allow_inf_nan=False,
+        description="a logged loss above this multiple of its running median is a blow-up; left out: only NaN and "
+        "infinity",
+    )
+    rewind_skip_batches: Annotated[int, _REWIND] = Field(
+        default=100,
+        ge=1,
+        description="global batches that a rewind skips after the blow-up, besides those that led to it; at least 1",
+    )
+    rewind_tries: Annotated[int, _REWIND] = Field(
+        default=3, ge=1, description="rewinds in a row that do not get past the blow-up before the run stops"
+    )
+    accumulate: Annotated[int, identity("gradients are summed in another order", "train.accumulate")] = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="micro-batches per replica batch; their gradients are averaged",
+    )
+    precision: Annotated[
+        Literal["float32", "bfloat16"] | None, identity("another arithmetic", "train.precision", "model.config")
+    ] = Field(
+        default=None,
+        description="float32, or bfloat16: compute in bfloat16, keep variables in float32; left out: the model's",
+    )
+    class_weight: Annotated[
+        ClassWeights | None, BeforeValidator(_classes), identity("another loss", "train.class_weight")
+    ] = Field(
+        default=None, description="weight of the loss of each class of y, {0: 1.0, 1: 5.0}; classes left out weigh 1"
+    )
+    callbacks: Annotated[
+        CodeReference | None, identity("other callbacks, which may change the learning rate", "train.callbacks")
+    ] = Field(
+        default=None,
+        description="a function that returns a list of Keras callbacks, as callbacks.py:build_callbacks; for them an "
+        "epoch ends with each evaluation of evaluate.every_steps or evaluate.every, or else with each logged row. "
+        "Those of Keras that save, log or show are replaced by what Baton does itself; batch hooks act at logged rows",
+    )
+    epoch_examples: Annotated[int | None, operational("follows from the data")] = Field(
+        default=None,
+        ge=1,
+        description="not for run files: Baton sets it to the number of training examples of the prepared dataset",
+    )
+
+    @property
+    def epoch(self) -> EpochLength:
+        """The length of an epoch, once `epochs.with_examples` has set the number of training examples."""
+        if self.epoch_examples is None:
+            raise AssertionError("the number of training examples is not known yet; see contracts/schedule.py")
+        return EpochLength(
+            train_examples=self.epoch_examples,
+            global_batch_size=self.global_batch_size,
+            drop_remainder=self.drop_remainder,
+        )
+
+    @property
+    def target(self) -> int:
+        """The absolute step to train to; with `epochs`, once the number of training examples is known."""
+        return self.epoch.end_of(self.epochs) if self.epochs is not None else self.steps or 0
+
+    @property
+    def known_target(self) -> int | None:
+        """The absolute step to train to; None as long as it follows from an unknown number of training examples."""
+        return None if self.epochs is not None and self.epoch_examples is None else self.target
+
+    def target_ahead(self, step: int, logged: int | None) -> int | None:
+        """Return the step that a run at `step` is trained to: by the run file, or, if that is not ahead, by its log.
+
+        Args:
+            step: of the tip.
+            logged: the target of the newest commit, perhaps of a command with another one; None: not known.
+        """
+        own = self.known_target
+        if own is None or logged is None:
+            return logged if own is None else own
+        return own if own > step else max(own, logged)
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("train.steps is missing; add it, the step to train to, or add train.epochs instead")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                "steps and epochs exclude each other; keep one of them. On the command line, set the other to null, as "
+                "with --set train.epochs=null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_segment_length(self) -> Self:
+        lengths = ("segment_steps", "segment_epochs", "segment_seconds")
+        given = [name for name in lengths if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; keep one of them")
+        return self
+
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RESERVED_RUN_NAMES = {"datasets"}

@@ -1,24 +1,25 @@
 """The calls of the five stages, one class each.
 
 A stage that runs in another process gets its call as one flat JSON object, together with a `RemoteContext`.
+
+A `BatonError` as JSON, to send it to another process.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field
 
+from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import Time
-from tasks.foundation.contracts.base import Contract
+from tasks.foundation.contracts.base import AnswerPath, AttemptId, Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.evaluation_sets import SetName
-from tasks.foundation.contracts.log_entry import Environment
+from tasks.foundation.contracts.log_entry import Environment, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.safe_names import AnswerPath, AttemptId
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
-from tasks.foundation.errors import InvalidInput
+from tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
 
 
 class StageCall(Contract):
@@ -149,3 +150,51 @@ def unpack(kind: type[C], text: str) -> tuple[C, RemoteContext]:
     call = kind.from_json(json.dumps(of_call).encode(), where="call", error=InvalidInput, unknown_keys="forbid")
     context = RemoteContext.from_json(json.dumps(of_context).encode(), where="call", error=InvalidInput)
     return call, context
+
+
+class ErrorReport(Contract):
+    """An error's class, message and fields, as JSON.
+
+    The receiving process may run an older Baton that does not know the class. It then raises the nearest base class
+    that it knows, with the same message.
+    """
+
+    schema_version: Literal[1] = 1
+    error: str = Field(description="name of the class, such as NonFinite")
+    bases: tuple[str, ...] = Field(default=(), description="names of its base classes, nearest first")
+    message: str
+    fields: dict[str, int | float | str] = Field(
+        default_factory=dict, description="such as step; see BatonError.fields"
+    )
+    traceback: str | None = Field(default=None, description="where it was raised, and its causes")
+
+    @classmethod
+    def of(cls, error: BatonError) -> Self:
+        """The report of an error."""
+        name, *bases = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BatonError))
+        return cls(
+            error=name,
+            bases=tuple(bases),
+            message=str(error),
+            fields=dict(error.fields),
+            traceback=whole_traceback(error),
+        )
+
+    def to_error(self) -> BatonError:
+        """An error of the same class, or of the nearest base class that this version knows and can construct.
+
+        The traceback of the other process is a note of the error, which the traceback of this process ends with.
+        """
+        error = self._error()
+        if self.traceback is not None:
+            error.add_note(f"In the other process:\n{self.traceback}")
+        return error
+
+    def _error(self) -> BatonError:
+        for name in (self.error, *self.bases):
+            kind = getattr(errors, name, None)
+            if not (isinstance(kind, type) and issubclass(kind, BatonError)):
+                continue
+            if set(kind.field_names) <= self.fields.keys():
+                return kind(self.message, **{field: self.fields[field] for field in kind.field_names})
+        return BatonError(self.message)

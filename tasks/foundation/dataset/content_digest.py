@@ -1,14 +1,20 @@
-"""The digest of a dataset's content, and the check of a manifest by it; without NumPy: `baton verify` starts fast."""
+"""The digest of a dataset's content, the check of a manifest by it, and where its shards lie.
+
+Without NumPy, because `baton verify` starts fast. A shard lies in the dataset's folder, or is a range of a file that
+existed before.
+"""
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from tasks.foundation.contracts.base import another_version
+from tasks.foundation.contracts.data_spec import Mixture
 from tasks.foundation.contracts.dataset import DatasetManifest, Feature, HeldOut, ShardRecord
-from tasks.foundation.contracts.mixture import Mixture
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.messages import listed
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.opening import open_storage
 
 REMEDY = "delete that folder and run again; Baton then prepares the dataset again from the source"
 
@@ -66,3 +72,16 @@ def _without_place(record: Feature | ShardRecord) -> Feature | ShardRecord:
     if isinstance(record, ShardRecord) and record.is_external:
         return record.model_copy(update={"path": PurePosixPath(record.path).name})
     return record
+
+
+def locate_shard(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
+    """Return the store of a shard, and its path there.
+
+    Args:
+        storage: store rooted at the dataset's folder.
+        record: one shard of the dataset.
+    """
+    if not record.is_external:
+        return storage, record.path
+    folder, _, name = record.path.rpartition("/")
+    return open_storage(folder or "/", relative_to=Path("/"), guarded=False), name

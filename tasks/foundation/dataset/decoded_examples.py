@@ -13,14 +13,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
-from tasks.foundation.dataset.features import Array, zeros
-from tasks.foundation.dataset.held_out import positions_of_part
-from tasks.foundation.dataset.manifest import load_manifest, plain_datasets
-from tasks.foundation.dataset.reading_errors import original_read_errors
-from tasks.foundation.dataset.record_batches import records_in
-from tasks.foundation.dataset.shard_verification import VerifiedShards
-from tasks.foundation.dataset.shards import parse
-from tasks.foundation.dataset.text_values import STRING
+from tasks.foundation.dataset.features import STRING, Array, zeros
+from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part
+from tasks.foundation.dataset.shard_verification import VerifiedShards, original_read_errors
+from tasks.foundation.dataset.shards import parse, records_in
 from tasks.foundation.host_memory import available_bytes
 from tasks.foundation.storage.base import Storage
 

@@ -1,13 +1,153 @@
-"""Reads the set that a model is evaluated on: held-out examples, or an own set, each example once."""
+"""Reads the set that a model is evaluated on: held-out examples, or an own set, each example once.
 
+Reads the examples that a model is evaluated on with `tf.data`, each exactly once; see `reader.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.evaluation_sets import SetName, SetRef
-from tasks.foundation.dataset.held_out import Part
-from tasks.foundation.dataset.transformed_batches import SeededFunction
-from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
+import tensorflow as tf
+
+from tasks.foundation.contracts.data_spec import SetName, SetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
+from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.shards import Plan, finished, parsed, part_of, records_in, windows_of
+from tasks.foundation.dataset.transformed_batches import SeededFunction, transformed_validation
 from tasks.foundation.storage.base import Storage
+
+
+def validation_dataset(
+    storage: Storage,
+    ref: DatasetRef,
+    *,
+    batch_size: int,
+    part: Part = "validation",
+    function: SeededFunction | None = None,
+    seed: int = 0,
+) -> Any:
+    """Return full batches of the validation examples, in the order of the manifest, each example once.
+
+    The last `validation_examples % batch_size` examples are left for `validation_remainder`.
+
+    Args:
+        storage: the storage root; `ref.folder` is relative to it.
+        ref: the prepared dataset.
+        batch_size: examples per batch.
+        part: train: the examples of a dataset that is an own set as a whole, see `evaluation_sets.py`.
+        function: transforms each example; None: examples as they were prepared.
+        seed: the run's seed; `function` gets seeds that follow from it and the example's index.
+
+    Returns:
+        A finite tf.data.Dataset of tuples as in `training_dataset`, with static shapes.
+
+    Raises:
+        ValueError: batch_size is below 1.
+        DamagedDataset: as in `training_dataset`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    manifest = load_manifest(storage, ref)
+    reading = _ValidationReading(part=part, function=function, seed=seed)
+    found = plain_datasets(storage, manifest, ref.folder)
+    return _validation(storage, found, reading, skip=0, batch_size=batch_size)
+
+
+def validation_remainder(
+    storage: Storage,
+    ref: DatasetRef,
+    *,
+    batch_size: int,
+    part: Part = "validation",
+    function: SeededFunction | None = None,
+    seed: int = 0,
+) -> Any | None:
+    """Return one batch of the last `validation_examples % batch_size` examples; None if there are none.
+
+    Args and errors: as in `validation_dataset`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    manifest = load_manifest(storage, ref)
+    examples = _examples_of(manifest, part)
+    remainder = examples % batch_size
+    if not remainder:
+        return None
+    reading = _ValidationReading(part=part, function=function, seed=seed)
+    found = plain_datasets(storage, manifest, ref.folder)
+    return _validation(storage, found, reading, skip=examples - remainder, batch_size=remainder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ValidationReading:
+    """Which examples are read for an evaluation, and how they are transformed; see `validation_dataset`."""
+
+    part: Part
+    function: SeededFunction | None
+    seed: int
+
+
+def _validation(
+    storage: Storage,
+    datasets: Sequence[tuple[str, DatasetManifest]],
+    reading: _ValidationReading,
+    *,
+    skip: int,
+    batch_size: int,
+) -> Any:
+    """Return batches of the examples of datasets with shards, one dataset after the other.
+
+    Args:
+        storage: the storage root.
+        datasets: folder and manifest of each; all have the same features.
+        reading: which examples, and how.
+        skip: examples to leave out at the begin.
+        batch_size: examples per batch.
+    """
+    records, before = None, 0
+    for folder, manifest in datasets:
+        examples = _examples_of(manifest, reading.part)
+        skip_here = max(skip - before, 0)
+        before += examples
+        if skip_here < examples:
+            own = _records(storage.at(folder), manifest, reading.part, skip=skip_here)
+            records = own if records is None else records.concatenate(own)
+    manifest = datasets[0][1]
+    if records is None:
+        records = _records(storage.at(datasets[0][0]), manifest, reading.part, skip=skip)
+    dataset = parsed(records.rebatch(batch_size, drop_remainder=True), manifest, batch_size)
+    if reading.function is not None:
+        function, seed = reading.function, reading.seed
+        dataset = transformed_validation(dataset, function, seed=seed, skip=skip, batch_size=batch_size)
+    return finished(dataset)
+
+
+def _examples_of(manifest: DatasetManifest, part: Part) -> int:
+    return manifest.validation_examples if part == "validation" else manifest.train_examples
+
+
+def _records(storage: Storage, manifest: DatasetManifest, part: Part, *, skip: int) -> Any:
+    """Return a dataset of vectors of the records of a part, in the order of the manifest."""
+
+    def plans() -> Iterator[Plan]:
+        begin = 0
+        planned = []
+        for shard in manifest.validation if part == "validation" else manifest.train:
+            skip_here = max(skip - begin, 0)
+            begin += shard.examples
+            if skip_here < shard.examples:
+                planned.append(([shard], skip_here))
+        with VerifiedShards(storage, plans_ahead=storage.transfers) as shards:
+            for paths, chosen, skip_here in shards.read_ahead(planned):
+                yield paths, *part_of(manifest, chosen, part), (0, 0), (skip_here, 0)
+
+    def read(paths: Any, count: Any, part_positions: Any, _seed: Any, taken: Any) -> Any:
+        if manifest.held_out is None:
+            return records_in(paths).skip(taken[0]).batch(count)
+        return records_in(paths).batch(count).map(lambda records: tf.gather(records, part_positions[taken[0] :]))
+
+    return windows_of(plans).flat_map(read)
 
 
 def set_batches(

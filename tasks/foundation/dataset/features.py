@@ -1,22 +1,177 @@
-"""Converts an example between three forms.
+"""The form of an example: features with names, dtypes and shapes, and the containers that users write them in.
 
-As the user yields it:        x | (x, y) | (x, y, sample_weight)      x, y: an array, a flat dict name -> array, or a
-                                                                      list or tuple of arrays (`structure.py`)
-As named arrays:              {"x": …, "x/<key>": …, "x[0]": …, "y": …, "y/<key>": …, "sample_weight": …}
-As Keras's `train_step` sees: (x,) | (x, y) | (x, y, sample_weight)   (x,) is passed as x: `keras_steps.called_like_fit`
-
-Lists become tuples, as in Keras's `fit`.
+An example has three forms: as the source gives it (arrays, dicts, tuples, text), flat by feature name as shards store
+it, and as `fit` and the model take it. Text is stored as UTF-8 bytes, and given to the model as `tf.string`. Lists that
+are one array are told from lists of inputs or outputs, and shapes that may mean one example from those of a batch.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.dataset.structure import holds_arrays, items_of_example
-from tasks.foundation.dataset.text_values import STRING, as_text, dtype_name, is_text
+# The dtype of a feature of text; all others are NumPy's.
+STRING: Final = "string"
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text, a list of text, or a tensor of text. For a NumPy array, check its dtype."""
+    if getattr(getattr(value, "dtype", None), "name", None) == STRING:
+        return True
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, str | bytes)
+
+
+def as_text(name: str, value: object) -> npt.NDArray[Any]:
+    """Return text as an object array of bytes.
+
+    Args:
+        name: of the feature, for messages.
+        value: text, a list or an array of text, or a tensor of text.
+
+    Raises:
+        ValueError: it is ragged, or holds something other than text.
+    """
+    if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
+        value = value.numpy()
+    # Not through np.asarray, which would cut zero bytes from the end of bytes.
+    array = np.asarray(value, object)
+    encoded = np.empty(array.shape, object)
+    for index, item in np.ndenumerate(array):
+        if isinstance(item, bytes):
+            encoded[index] = bytes(item)
+        elif isinstance(item, str):
+            encoded[index] = item.encode()
+        else:
+            raise ValueError(_not_text(name, list(index), item, array))  # noqa: TRY004 - of the data, not of the call
+    return encoded
+
+
+def _not_text(name: str, index: list[int], item: object, array: npt.NDArray[Any]) -> str:
+    kind = type(item).__name__
+    if isinstance(item, list | tuple | np.ndarray):
+        return (
+            f"{name} has dtype object{list(array.shape)}: ragged, with a {kind} of {np.shape(item)} at {index}; pad it "
+            'to one shape: x = keras.utils.pad_sequences(x, maxlen=n, dtype="float32", padding="post")'
+        )
+    if item is None or kind in {"NAType", "NaTType"} or (isinstance(item, float) and math.isnan(item)):
+        return (
+            f"{name} has dtype object{list(array.shape)} with a missing value ({item}) at {index}; fill it, as with "
+            f'{name}.fillna("") for text, or {name}.fillna(0) for numbers'
+        )
+    return (
+        f"{name} has dtype object{list(array.shape)} with a {kind} at {index}; yield numbers with a fixed width, such "
+        "as float32 or int64, or text alone; name columns of different kinds: {'age': ages, 'city': cities}"
+    )
+
+
+def dtype_name(array: npt.NDArray[Any]) -> str:
+    """Return the dtype of a feature with these values."""
+    return STRING if array.dtype == object else array.dtype.name
+
+
+# A list with more arrays than this is a stack of rows, never a list of inputs.
+MAX_INPUTS = 16
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array or a tensor of at least one dimension, not a number or a list."""
+    shape = getattr(value, "shape", None)
+    if shape is None or (not hasattr(value, "dtype") and not hasattr(value, "iloc")):
+        return False
+    try:
+        return len(shape) > 0
+    except (TypeError, ValueError):  # a tensor of unknown rank
+        return True
+
+
+def items_of_example(content: object) -> Sequence[object] | None:
+    """Return the arrays that a list or tuple in a single example consists of; None if it is one array, or no list.
+
+    As in Keras, a list or tuple of arrays is several inputs or outputs. Numbers and lists of numbers are one array, and
+    so is a list of more arrays of one shape than a model has inputs.
+    """
+    if not isinstance(content, list | tuple) or not holds_arrays(content):
+        return None
+    return None if len(content) > MAX_INPUTS and is_list_of_equals(content) else content
+
+
+def is_list_of_equals(content: object) -> bool:
+    """Whether a list holds several arrays of one shape, which could also be stacked to one array; no tuple does."""
+    return isinstance(content, list) and len(content) > 1 and len({_shape(each) for each in content}) == 1
+
+
+def holds_arrays(value: object) -> bool:
+    """Whether a value is a list or tuple of arrays."""
+    return isinstance(value, list | tuple) and any(map(is_array, value))
+
+
+def ragged_items(value: object) -> Sequence[object] | None:
+    """Return the examples of an array whose examples differ in length; None if it is an ordinary array.
+
+    Args:
+        value: a list, a tuple or a NumPy array of objects, whose items are lists or arrays; or a RaggedTensor.
+    """
+    if type(value).__name__ == "RaggedTensor":
+        return [each.numpy() for each in value]  # type: ignore[attr-defined]
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        items: Sequence[object] = value.tolist()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return None
+    if not items or not all(isinstance(each, list | tuple | np.ndarray) or is_array(each) for each in items):
+        return None
+    is_objects = isinstance(value, np.ndarray)
+    return items if is_objects or len({_length(each) for each in items}) > 1 else None
+
+
+def _length(value: object) -> int:
+    return len(value)  # type: ignore[arg-type]
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    shape = getattr(value, "shape", None)
+    try:
+        return tuple(np.shape(value) if shape is None else shape)  # type: ignore[arg-type]
+    except ValueError:
+        return "ragged"
+
+
+# Name -> (dtype, shape); names as in `features.flatten`.
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def shared_batch_size(shapes: Shapes) -> int | None:
+    """Return the batch size if these shapes may be a batch: x and y share one first dimension, which is above 1.
+
+    A scalar label has no dimension, so an image with its class is one example. Without y the shapes are not conclusive.
+    """
+    if not any(_is_of(name, "y") for name in shapes):
+        return None
+    lengths = {shape[0] if shape else 0 for _, shape in shapes.values()}
+    (length, *others) = lengths
+    return length if not others and length > 1 else None
+
+
+def single_example_shapes(shapes: Shapes) -> Shapes:
+    """Return the shapes of one example of such a batch."""
+    return {name: (dtype, shape[1:]) for name, (dtype, shape) in shapes.items()}
+
+
+def describe_shapes(shapes: Mapping[str, tuple[str, Sequence[int | None]]]) -> str:
+    """Return text such as `x float32[8] and y int64[]`."""
+    words = [f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in shapes.items()]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _is_of(name: str, part: str) -> bool:
+    return name == part or name.startswith((f"{part}/", f"{part}["))
+
 
 Array = npt.NDArray[Any]
 

@@ -1,11 +1,19 @@
-"""Reads and checks a dataset's manifest: its folder, its content digest and its shards."""
+"""Reads and checks a dataset's manifest, and says which of its examples are held out for validation.
+
+A seeded hash of an example's index in the source decides what is held out, or its place, or its group.
+"""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature
-from tasks.foundation.contracts.mixture import MixedSource
+import numpy as np
+import numpy.typing as npt
+
+from tasks.foundation.contracts.data_spec import MixedSource
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest
 from tasks.foundation.dataset.features import Array, unflatten, zeros
+from tasks.foundation.dataset.order import hashes, unit_interval
 from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
 from tasks.foundation.storage.base import Storage
 
@@ -130,3 +138,36 @@ def zero_batch(manifest: DatasetManifest, size: int) -> tuple[Array | dict[str, 
 def zero_examples(features: Sequence[Feature], size: int) -> tuple[Array | dict[str, Array], ...]:
     """As `zero_batch`, for the given features."""
     return unflatten({feature.name: zeros((size, *feature.shape), feature.dtype) for feature in features})
+
+
+Part = Literal["train", "validation"]
+
+_PURPOSE = "validation"
+
+
+def held_out_values(seed: int, begin: int, end: int) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) per example of [begin, end); an example is held out if it is below the fraction."""
+    return unit_interval(hashes(_PURPOSE, seed, begin, end))
+
+
+def held_out_mask(rule: HeldOut, begin: int, end: int) -> npt.NDArray[np.bool_]:
+    """Return, for each example of [begin, end), whether it is held out for validation."""
+    held_out = held_out_values(rule.seed, begin, end) < rule.fraction
+    if rule.exception is not None and begin <= rule.exception < end:
+        held_out[rule.exception - begin] ^= True
+    return held_out
+
+
+def positions_of_part(part: Part, rule: HeldOut, shards: Sequence[ShardRecord]) -> npt.NDArray[np.int64]:
+    """Return the positions of a part's examples among all records of some shards, read in order.
+
+    Args:
+        part: train or validation.
+        rule: the dataset's rule.
+        shards: in reading order.
+
+    Returns:
+        Ascending positions from 0, one for each example of the part.
+    """
+    masks = [held_out_mask(rule, shard.first, shard.first + shard.records_held) for shard in shards]
+    return np.flatnonzero(np.concatenate(masks) == (part == "validation")).astype(np.int64)

@@ -16,9 +16,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tasks.foundation.contracts.mixture import Exhausted, Mixture
-from tasks.foundation.dataset.hashing import hashes
-from tasks.foundation.dataset.order import seed_of
+from tasks.foundation.contracts.data_spec import Exhausted, Mixture
+from tasks.foundation.dataset.order import hashes, seed_of
 
 Labels = npt.NDArray[np.int64]
 

@@ -2,16 +2,54 @@
 
 The value holds the array's raw little-endian bytes. So every fixed-width dtype is preserved, and three operations per
 feature parse a whole vector of records. Records that other tools wrote may hold lists of values, or images.
+
+Decodes JPEG and PNG; preparation and training use the same function.
+
+Batches of examples from the records of planned shards, with `tf.data`: what training and evaluation share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import Feature
-from tasks.foundation.dataset.features import Array
-from tasks.foundation.dataset.images import decode_image
+from tasks.foundation.contracts.dataset import DatasetManifest, Feature, ShardRecord
+from tasks.foundation.dataset import order
+from tasks.foundation.dataset.features import Array, unflatten
+from tasks.foundation.dataset.manifest import Part, positions_of_part
+
+DTYPES = ("uint8", "float32")
+
+
+def decode_image(data: Any, shape: Sequence[int], dtype: str) -> Any:
+    """Decode one image to the given shape, on the CPU, with the same result in every process.
+
+    An image of another size is resized (bilinear, with antialiasing); its aspect ratio is not kept. A grey image gets
+    equal channels, a color image becomes grey, transparency is dropped, and the EXIF orientation is ignored. JPEG uses
+    the accurate integer method, because TensorFlow's default method depends on the machine.
+
+    Args:
+        data: string tensor [], a JPEG or PNG file.
+        shape: (height, width, channels), channels 1 or 3.
+        dtype: uint8, in [0, 255]; or float32, in [0, 1].
+
+    Returns:
+        Tensor of that dtype, with a static shape.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the image cannot be decoded.
+    """
+    height, width, channels = shape
+    with tf.device("/CPU:0"):
+        # decode_jpeg decodes PNG as well.
+        image = tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
+        # An image that already has this size keeps every bit.
+        image = tf.image.resize(image, (height, width), method="bilinear", antialias=True)
+        image = tf.saturate_cast(tf.round(image), tf.uint8) if dtype == "uint8" else image / 255.0
+        return tf.ensure_shape(image, (height, width, channels))
+
 
 # `tf.io.decode_raw` does not support these; their bytes are read as the signed type.
 _READ_AS = {"uint32": "int32", "uint64": "int64"}
@@ -101,3 +139,71 @@ def _numbers(raw: Any, feature: Feature) -> Any:
     if feature.dtype in _READ_AS:
         values = tf.bitcast(values, dtype)
     return tf.reshape(values, [-1 if raw.shape[0] is None else raw.shape[0], *feature.shape])
+
+
+_READ_BYTES = 8 << 20
+
+# One plan: local paths of its shards; the number of records in them; positions of the part's records among them (empty
+# if all records belong to the part); the seed of the permutation; the permuted records to take, from
+# the first number up to the second.
+Plan = tuple[list[str], int, npt.NDArray[np.int64], order.Seed, tuple[int, int]]
+
+
+def part_of(manifest: DatasetManifest, shards: Sequence[ShardRecord], part: Part) -> tuple[int, npt.NDArray[np.int64]]:
+    """Return the number of records in shards, and the positions of the part's records; empty if all belong to it."""
+    records = sum(shard.records_held for shard in shards)
+    if manifest.held_out is None:
+        return records, np.empty(0, np.int64)
+    return records, positions_of_part(part, manifest.held_out, shards)
+
+
+def windows_of(plans: Callable[[], Iterator[Plan]]) -> Any:
+    """Return a dataset of plans, made one by one."""
+    signature = (
+        tf.TensorSpec([None], tf.string),
+        tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([2], tf.int64),
+        tf.TensorSpec([2], tf.int64),
+    )
+    return tf.data.Dataset.from_generator(plans, output_signature=signature)
+
+
+def records_in(paths: Any) -> Any:
+    """Return a dataset of the serialized examples in local files."""
+    return tf.data.TFRecordDataset(paths, buffer_size=_READ_BYTES)
+
+
+def parsed(dataset: Any, manifest: DatasetManifest, batch_size: int) -> Any:
+    """Convert vectors of records to batches of examples, both of length `batch_size`."""
+    together = 1 if has_images(manifest) else batch_size
+
+    def batch(records: Any) -> tuple[Any, ...]:
+        return unflatten(parse(tf.ensure_shape(records, [together]), manifest.features))
+
+    def squeezed(record: Any) -> tuple[Any, ...]:
+        return tuple(tf.nest.map_structure(lambda values: values[0], batch(record[tf.newaxis])))
+
+    # The functions are plain Python; AutoGraph cannot convert them correctly.
+    if together == batch_size:
+        work = tf.autograph.experimental.do_not_convert(batch)
+        return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # Decoding an image is slow, so each example is decoded in its own parallel call; the order stays.
+    work = tf.autograph.experimental.do_not_convert(squeezed)
+    decoded = dataset.unbatch().map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return decoded.batch(batch_size, drop_remainder=True)
+
+
+def has_images(manifest: DatasetManifest) -> bool:
+    """Whether examples have encoded images, which are decoded when they are read."""
+    return any(feature.encoding == "image" for feature in manifest.features)
+
+
+def finished(dataset: Any) -> Any:
+    """Return the dataset with a buffer of batches, in its order, and never sliced by a strategy."""
+    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()
+    options.deterministic = True
+    # The dataset is already sliced by host; a strategy must not slice it again.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)

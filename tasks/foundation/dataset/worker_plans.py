@@ -1,7 +1,7 @@
 """Plans as tensors: input for a host that runs no Python of Baton.
 
 In a slice of several TPU hosts one process drives all of them, and each host has a TensorFlow server. A graph that runs
-there can neither call Python nor read the client's disk. So the plans, which `record_streams.py` makes one by one in
+there can neither call Python nor read the client's disk. So the plans, which `reader.py` makes one by one in
 Python, are made beforehand, for a range of batches, and are constants of the graph. The batches are the same.
 
 Such a host verifies no shards, because their checksums are compared in Python. TensorFlow compares each record with the
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.dataset.order import Window
-from tasks.foundation.dataset.record_batches import part_of
+from tasks.foundation.dataset.shards import part_of
 from tasks.foundation.errors import AcceleratorError
 
 Labels = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]

@@ -1,45 +1,163 @@
-"""Builds the user's model and creates all its variables."""
+"""Builds the user's model and creates all its variables.
+
+The arguments of the user's build function: `model.options`, and the run's length if the function asks for it.
+
+Learning-rate schedules often depend on the steps of an epoch or of the whole run. A build function that has a
+parameter named `steps_per_epoch` or `train_steps` gets them. They are recorded with `model.options`, so a run whose
+schedule would change with another target is refused, as for any other change of these arguments.
+
+Builds the user's model with all its variables, in the way that the model needs.
+
+Batch sizes in a model's configuration: those that its author fixed, and those of the batch it was built with.
+
+A layer that is built on its first call records the shape of that call. The first dimension is the per-replica batch
+size, so without this module the same model would look like another one on another number of replicas.
+"""
 
 import inspect
 import linecache
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 from keras import tree
-from keras.src.backend.common import global_state  # the public call sets a policy where there is none
+from keras.src.backend.common import global_state
 
-from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.debug_modes import without_debug_modes
 from tasks.foundation.errors import ModelError
 from tasks.foundation.keras_config import dtype_policy_for_imports, keras_config_for_build, set_keras_config
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.messages import message
-from tasks.foundation.model.batch_shapes import record_fixed_batch_size
-from tasks.foundation.model.build_arguments import build_arguments
-from tasks.foundation.model.compile_settings import jit_compile_kept
-from tasks.foundation.model.first_use import (
+from tasks.foundation.model.hidden_state import require_no_hidden_state
+from tasks.foundation.model.isolated_build import dtype_policy_for_build, require_precision
+from tasks.foundation.model.keras_steps import called_like_fit, overrides
+from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws
+from tasks.foundation.model.train_step import (
     FirstUse,
     added_once,
     all_layers_are_built,
+    jit_compile_kept,
     metrics_are_built,
     optimizers_are_built,
 )
-from tasks.foundation.model.freezing import freeze
-from tasks.foundation.model.hidden_state import require_no_hidden_state
-from tasks.foundation.model.keras_steps import called_like_fit, overrides
-from tasks.foundation.model.precision import dtype_policy_for_build, require_precision
-from tasks.foundation.model.random_operations import require_exact_draws
-from tasks.foundation.model.step_draws import StepDraws
-from tasks.foundation.model.traced_draws import exact_draws
+from tasks.foundation.model.variables import freeze, named_layers
 from tasks.foundation.seeding import keras_seeds_from
-from tasks.foundation.user_code import load_function
+from tasks.foundation.user_code import in_user_folder, load_function
 from tasks.foundation.user_errors import user_error
-from tasks.foundation.user_folder import in_user_folder
+
+_LENGTHS: Mapping[str, Callable[[RunSpec], int]] = {
+    "steps_per_epoch": lambda spec: spec.train.epoch.steps,
+    "train_steps": lambda spec: spec.train.target,
+}
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def build_arguments(spec: RunSpec, function: Callable[..., object]) -> dict[str, Any]:
+    """Return the keyword arguments to call the user's build function with.
+
+    Args:
+        spec: the run file, with the number of training examples if the function asks for what depends on it.
+        function: the user's.
+
+    Returns:
+        `model.options`, and `steps_per_epoch` (rounded up) and `train_steps` (the target) where the function has a
+        parameter of that name and the options do not set it.
+    """
+    lengths = {name: _LENGTHS[name](spec) for name in lengths_asked_for(spec, function)}
+    return {**spec.model.options, **lengths}
+
+
+def lengths_asked_for(spec: RunSpec, function: Callable[..., object]) -> tuple[str, ...]:
+    """Return the names of the lengths that the build function has a parameter for, and that no option sets."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables of C have none
+        return ()
+    return tuple(
+        name
+        for name in _LENGTHS
+        if name in parameters and parameters[name].kind in _BY_NAME and name not in spec.model.options
+    )
+
+
+def asks_for_unknown_length(spec: RunSpec, code_folder: Path) -> bool:
+    """Return whether the model cannot be built before the number of training examples is known. Imports user code.
+
+    Raises:
+        ModelError: the function cannot be loaded.
+    """
+    if spec.train.epoch_examples is not None:
+        return False
+    asked = lengths_asked_for(spec, load_function(spec.model.build, code_folder, seed=spec.train.seed))
+    return "steps_per_epoch" in asked or ("train_steps" in asked and spec.train.known_target is None)
+
+
+def recorded_arguments(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
+    """Return `build_arguments` of the function that the run file names, for the run's identity.
+
+    Raises:
+        ModelError: the function cannot be loaded.
+    """
+    return build_arguments(spec, load_function(spec.model.build, code_folder, seed=spec.train.seed))
+
+
+_SHAPES = {"batch_shape", "build_input_shape"}
+_BUILD = "build_config"
+_BUILD_SHAPES = {"input_shape", "shapes_dict"}
+
+# Whether the author of a model fixed a batch size. It must be recorded before the first call: afterwards Keras's own
+# inputs look the same. A weak dictionary, because Baton adds no attributes to the user's model.
+_fixed_batch_size: "WeakKeyDictionary[keras.Model, bool]" = WeakKeyDictionary()
+
+
+def record_fixed_batch_size(model: keras.Model) -> None:
+    """Record whether the model fixes a batch size; call before the model is called for the first time."""
+    _fixed_batch_size[model] = any(_fixes_batch_size(layer) for _, layer in named_layers(model))
+
+
+def has_fixed_batch_size(model: keras.Model) -> bool:
+    """Whether the model has an input with a batch size, or a recurrent layer that keeps its state between batches."""
+    return _fixed_batch_size.get(model, True)
+
+
+def without_batch_sizes(config: Any) -> Any:
+    """Return a model's configuration with null as the first dimension of every shape that a layer was built with."""
+    if isinstance(config, list):
+        return [without_batch_sizes(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    return {key: _value(key, value) for key, value in config.items()}
+
+
+def _value(key: str, value: Any) -> Any:
+    if key in _SHAPES:
+        return _without_first(value)
+    if key == _BUILD and isinstance(value, dict):
+        return {name: _without_first(below) if name in _BUILD_SHAPES else below for name, below in value.items()}
+    return without_batch_sizes(value)
+
+
+def _without_first(shape: Any) -> Any:
+    if isinstance(shape, dict):
+        return {name: _without_first(below) for name, below in shape.items()}
+    if not isinstance(shape, list) or not shape:
+        return shape
+    if all(size is None or isinstance(size, int) for size in shape):
+        return [None, *shape[1:]]
+    return [_without_first(below) for below in shape]
+
+
+def _fixes_batch_size(layer: keras.Layer) -> bool:
+    if getattr(layer, "stateful", False) is True:
+        return True
+    return isinstance(layer, keras.layers.InputLayer) and layer.batch_shape[0] is not None
+
 
 _BUILD_HINT = "if call() does not take a batch, build the layers in the function that makes the model"
 
@@ -366,3 +484,50 @@ def _refuse_unsupported_by_keras(model: keras.Model, reference: str, replicas: i
                 f"{reference}: optimizer {optimizer.name} has {setting} = {value}, which Keras does not support on "
                 f"{replicas} replicas; {remedy}, or train on one replica"
             )
+
+
+def build_with_variables(
+    spec: RunSpec, batch: Sequence[Any], *, code_folder: Path, accelerator: Accelerator
+) -> tuple[keras.Model, frozenset[int]]:
+    """Build the model, and create all its variables.
+
+    Layers that are not built create them in `call` with a batch. If that fails, and the model has its own train_step,
+    another model is built, whose layers create them where train_step calls them, as in Keras's fit: `call` of an
+    adversarial model may take noise, and its layers would get the shapes of the batch.
+
+    Args:
+        spec: names the function and the seed.
+        batch: see `create_variables`.
+        code_folder: the run file's folder.
+        accelerator: the process's.
+
+    Returns:
+        The model, and the ids of its frozen variables.
+
+    Raises:
+        ModelError: see `build_model` and `create_variables`.
+    """
+
+    def built(*, train_step_first: bool) -> tuple[keras.Model, frozenset[int]]:
+        frozen = create_variables(
+            model,
+            batch,
+            reference=spec.model.build,
+            accelerator=accelerator,
+            freeze_patterns=spec.init.freeze,
+            train_step_first=train_step_first,
+        )
+        return model, frozen
+
+    model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
+    can_be_built_by_train_step = overrides(model, "train_step") and not all_layers_are_built(model)
+    try:
+        return built(train_step_first=False)
+    except ModelError as fault:
+        if not can_be_built_by_train_step:
+            raise
+        model = build_model(spec, code_folder=code_folder, accelerator=accelerator)
+        try:
+            return built(train_step_first=True)
+        except ModelError:
+            raise fault from fault.__cause__

@@ -14,9 +14,9 @@ import tensorflow as tf
 from keras import tree
 from keras.src.losses import loss as losses  # Keras's own step undoes its division by the number of replicas with it
 
-from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.returned_metrics import ReturnedMetrics
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.model.metrics import ReturnedMetrics
 from tasks.foundation.model.variables import layers_of
 
 _LOSS = "loss"

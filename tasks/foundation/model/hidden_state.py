@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
-from tasks.foundation.model.random_operations import CLOCK, PYTHON_KERNELS, RANDOM_KERNELS
-from tasks.foundation.model.user_line import place_of
+from tasks.foundation.model.keras_steps import place_of
+from tasks.foundation.model.randomness import CLOCK, PYTHON_KERNELS, RANDOM_KERNELS
 from tasks.foundation.model.variables import components
 
 # Stateful operations that keep nothing between two calls, keep it in a variable, or only write to the outside; by the
@@ -122,7 +122,7 @@ class Content:
 def require_no_hidden_state(function: Any, what: str) -> None:
     """Refuse a traced step with operations whose state no checkpoint holds.
 
-    Random operations and Python code are left to `random_operations.py`, variables to `untracked_variables`.
+    Random operations and Python code are left to `randomness.py`, variables to `untracked_variables`.
 
     Args:
         function: a concrete function. What is passed to it, such as the iterator of the training data, may have state.

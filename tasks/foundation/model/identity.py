@@ -1,22 +1,287 @@
-"""The part of a run's identity that its model determines."""
+"""The part of a run's identity that its model determines.
 
+What a model keeps beside its variables: vocabularies, tables and arrays of its layers, and what its code reads.
+
+No checkpoint holds them. A process that resumes the run, evaluates or exports it builds the model anew, from files
+that may have grown since, or from a set that has another order. So the identity has a record of each
+(contracts/contents.py), and another content is refused by the name of its layer.
+
+What follows from variables is left out: layers make it again after each restore (`finalize_layers`).
+
+The Python attributes of a model: what a trace of its steps depends on besides its variables.
+"""
+
+import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tasks.foundation.contracts.identity_keys import CONTENTS
+from tasks.foundation.contracts.contents import block_length, record_of_floats, record_of_items
+from tasks.foundation.contracts.identity import CONTENTS, difference_words, differences
 from tasks.foundation.contracts.run_spec import ModelSpec
+from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.masking import masked_values
-from tasks.foundation.model.batch_shapes import has_fixed_batch_size, without_batch_sizes
-from tasks.foundation.model.code_digest import module_digest, user_code
-from tasks.foundation.model.contents import contents_of
-from tasks.foundation.model.variables import other_optimizers
+from tasks.foundation.messages import message
+from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
+from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
+from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
+from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers
+from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
+
+# Values of `add_loss` while the model was built, and what TensorFlow tracks: attributes once more.
+_NOT_KEPT = ("_losses", "_self_")
+_DEPTH = 4
+_SHOWN_NUMBERS = 40
+_REMEDIES = (
+    "let the code read what it read when the run began; where a set decides an order, use sorted(...)",
+    "or continue with the change from the newest checkpoint: baton run FILE --accept {key}",
+)
+
+
+def contents_of(model: keras.Model, reference: str, code: UserCode | None = None, *, batch: int = 0) -> dict[str, Any]:
+    """Return a record of each content that a model keeps beside its variables, by name, as JSON values.
+
+    Args:
+        model: built.
+        reference: the user's name of the model, `model.py:build_model`.
+        code: of `user_code(model, reference)`, if the caller has it.
+        batch: size of the batch that it was built with. Tensors that begin with it are activations of this batch.
+    """
+    code = user_code(model, reference) if code is None else code
+    return _records((*_of_layers(model, code, batch), *_of_compile(model, code), *_of_code(code)))
+
+
+def contents_of_function(function: Any, reference: str) -> dict[str, Any]:
+    """Return a record of each content that a user's function refers to: of its layers, tables and arrays."""
+    return _records(_of_code(user_code(function, reference)))
+
+
+def _records(contents: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, what, value in contents:
+        unique, number = name, 1
+        while unique in found:
+            number += 1
+            unique = f"{name}~{number}"
+        found[unique] = _record(value, what)
+    return found
+
+
+def require_recorded_contents(
+    identity: Mapping[str, Any], model: keras.Model, reference: str, *, home: str, batch: int = 0
+) -> None:
+    """Refuse a model that keeps other contents than those that its run was trained with.
+
+    Args:
+        identity: the run's, from its log; one of an earlier version has no contents.
+        model: built.
+        reference: the user's name of the model, `model.py:build_model`.
+        home: of the run, for the message.
+        batch: see `contents_of`.
+
+    Raises:
+        IdentityChanged: names the layers and the first differences.
+    """
+    if identity.get(CONTENTS) is not None:
+        now = contents_of(model, reference, batch=batch)
+        what = f"{reference} builds another model than {home} was trained with"
+        require_same_contents(identity[CONTENTS], now, key=CONTENTS, what=what)
+
+
+def require_same_contents(recorded: Any, now: Mapping[str, Any], *, key: str, what: str) -> None:
+    """Refuse contents that differ from recorded ones.
+
+    Args:
+        recorded: the run's records, by name.
+        now: those of this process.
+        key: the identity key of both.
+        what: what differs, for the message.
+
+    Raises:
+        IdentityChanged: names the contents and the first differences.
+    """
+    found = differences({key: recorded}, {key: dict(now)})
+    if found:
+        hints = [each.format(key=key) for each in _REMEDIES]
+        raise IdentityChanged(message(f"{what}: {difference_words(found)}", hints=hints))
+
+
+def _of_compile(model: keras.Model, code: UserCode) -> Iterator[tuple[str, str, Any]]:
+    for part, value in {"optimizer": model.optimizer, "loss": getattr(model, "loss", None)}.items():
+        for inside, content in _leaves(value, code, _DEPTH):
+            yield f"{part}{inside}", f"`{part}{inside}` of the model", content
+
+
+def _of_code(code: UserCode) -> Iterator[tuple[str, str, Any]]:
+    for name, value in sorted(code.values.items()):
+        module, _, used = name.partition(".")
+        if isinstance(value, keras.Layer):
+            for inside, what, content in _of_layers(value, code, 0):
+                yield f"{name}{inside}", what.replace("the model", f"`{used}` of {module}.py"), content
+        for inside, content in _leaves(value, code, _DEPTH):
+            yield f"{name}{inside}", f"`{used}{inside}` of {module}.py", content
+
+
+def _of_layers(model: keras.Model, code: UserCode, batch: int) -> Iterator[tuple[str, str, Any]]:
+    inner: dict[int, str] = {}  # layers that no user has named, with the path of the layer that keeps them
+    for own, layer in named_layers(model):
+        path = inner.get(id(layer), own)
+        if isinstance(layer, keras.layers.TextVectorization):
+            inner[id(layer._lookup_layer)] = path
+        of = f"layer `{path}`" if path else "the model"
+        follows = _is_of_keras(layer) or has_finalized_state(layer)
+        for name, value in sorted(vars(layer).items()):
+            for inside, content in () if name.startswith(_NOT_KEPT) else _leaves(value, code, _DEPTH):
+                if _is_table(content):
+                    kind = "vocabulary" if name == "lookup_table" else f"table `{name}{inside}`"
+                    yield f"{path}.{name}{inside}", f"{kind} of {of}", content
+                elif not (follows or _begins_with(content, batch)):
+                    yield f"{path}.{name}{inside}", f"array `{name}{inside}` of {of}", content
+        yield from _saved(path, of, layer)
+
+
+def _leaves(value: Any, code: UserCode, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield tables, arrays and tensors in containers and in objects of the user's classes, each with its place."""
+    if _is_table(value) or _is_array(value):
+        yield "", value
+    elif depth:
+        for place, item in _items(value, code):
+            for inside, leaf in _leaves(item, code, depth - 1):
+                yield f"{place}{inside}", leaf
+
+
+def _items(value: Any, code: UserCode) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif code.owns(type(value)) and not isinstance(value, keras.Layer) and hasattr(value, "__dict__"):
+        yield from ((f".{name}", item) for name, item in sorted(vars(value).items()))
+
+
+def _saved(path: str, of: str, layer: keras.Layer) -> Iterator[tuple[str, str, Any]]:
+    """Yield what a layer saves by methods of its own, besides variables and what follows from them."""
+    if _overrides(layer, "save_own_variables"):
+        store: dict[str, Any] = {}
+        try:
+            layer.save_own_variables(store)
+        except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
+            store = {}
+        variables = [np.asarray(variable) for variable in layer.weights]
+        for key, value in sorted(store.items()):
+            if isinstance(value, keras.Variable | tf.Variable) or not _is_array(array := np.asarray(value)):
+                continue
+            if not any(np.array_equal(array, each) for each in variables):
+                yield f"{path}.saved.{key}", f"`{key}` that save_own_variables of {of} stores", array
+    if _overrides(layer, "save_assets"):
+        with temporary_folder("baton-assets-") as folder:
+            try:
+                layer.save_assets(str(folder))
+            except Exception:  # noqa: BLE001 - a layer that cannot be saved has no assets
+                return
+            for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+                name = file.relative_to(folder).as_posix()
+                yield f"{path}.assets.{name}", f"{name} of {of}", file.read_bytes()
+
+
+def _record(value: Any, what: str) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        lines = value.decode("utf-8", errors="replace").splitlines()
+        return record_of_items([repr(line) for line in lines], what=what, item="line", start=1)
+    if _is_table(value):
+        return _record_of_table(value, what)
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        return record_of_items([_text(each) for each in array.ravel()], what=what, item="value")
+    if array.dtype.kind == "c":
+        array = array.view(array.real.dtype)
+    if array.dtype.kind in "biu":
+        return _record_of_numbers(array, what)
+    return _record_of_floats(array, what)
+
+
+def _record_of_table(table: Any, what: str) -> dict[str, Any]:
+    table = getattr(table, "_table", table)  # of a vocabulary with buckets
+    try:
+        keys, values = sorted_table(*table.export())
+    except (*NOT_FILLED, AttributeError):  # not filled; or all words go to buckets
+        keys = values = np.empty(0, object)
+    for numbers, texts in ((values, keys), (keys, values)):
+        order = np.argsort(numbers) if numbers.dtype.kind in "iu" else None
+        if order is not None and len(numbers) and (np.diff(numbers[order]) == 1).all():
+            start = int(numbers[order[0]])
+            return record_of_items([_text(each) for each in texts[order]], what=what, item="token", start=start)
+    pairs = [f"{_text(key)}: {_text(value)}" for key, value in zip(keys, values, strict=True)]
+    return record_of_items(pairs, what=what, item="entry")
+
+
+def _record_of_numbers(array: Any, what: str) -> dict[str, Any]:
+    """The record of integers and truth values: the first ones, and a digest of each block."""
+    flat = array.ravel()
+    few = [str(each) for each in flat[:_SHOWN_NUMBERS]]
+    length = block_length(flat.size)
+    blocks = [
+        hashlib.sha256(flat[begin : begin + length].tobytes()).hexdigest() for begin in range(0, flat.size, length)
+    ]
+    record = record_of_items(blocks, what=what, item="value")
+    return {**record, "size": flat.size, "first": few, "dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def _record_of_floats(array: Any, what: str) -> dict[str, Any]:
+    flat = array.ravel()
+    length = block_length(flat.size)
+    # Another order of the same values has another sum.
+    weights = 0.5 + (np.arange(min(length, flat.size), dtype=np.uint64) * 2654435761 % 2**32) / 2**32
+    blocks = []
+    for begin in range(0, flat.size, length):
+        part = flat[begin : begin + length].astype(np.float64)
+        part = np.nan_to_num(part, nan=1e30, posinf=2e30, neginf=-2e30)
+        blocks.append((float(part @ weights[: part.size]), float(np.abs(part).sum())))
+    return record_of_floats(blocks, what=what, dtype=array.dtype.name, shape=array.shape)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return repr(value.decode("utf-8", errors="backslashreplace"))
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, tf.lookup.StaticHashTable | tf.lookup.StaticVocabularyTable)
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        is_text = value.dtype.kind == "O" and all(isinstance(each, str | bytes) for each in value.ravel())
+        return is_text or value.dtype.kind in "biufcSU" or value.dtype.name == "bfloat16"
+    is_tensor = isinstance(value, tf.Tensor) and not isinstance(value, tf.Variable) and hasattr(value, "numpy")
+    return is_tensor and value.dtype not in {tf.resource, tf.variant}
+
+
+def _begins_with(value: Any, batch: int) -> bool:
+    """Whether a tensor has a value for each example of the batch that the model was built with."""
+    return isinstance(value, tf.Tensor) and len(value.shape) > 0 and value.shape[0] == batch
+
+
+def _is_of_keras(layer: keras.Layer) -> bool:
+    return type(layer).__module__.partition(".")[0] == "keras"
+
+
+def _overrides(layer: keras.Layer, method: str) -> bool:
+    """Whether a class other than Keras's own defines a method of a layer."""
+    found = getattr(type(layer), method, None)
+    return found is not None and not str(found.__module__).startswith("keras.")
+
 
 # The private package's name depends on the checkout's path, which must not change the identity.
 _PRIVATE_PACKAGE = re.compile(rf"{USER_PACKAGE_PREFIX}[0-9a-f]+")
@@ -80,3 +345,108 @@ def _without_bytecode(value: dict[str, Any]) -> dict[str, Any]:
         case {"value": [str(code), defaults, closure]} if code.endswith("\n"):
             return {**value, "value": ["see model.code", defaults, closure]}
     return value
+
+
+# Containers are compared by their items down to this depth.
+_ATTRIBUTE_DEPTH = 2
+# Set when callbacks are started; no step reads it.
+_IGNORED = frozenset({"stop_training"})
+_MISSING = object()
+
+
+def python_attributes(model: keras.Model) -> dict[tuple[int, str], Any]:
+    """Return the attributes of a model, its layers and its optimizer, as values that can be compared.
+
+    Numbers and text are compared by value, and other objects by identity. Tracing a step changes none of them, unless
+    the model's Python code has side effects.
+    """
+    return {
+        (number, name): _comparable(value, _ATTRIBUTE_DEPTH)
+        for number, item in enumerate(_attribute_items(model))
+        for name, value in vars(item).items()
+        if name not in _IGNORED
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PythonAttributes:
+    """The attributes of a model at one moment, which can be put back.
+
+    Attributes:
+        items: the model, its layers and its optimizer.
+        compared: see `python_attributes`.
+        plain: values that are numbers, text or None, by number of the item and name.
+    """
+
+    items: tuple[Any, ...]
+    compared: dict[tuple[int, str], Any]
+    plain: dict[tuple[int, str], Any]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "PythonAttributes":
+        """The attributes as they are now."""
+        items = tuple(_attribute_items(model))
+        values = ((number, name, value) for number, item in enumerate(items) for name, value in vars(item).items())
+        return cls(
+            items, python_attributes(model), {(number, name): value for number, name, value in values if _plain(value)}
+        )
+
+    def changed(self, model: keras.Model) -> frozenset[tuple[int, str]] | None:
+        """Which attributes differ now, by number of the item and name; None if the model has other layers."""
+        if [id(item) for item in _attribute_items(model)] != [id(item) for item in self.items]:
+            return None
+        now = python_attributes(model)
+        names = self.compared.keys() | now.keys()
+        return frozenset(name for name in names if self.compared.get(name, _MISSING) != now.get(name, _MISSING))
+
+    def can_be_put_back(self, model: keras.Model) -> bool:
+        """Whether all that differs are numbers and texts of the user's own, which nothing else depends on."""
+        changed = self.changed(model)
+        return changed is not None and all(
+            # A leading underscore is Keras's. `trainable`, for instance, is also kept in the variables.
+            not name.startswith("_")
+            and ((number, name) in self.plain or (number, name) not in self.compared)
+            and _plain(vars(self.items[number]).get(name))
+            for number, name in changed
+        )
+
+    def put_back(self, model: keras.Model) -> None:
+        """Set what differs to these values; call it if `can_be_put_back`."""
+        for number, name in self.changed(model) or ():
+            # Around Keras's own `__setattr__`, which only keeps track of layers and variables.
+            attributes = vars(self.items[number])
+            if (number, name) in self.plain:
+                attributes[name] = self.plain[number, name]
+            else:
+                attributes.pop(name, None)
+
+
+class _Identity:
+    """Equal only for the same object, which it keeps alive, because the id of a freed object is used again."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._value is other._value
+
+
+def _attribute_items(model: keras.Model) -> list[Any]:
+    # What a layer makes of its variables is no state of its own: it follows each restore.
+    return [*(layer for layer in layers_of(model) if not has_finalized_state(layer)), model.optimizer]
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
+
+
+def _comparable(value: Any, depth: int) -> Any:
+    if _plain(value):
+        return (type(value).__name__, repr(value))
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [_comparable(item, depth - 1) for item in value]
+    if depth and isinstance(value, dict):
+        return [(_comparable(key, 0), _comparable(item, depth - 1)) for key, item in value.items()]
+    return _Identity(value)

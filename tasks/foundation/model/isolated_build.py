@@ -1,18 +1,25 @@
-"""Isolates a model build from other work: a build seeds all random generators, and clears Keras's global state."""
+"""Isolates a model build from other work: a build seeds all random generators, and clears Keras's global state.
+
+`train.precision`: the Keras dtype policy of a build. Variables stay float32.
+"""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import keras
 import numpy as np
-from keras.src.backend.common import global_state  # no public call restores it
+from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
-from tensorflow.python.eager import context  # no public call reads TensorFlow's global seed
+from tensorflow.python.eager import context
 
 from tasks.foundation.contracts.log_entry import KerasConfig
+from tasks.foundation.contracts.run_spec import TrainSpec
+from tasks.foundation.errors import ModelError
 from tasks.foundation.keras_config import keras_config, set_keras_config
+from tasks.foundation.model.variables import layers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +94,61 @@ def preserved_global_state() -> Iterator[None]:
             yield
         finally:
             global_state.GLOBAL_STATE_TRACKER, global_state.GLOBAL_SETTINGS_TRACKER = of_keras
+
+
+_POLICIES: Final[Mapping[str, str]] = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+
+
+def dtype_policy_for_build(train: TrainSpec, of_module: Any, *, reference: str) -> Any:
+    """Return the policy to set before the user's function is called.
+
+    Args:
+        train: with `precision`; None keeps the module's policy.
+        of_module: the policy right after the module's import.
+        reference: the function's name in the run file, for messages.
+
+    Raises:
+        ModelError: the module sets another policy itself.
+    """
+    if train.precision is None:
+        return of_module
+    wanted = _POLICIES[train.precision]
+    if of_module.name not in {wanted, keras.config.floatx()}:
+        raise _two_policies(train, of_module.name, reference)
+    return wanted
+
+
+def require_precision(model: keras.Model, train: TrainSpec, *, reference: str) -> None:
+    """Check that the model computes in the precision that `train.precision` sets.
+
+    Args:
+        model: as the user's function returned it.
+        train: with `precision`; None checks nothing.
+        reference: the function's name in the run file, for messages.
+
+    Raises:
+        ModelError: the function sets another policy, or no layer uses the policy.
+    """
+    if train.precision is None:
+        return
+    now = keras.config.dtype_policy().name
+    if now != _POLICIES[train.precision]:
+        raise _two_policies(train, now, reference)
+    # Nested models and inputs compute nothing themselves.
+    computing = {
+        layer.compute_dtype
+        for layer in layers_of(model)
+        if not isinstance(layer, keras.Model | keras.layers.InputLayer)
+    }
+    if computing and train.precision not in computing:
+        raise ModelError(
+            f"train.precision = {train.precision}, but no layer of {reference} computes in it; the layers compute in "
+            f"{', '.join(sorted(map(str, computing)))}, because each was created or loaded with its own dtype; remove "
+            "train.precision, or create the layers without dtype"
+        )
+
+
+def _two_policies(train: TrainSpec, other: str, reference: str) -> ModelError:
+    return ModelError(
+        f"train.precision = {train.precision}, but {reference} sets the dtype policy {other} itself; remove one of them"
+    )

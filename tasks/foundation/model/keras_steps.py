@@ -1,6 +1,12 @@
-"""Calls train and test steps as Keras does."""
+"""Calls train and test steps as Keras does.
 
+Finds the user's own line behind an operation of a traced function.
+"""
+
+import linecache
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import keras
@@ -8,7 +14,7 @@ import tensorflow as tf
 from keras import tree
 
 from tasks.foundation.errors import ModelError
-from tasks.foundation.user_errors import function_error
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, function_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,3 +82,31 @@ def tracing_hints(model: keras.Model, batch: Sequence[Any], fault: BaseException
         hints.append(_FLOAT64)
     # TensorFlow cannot trace Keras's global seed generator, which each replica's thread creates for itself.
     return [*([SEED_REMEDY] if "seed_generator" in str(fault) else []), *hints]
+
+
+IN_THE_GRAPH = " in the graph)"
+
+
+def line_that_made(operation: Any) -> str:
+    """Return text such as `, data.py, line 12: x = tf.random.uniform([])`; "" if no line is the user's.
+
+    Args:
+        operation: a `tf.Operation` of a traced graph.
+    """
+    files = {getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _is_user_module(name)}
+    frames = [frame for frame in operation.traceback or () if frame.filename in files]
+    return f", {_shown(frames[-1].filename, frames[-1].lineno)}" if frames else ""
+
+
+def place_of(operation: Any) -> str:
+    """The user's line behind an operation; if there is none, its name in the graph, which has the layer's."""
+    return line_that_made(operation) or f" ({operation.name}{IN_THE_GRAPH}"
+
+
+def _shown(file: str, number: int) -> str:
+    code = linecache.getline(file, number).strip()
+    return f"{Path(file).name}, line {number}" + (f": {code}" if code else "")
+
+
+def _is_user_module(name: str) -> bool:
+    return name.startswith(USER_PACKAGE_PREFIX)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from tasks.foundation.contracts.model_summary import LayerSummary, ModelSummary
+from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
 
 
 def summarize(model: keras.Model) -> ModelSummary:

@@ -1,28 +1,172 @@
-"""Builds and traces train steps, and reports their errors; used when a run starts and when it trains."""
+"""Builds and traces train steps, and reports their errors; used when a run starts and when it trains.
+
+What `compile` says about how a step runs, above all `jit_compile=True`: one program of XLA, as in `fit`.
+
+`auto` means what it means in Keras: no XLA on a machine that has only CPUs, with deterministic operations, or within a
+distribution strategy. A TPU compiles every step with XLA, whatever `compile` says. Evaluations are not compiled.
+
+Creates what a custom train step creates at its first use, as Keras does: layers' variables, metrics, optimizers.
+
+Keras traces `train_step` with the first batch. Layers that are called for the first time create their variables, and an
+optimizer is built with the variables that it is first applied to. Here the step is traced into a graph that is thrown
+away, outside of any replica, because a replica cannot create variables. Nothing runs, so no value changes.
+"""
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src.backend.tensorflow import core
+from keras.src.optimizers import base_optimizer
+from tensorflow.python.distribute import values_util
 
-from tasks.foundation.accelerator.strategy import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.errors import BatonError, InvalidInput, ModelError, StepFailed
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.messages import listed, message
-from tasks.foundation.model.compile_settings import require_xla_step
 from tasks.foundation.model.gradient_accumulation import accumulating_step, require_accumulation
 from tasks.foundation.model.hidden_state import require_no_hidden_state
 from tasks.foundation.model.keras_steps import SEED_REMEDY, called_like_fit, tracing_hints
-from tasks.foundation.model.random_operations import require_exact_draws
-from tasks.foundation.model.returned_metrics import ReturnedMetrics
-from tasks.foundation.model.step_draws import StepDraws, saved_or_drawn
-from tasks.foundation.model.traced_draws import exact_draws
-from tasks.foundation.model.variables import Leaf, untracked_variables
-from tasks.foundation.user_errors import describe, user_error
+from tasks.foundation.model.metrics import ReturnedMetrics
+from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws, saved_or_drawn
+from tasks.foundation.model.variables import Leaf, layers_of, other_optimizers, untracked_variables
+from tasks.foundation.user_errors import describe, describe_with_place, user_error
+
+Step = Callable[[Any], dict[str, Any]]
+
+# Keras ignores jit_compile=True with deterministic operations, because XLA lacks some of them. Baton's are
+# deterministic by default, so it compiles, and refuses a step that has one of these.
+_KERAS_WARNING = "Model doesn't support `jit_compile=True`"
+_REMEDY = "remove jit_compile=True from compile()"
+
+
+@contextmanager
+def jit_compile_kept() -> Iterator[None]:
+    """Use around the user's function: hides Keras's warning that it ignores `jit_compile=True`, because it is used."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_KERAS_WARNING)
+        yield
+
+
+def asks_for_xla(model: keras.Model) -> bool:
+    """Whether `compile` was called with `jit_compile=True`, or Keras's `auto` chooses XLA here."""
+    asked = getattr(getattr(model, "_compile_config", None), "config", {}).get("jit_compile")
+    return bool(not model.run_eagerly and (asked is True or model.jit_compile))
+
+
+def why_not_xla(model: keras.Model, accelerator: Accelerator) -> str:
+    """Why a step for which `jit_compile=True` asks cannot be compiled with XLA; empty if it can."""
+    unsupported = sorted(layer.name for layer in layers_of(model) if not getattr(layer, "supports_jit", True))
+    if unsupported:
+        return f"XLA does not support layer {unsupported[0]}"
+    if accelerator.replicas > 1 and accelerator.kind != "tpu":
+        return f"{accelerator.replicas} replicas add up their gradients in the middle of the step, outside of XLA"
+    return ""
+
+
+def uses_xla(model: keras.Model, accelerator: Accelerator) -> bool:
+    """Whether the train step is compiled with `xla_step`."""
+    return accelerator.kind != "tpu" and asks_for_xla(model) and not why_not_xla(model, accelerator)
+
+
+def compile_words(model: keras.Model, accelerator: Accelerator) -> tuple[str, ...]:
+    """Say what becomes of the settings of `compile` that are about how a step runs; nothing about defaults."""
+    words = []
+    unused = ["run_eagerly=True"] if model.run_eagerly else []
+    if model.steps_per_execution != 1:
+        unused.append(f"steps_per_execution={model.steps_per_execution}")
+    if unused:
+        words.append(f"compiled with {', '.join(unused)}, which is not used: steps run inside one compiled loop")
+    if accelerator.kind != "tpu" and asks_for_xla(model):
+        why = why_not_xla(model, accelerator)
+        words.append(
+            f"compiled with jit_compile=True, which is not used: {why}"
+            if why
+            else "XLA compiles the train step (jit_compile=True), which takes a while before the first step"
+        )
+    return tuple(words)
+
+
+def xla_step(step: Step) -> Step:
+    """Return a train step of one replica that XLA compiles as a whole when it first runs.
+
+    Args:
+        step: see `build_train_step`.
+    """
+    compiled: Step = tf.function(step, jit_compile=True)
+    return compiled
+
+
+def flat_xla_function(
+    step: Callable[..., Any], arguments: Sequence[Any], *, autograph: bool = True
+) -> tuple[Any, list[tf.TensorSpec]]:
+    """Return a step as a function whose XLA program can be read, and the flat arguments to read it with.
+
+    `experimental_get_compiler_ir` accepts only tensors as arguments, no dicts of them.
+
+    Args:
+        step: Python function of as many arguments as `arguments` has.
+        arguments: `tf.TensorSpec`s of static shapes, or structures of them.
+        autograph: as in `tf.function`.
+    """
+    structure = tuple(arguments)
+    function = tf.function(
+        lambda *tensors: step(*tree.pack_sequence_as(structure, list(tensors))), jit_compile=True, autograph=autograph
+    )
+    return function, tree.flatten(structure)
+
+
+def require_xla_step(
+    model: keras.Model,
+    step: Step,
+    batch: Sequence[Any],
+    *,
+    reference: str,
+    accelerator: Accelerator,
+    draws: StepDraws | None = None,
+) -> None:
+    """Check, before a run starts, that XLA can compile the step, if `jit_compile=True` asks for it.
+
+    Args:
+        model: with all its variables.
+        step: see `build_train_step`.
+        batch: see `create_variables`.
+        reference: the function's name in the run file, for messages.
+        accelerator: the step is compiled for its replicas.
+        draws: seeds of the step's random operations.
+
+    Raises:
+        ModelError: there are several replicas, or an operation cannot be compiled.
+    """
+    if accelerator.kind == "tpu" or not asks_for_xla(model):
+        return
+    why = why_not_xla(model, accelerator)
+    if why and accelerator.replicas > 1:
+        raise ModelError(
+            message(
+                f"{reference}: compiled with jit_compile=True, which cannot be used: {why}",
+                hints=[f"{_REMEDY}, or train on one replica (accelerator.replicas: 1)"],
+            )
+        )
+    if why:
+        return
+    parts = tree.map_structure(tf.convert_to_tensor, tuple(batch))
+    specs = tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), parts)
+    function, flat = flat_xla_function(lambda *given: step(given), specs)
+    try:
+        with exact_draws(draws):
+            function.experimental_get_compiler_ir(*flat)(stage="hlo")
+    except DEVICE_LOST_ERRORS:
+        raise
+    except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as fault:
+        what = f"{reference}: XLA cannot compile its train_step (jit_compile=True):"
+        raise ModelError(user_error(what, fault, hints=[f"{_REMEDY}, or use operations that XLA supports"])) from fault
+
 
 _LABEL_REMEDY = ". Set data.classes to have labels checked when the data is prepared"
 # TensorFlow's message for a label out of range, where deterministic operations compute the loss.
@@ -193,3 +337,150 @@ def op_errors_as_model_error(what: str) -> Iterator[None]:
         text = describe(fault)
         is_label = "label" in text.lower() or _INDEX.search(text) is not None
         raise ModelError(user_error(f"{what}:", fault, end=_LABEL_REMEDY if is_label else "")) from fault
+
+
+def all_layers_are_built(model: keras.Model) -> bool:
+    """Whether all layers of a model have their variables; the model itself need not be built."""
+    return all(layer.built for layer in layers_of(model) if layer is not model)
+
+
+def optimizers_are_built(model: keras.Model) -> bool:
+    """Whether all optimizers but the compiled one have their variables."""
+    return all(optimizer.built for optimizer in other_optimizers(model).values())
+
+
+def metrics_are_built(model: keras.Model) -> bool:
+    """Whether all metrics of a model have their variables."""
+    return all(getattr(metric, "built", True) for metric in model.metrics)
+
+
+@contextmanager
+def added_once() -> Iterator[None]:
+    """Within the block, what code outside of a replica adds to a sum over replicas is added once.
+
+    TensorFlow refuses it, although a layer that counts its calls, and an own train step, may do it when the model is
+    used for the first time. The first replica's part takes it, so the sum is that of one replica.
+    """
+
+    def adding(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def add(variable: Any, value: Any, read_value: bool = True) -> Any:
+            if variable.aggregation != tf.VariableAggregation.SUM:
+                return original(variable, value, read_value=read_value)
+            getattr(variable.values[0], name)(value)
+            return variable.read_value() if read_value else None
+
+        return add
+
+    with ExitStack() as put_back:
+        for name in ("assign_add", "assign_sub"):
+            function = f"on_read_{name}_cross_replica"
+            original = getattr(values_util, function)
+            put_back.callback(setattr, values_util, function, original)
+            setattr(values_util, function, adding(name, original))
+        yield
+
+
+class FirstUse:
+    """The first use of a model's own train step, which is taken at most once.
+
+    Attributes:
+        fault: why the step could not be traced, as one line; "" if it was, or was not tried.
+        applied: the variables that the compiled optimizer was applied to.
+    """
+
+    def __init__(self, model: keras.Model, batch: Sequence[Any], accelerator: Accelerator) -> None:
+        """Nothing is traced yet.
+
+        Args:
+            model: compiled, with its own train_step.
+            batch: see `create_variables`.
+            accelerator: the variables are created in its strategy's scope.
+        """
+        self._model = model
+        self._batch = batch
+        self._strategy = accelerator.strategy
+        self._is_taken = False
+        self.fault = ""
+        self.applied: list[Any] = []
+
+    def take(self) -> bool:
+        """Trace the step if that has not been done. Returns whether it succeeded."""
+        if not self._is_taken:
+            self._is_taken = True
+            try:
+                self._trace()
+            except DEVICE_LOST_ERRORS:
+                raise
+            except (Exception, SystemExit) as fault:  # noqa: BLE001 - user code may raise anything
+                self.fault = describe_with_place(fault)
+        return not self.fault
+
+    def require_created(self, reference: str, *, has_call: bool) -> None:
+        """Refuse a model that still lacks variables because its step could not be traced.
+
+        Args:
+            reference: the function's name in the run file, for messages.
+            has_call: whether the model has a `call`, which may create the variables of layers.
+
+        Raises:
+            ModelError: names the optimizers that are not built, or why the step cannot be traced.
+        """
+        if not self.fault:
+            return
+        unbuilt = [path for path, each in other_optimizers(self._model).items() if not each.built]
+        if unbuilt:
+            attributes = ", ".join(".".join(["model", *path.split("/")[1:]]) for path in unbuilt)
+            raise ModelError(
+                f"{reference}: {attributes} is not built, and train_step cannot build it at its first use: "
+                f"{self.fault}; call optimizer.build(variables) in the function that builds the model"
+            )
+        if not (has_call or all_layers_are_built(self._model)):
+            raise ModelError(f"{reference}: train_step cannot be traced: {self.fault}")
+
+    def _trace(self) -> None:
+        autograph = tf.__internal__.autograph
+        step = autograph.tf_convert(called_like_fit(self._model.train_step), autograph.control_status_ctx())
+        graph = tf.__internal__.FuncGraph("first_use")
+        with self._strategy.scope(), graph.as_default(), self._variables_are_created():
+            step(tree.map_structure(_placeholder, tuple(self._batch)))
+
+    @contextmanager
+    def _variables_are_created(self) -> Iterator[None]:
+        """Within the block, variables are created outside of the graph; optimizers that are applied are built."""
+
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+            del grads
+            variables = list(trainable_variables or ())
+            if optimizer is self._model.optimizer:
+                self.applied.extend(variables)
+            elif not optimizer.built:
+                with keras.name_scope(optimizer.name):
+                    optimizer.build(variables)
+
+        create = core.Variable._initialize
+
+        def create_outside(variable: Any, value: Any) -> None:
+            with tf.init_scope():  # a strategy with several replicas creates no variables in a graph
+                create(variable, value)
+
+        replacements = (
+            (tf.GradientTape, "gradient", _zeros),
+            (base_optimizer.BaseOptimizer, "apply", apply),
+            (keras.optimizers.LossScaleOptimizer, "apply", apply),
+            (core.Variable, "_initialize", create_outside),
+        )
+        with ExitStack() as put_back:
+            for kind, name, function in replacements:
+                put_back.callback(setattr, kind, name, getattr(kind, name))
+                setattr(kind, name, function)
+            yield
+
+
+def _zeros(tape: Any, target: Any, sources: Any, *settings: Any, **more: Any) -> Any:
+    """Gradients of the right shapes; outside of a replica, TensorFlow computes none of distributed variables."""
+    del tape, target, settings, more
+    return tree.map_structure(lambda source: tf.zeros_like(tf.convert_to_tensor(source)), sources)
+
+
+def _placeholder(value: Any) -> Any:
+    return tf.compat.v1.placeholder(value.dtype, value.shape)

@@ -3,10 +3,21 @@
 The object graph of `tf.train.Checkpoint` is not enough: its keys are positions, and it misses the seed generator inside
 Keras 3's `MultiHeadAttention`. Keras's own lists are not enough either: they miss raw `tf.Variable`s and
 `tf.random.Generator`s in layers. So both are read, and `untracked_variables` asks the traced step for the rest.
+
+The layers of a model by path: `encoder/block/dense` for a nested layer.
+
+Patterns that match paths of layers and variables.
+
+`init.freeze`: excludes layers and variables from training.
+
+The devices that hold a model's variables.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
@@ -14,6 +25,7 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.checkpoint import OptimizerRecord
 from tasks.foundation.errors import ModelError
+from tasks.foundation.user_errors import user_error
 
 # TensorFlow uses this marker in a checkpoint's names.
 _RESERVED = ".ATTRIBUTES"
@@ -236,3 +248,173 @@ def _walk(model: keras.Model) -> Iterator[tuple[str, Any]]:
             yield attribute_path, item
             if isinstance(item, keras.Layer | tf.Module) and not isinstance(item, tf.Variable | tf.random.Generator):
                 waiting.extend((f"{attribute_path}/{name}", value) for name, value in vars(item).items())
+
+
+def named_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
+    """Yield each layer with its path, parents first; the model itself has an empty path.
+
+    The order is that in which Keras saves: first the layers of Functional and Sequential models, then attributes by
+    name. A layer that can be reached by several paths has the first.
+    """
+    seen: set[int] = set()
+    yield from _below("", model, seen)
+
+
+def own_variables(layer: keras.Layer) -> dict[str, keras.Variable]:
+    """Return the variables that a layer itself holds, under the keys that Keras saves them by: "0", "1" and so on.
+
+    Other values that a custom layer saves are left out.
+    """
+    store: dict[str, Any] = {}
+    try:
+        layer.save_own_variables(store)
+    except Exception:  # noqa: BLE001 - the user's method may expect an HDF5 file
+        store = {}
+    return {str(key): value for key, value in store.items() if isinstance(value, keras.Variable)}
+
+
+def stateful_layers_warning(model: keras.Model, *, shuffle: bool) -> str | None:
+    """Return a warning if layers go on from batch to batch with the same rows, but these are shuffled; else None."""
+    paths = [path or layer.name for path, layer in named_layers(model) if getattr(layer, "stateful", None) is True]
+    if not shuffle or not paths:
+        return None
+    return (
+        f"{', '.join(paths)}: stateful=True goes on with each row of a batch where that row of the one before ended, "
+        "but the examples are shuffled; set data.shuffle: false, which keeps the order of the source"
+    )
+
+
+def has_finalized_state(item: Any) -> bool:
+    """Whether a layer makes constants of its variables, as `Normalization` does, and computes with these."""
+    return isinstance(item, keras.Layer) and callable(getattr(item, "finalize_state", None))
+
+
+def finalize_layers(model: keras.Model) -> None:
+    """Let layers make the constants that follow from their variables, as Keras does after it has loaded weights.
+
+    Functions that Keras has compiled for a caller's `predict` hold the earlier constants, so they are dropped.
+
+    Raises:
+        ModelError: a layer's `finalize_state` raised.
+    """
+    layers = list(named_layers(model))
+    finalized = [(path, layer) for path, layer in layers if has_finalized_state(layer)]
+    for path, layer in finalized:
+        try:
+            layer.finalize_state()
+        except Exception as fault:
+            raise ModelError(user_error(f"layer {path}: finalize_state raised", fault)) from fault
+    for _, layer in layers if finalized else ():
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None
+
+
+def _below(name: str, layer: keras.Layer, seen: set[int]) -> Iterator[tuple[str, keras.Layer]]:
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    yield name, layer
+    ordered = layer.layers if isinstance(layer, keras.Sequential | keras.Model) and hasattr(layer, "layers") else []
+    attributes = [value for _, value in sorted(vars(layer).items())]
+    for child in _layers_in([ordered, *attributes], set()):
+        yield from _below(f"{name}/{child.name}" if name else child.name, child, seen)
+
+
+def _layers_in(value: Any, seen: set[int]) -> Iterator[keras.Layer]:
+    """Yield the layers in nested containers, in order."""
+    if isinstance(value, keras.Layer):
+        yield value
+    elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:  # a set has no order
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _layers_in(item, seen)
+
+
+def matches_path(patterns: Iterable[str], path: str) -> bool:
+    """Whether a pattern matches a path or one of its parents: `encoder` matches everything below it too.
+
+    Args:
+        patterns: as in `fnmatch`; `*` also matches slashes.
+        path: names joined by slashes.
+    """
+    parts = path.split("/")
+    beginnings = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return any(fnmatchcase(beginning, pattern) for pattern in patterns for beginning in beginnings)
+
+
+def freeze(model: keras.Model, patterns: Sequence[str], *, reference: str) -> frozenset[int]:
+    """Set layers and variables to not trainable. Call when they exist, and before the optimizer is built.
+
+    A frozen layer runs as in Keras: BatchNormalization uses its moving statistics, which do not change. A variable
+    that is frozen alone is not trained, and its layer runs as before.
+
+    Args:
+        model: built; compiled or not.
+        patterns: match paths of layers (encoder/block_1, encoder/*) or of variables (*/bias).
+        reference: the function's name in the run file, for messages.
+
+    Returns:
+        The ids of the underlying `tf.Variable`s that were trainable before.
+
+    Raises:
+        ModelError: a pattern matches nothing, or no trainable variable is left.
+    """
+    if not patterns:
+        return frozenset()
+    before = list(model.trainable_variables)
+    layers = [(name, layer) for name, layer in named_layers(model) if name]
+    variables = [(variable.path, variable) for variable in model.variables]
+    for pattern in patterns:
+        found = [layer for name, layer in layers if matches_path((pattern,), name)]
+        for layer in found:
+            layer.trainable = False
+        own = [variable for path, variable in variables if matches_path((pattern,), path)]
+        for variable in own:
+            variable.trainable = False
+        if not found and not own:
+            names = list(dict.fromkeys([*(name for name, _ in layers), *(path for path, _ in variables)]))
+            near = get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+            raise ModelError(
+                f"init.freeze: {pattern} matches no layer or variable of {reference}; similar names: {', '.join(near)}"
+            )
+    left = {id(variable) for variable in model.trainable_variables}
+    if not left:
+        raise ModelError(
+            f"init.freeze: {', '.join(patterns)} leaves no trainable variable in {reference}; freeze less, or use "
+            "baton export if the weights need no training"
+        )
+    return frozenset(id(variable.value) for variable in before if id(variable) not in left)
+
+
+_SHOWN = 8
+
+
+def describe_placement(variables: Iterable[Any]) -> str:
+    """Count the variables on each device: `variables: 12 on each of TPU:0, TPU:1; 1 on CPU:0`.
+
+    Args:
+        variables: `tf.Variable`s; a distributed one counts on each device that holds a component of it.
+    """
+    counts = Counter(_device(part) for variable in variables for part in components(variable))
+    of_count: dict[int, list[str]] = {}
+    for device in sorted(counts, key=_in_order):
+        of_count.setdefault(counts[device], []).append(device)
+    parts = [
+        f"{count} on {devices[0]}" if len(devices) == 1 else f"{count} on each of {_listed(devices)}"
+        for count, devices in of_count.items()
+    ]
+    return f"variables: {'; '.join(parts)}"
+
+
+def _device(variable: Any) -> str:
+    """Return `TPU:0` for `/job:localhost/replica:0/task:0/device:TPU:0`."""
+    return str(variable.device).rpartition("/device:")[2] or "no device"
+
+
+def _in_order(device: str) -> tuple[str, int]:
+    kind, _, number = device.partition(":")
+    return kind, int(number) if number.isdigit() else -1
+
+
+def _listed(devices: Sequence[str]) -> str:
+    return ", ".join(devices) if len(devices) <= _SHOWN else f"{devices[0]} to {devices[-1]} ({len(devices)} devices)"

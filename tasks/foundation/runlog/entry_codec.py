@@ -23,8 +23,7 @@ from pydantic_core import from_json
 
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.identity import part_in_run_file
-from tasks.foundation.contracts.lazy_identity import LazyIdentity, digest_of
+from tasks.foundation.contracts.identity import LazyIdentity, digest_of, part_in_run_file
 from tasks.foundation.contracts.lean_entry import (
     LeanBest,
     LeanEntry,

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from tasks.foundation.contracts.checkpoint import WholeRead, base_in_folder_name
-from tasks.foundation.contracts.identity_keys import CALLBACKS, VALIDATION
+from tasks.foundation.contracts.identity import CALLBACKS, VALIDATION
 from tasks.foundation.contracts.log_entry import (
     BORDER_REASONS,
     Best,

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Head, MetricRow
 from tasks.foundation.errors import RunLogError
 
 E = TypeVar("E", Evaluation, EvaluationOnTest)

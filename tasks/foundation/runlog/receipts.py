@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tasks.foundation.contracts.receipts import AuditReceipt, ProofReceipt
+from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.error_report import ErrorReport
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, RunLogError
 from tasks.foundation.storage.base import Storage, discard
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tasks.foundation.contracts.segment import WorkerStats
+from tasks.foundation.contracts.log_entry import WorkerStats
 from tasks.foundation.runlog.history import History, commit_of
 
 # A host straggles if the share of its time spent waiting for input exceeds the median host's by this much.

@@ -3,6 +3,8 @@
 It is saved beside the model's variables and counts in the digest. A checkpoint without it, or with one that this
 process does not use, belongs to the same model. Values of type bytes, such as the numbers of large arrays, follow the
 JSON text as they are, after one zero byte, which JSON never has. The text has their places.
+
+The values of variables on this host, as arrays.
 """
 
 import json
@@ -13,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tasks.foundation.contracts.checkpoint import VariableRecord
-from tasks.foundation.model.variables import Leaf
+from tasks.foundation.model.variables import Leaf, components
 from tasks.foundation.state.layout import HOST, stored_name
 
 # Never of length 0: `MaxShardSizePolicy` leaves tensors without elements out of the checkpoint.
@@ -91,3 +93,55 @@ def read_host_state(prefix: str, signature: Iterable[VariableRecord]) -> dict[st
 
 def _uint8(data: bytes) -> Any:
     return np.frombuffer(data, np.uint8)
+
+
+class HostValues:
+    """Reads the variables of a train state.
+
+    Args:
+        saved: key to variable; of a distributed one the first component is read.
+        io_device: the device whose memory belongs to this process; None if the variables' host is this one.
+    """
+
+    def __init__(self, saved: Mapping[str, Any], io_device: str | None) -> None:
+        self._variables = {key: components(variable)[0] for key, variable in saved.items()}
+        self._io_device = io_device
+        self._on_host = io_device is None and all(map(_is_on_cpu, self._variables.values()))
+        self._fetched = tf.function(self._trace_fetch, jit_compile=False)
+
+    def names(self) -> dict[str, str]:
+        """Key to name of each variable."""
+        return {key: variable.name.removesuffix(":0") for key, variable in self._variables.items()}
+
+    def read(self) -> dict[str, Any]:
+        """Key to value of every variable.
+
+        On a CPU the arrays share the variables' memory, until these get new values. From an accelerator all values
+        come in one batch.
+        """
+        values: Iterable[Any]
+        if self._on_host:
+            values = map(_read, self._variables.values())
+        elif self._io_device is None:
+            values = self._fetched()
+        else:  # behind gRPC, a function cannot return to the memory of another host
+            values = (_on_device(self._io_device, variable) for variable in self._variables.values())
+        return dict(zip(self._variables, map(np.asarray, values), strict=True))
+
+    def _trace_fetch(self) -> list[Any]:
+        return [_on_device("/device:CPU:0", variable) for variable in self._variables.values()]
+
+
+def _read(variable: Any) -> Any:
+    # A third of what read_value() takes, and there may be thousands of variables.
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _on_device(device: str, variable: Any) -> Any:
+    value = variable.read_value()
+    with tf.device(device):
+        return tf.identity(value)
+
+
+def _is_on_cpu(variable: Any) -> bool:
+    return bool(tf.DeviceSpec.from_string(variable.device).device_type == "CPU")

@@ -1,8 +1,17 @@
-"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature."""
+"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature.
+
+The digest of a train state: sha256 over the sorted (path, dtype, shape, bytes) of its keys.
+
+The object graph that TensorFlow keeps in a checkpoint: which key belongs to which variable of the tree.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from tasks.foundation.contracts.checkpoint import VariableRecord
 from tasks.foundation.errors import ModelError, StateMismatch
@@ -11,7 +20,7 @@ from tasks.foundation.model.variables import Leaf
 
 # State of Python objects, see `host_state.py`. Not part of the model: a checkpoint may lack it, or have more of it.
 HOST = "host/"
-# Means of the metrics that a custom `train_step` returns, see `returned_means.py`. Older checkpoints have none.
+# Means of the metrics that a custom `train_step` returns, see `replicas.py`. Older checkpoints have none.
 RETURNED = "metrics/returned/"
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -113,3 +122,81 @@ def is_learning_rate(leaf: Leaf) -> bool:
 def text_of(record: VariableRecord) -> str:
     """Path, dtype and shape of a variable, for a message."""
     return f"{record.path} {record.dtype}{list(record.shape)}{' per replica' if record.per_replica else ''}"
+
+
+class StateDigest:
+    """Computes the digest value by value, in the order of the keys."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def begin(self, key: str, dtype: str, shape: Sequence[int]) -> None:
+        """Begin the next value, whose bytes follow.
+
+        Args:
+            key: greater than the key before.
+            dtype: NumPy's name of it.
+            shape: of the value.
+        """
+        self._sha256.update(f"{key}\0{dtype}\0{list(shape)}\0".encode())
+
+    def update(self, data: memoryview) -> None:
+        """The next bytes of the value."""
+        self._sha256.update(data)
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal digits."""
+        return self._sha256.hexdigest()
+
+
+def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> str:
+    """Compute the digest.
+
+    Args:
+        keys: in any order.
+        value_of: the value of a key. Called for one key after the other, so memory holds one value at a time.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = StateDigest()
+    for key in sorted(keys):
+        value = np.asarray(value_of(key))
+        digest.begin(key, value.dtype.name, value.shape)
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)  # its bytes, without a copy
+    return digest.hexdigest()
+
+
+# The key of the graph, a string among the tensors.
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def object_graph_of(variable_names: Mapping[str, str]) -> bytes:
+    """The graph of the tree of plain dicts that `tree_of` makes, as `tf.train.Checkpoint(**tree).write` has it.
+
+    Args:
+        variable_names: key to the name of the variable.
+
+    Returns:
+        A serialized `TrackableObjectGraph`. Nodes are in breadth-first order, the root first.
+    """
+    graph = TrackableObjectGraph()
+    tree = tree_of({key: _Variable(key, name) for key, name in variable_names.items()})
+    waiting: list[Any] = [dict(sorted(tree.items()))]
+    for item in waiting:  # grows meanwhile
+        node = graph.nodes.add()
+        node.has_checkpoint_values.value = True
+        if isinstance(item, _Variable):
+            node.attributes.add(name="VARIABLE_VALUE", full_name=item.name, checkpoint_key=stored_name(item.key))
+            continue
+        for name, child in item.items():
+            node.children.add(node_id=len(waiting), local_name=name)
+            waiting.append(child)
+    data: bytes = graph.SerializeToString()
+    return data
+
+
+class _Variable:
+    def __init__(self, key: str, name: str) -> None:
+        self.key = key
+        self.name = name

@@ -1,35 +1,129 @@
 """The train state of one process: the model and every variable that a checkpoint of it holds.
 
 `checkpoint/` writes, restores and commits it; see `checkpoint/save.py`.
+
+The data files of the checkpoint that a train state was last saved to or restored from.
+
+Checks that a checkpoint fits into the temporary folder, and explains errors with files there.
 """
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tasks.foundation.accelerator.strategy import Accelerator
+from tasks.foundation.contracts.checkpoint import FileRecord
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.model.built_model import build_with_variables
-from tasks.foundation.model.layers import finalize_layers
-from tasks.foundation.model.returned_metrics import ReturnedMetrics, trace_returned_metrics
-from tasks.foundation.model.step_draws import StepDraws
-from tasks.foundation.model.traced_draws import exact_draws
-from tasks.foundation.model.variables import Leaf, leaves_of, optimizer_records
+from tasks.foundation.errors import StorageError
+from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
+from tasks.foundation.model.build import build_with_variables
+from tasks.foundation.model.metrics import ReturnedMetrics, trace_returned_metrics
+from tasks.foundation.model.randomness import StepDraws, exact_draws
+from tasks.foundation.model.variables import Leaf, finalize_layers, leaves_of, optimizer_records
 from tasks.foundation.state.carried_state import StateTree
-from tasks.foundation.state.digest import digest_of
-from tasks.foundation.state.earlier_files import EarlierFiles
-from tasks.foundation.state.host_state import HostState
-from tasks.foundation.state.host_values import HostValues
-from tasks.foundation.state.layout import HOST, RETURNED, is_learning_rate, signature_of, tree_of
-from tasks.foundation.state.object_graph import object_graph_of
+from tasks.foundation.state.host_state import HostState, HostValues
+from tasks.foundation.state.layout import (
+    HOST,
+    RETURNED,
+    digest_of,
+    is_learning_rate,
+    object_graph_of,
+    signature_of,
+    tree_of,
+)
 from tasks.foundation.state.page_buffer import PageBuffer
-from tasks.foundation.state.replica_seeds import ReplicaSeeds
-from tasks.foundation.state.replica_variables import ReplicaVariables
-from tasks.foundation.state.returned_means import returned_leaves
-from tasks.foundation.state.temporary_space import require_temporary_space
+from tasks.foundation.state.replicas import ReplicaSeeds, ReplicaVariables, returned_leaves
+
+
+class EarlierFiles:
+    """Remembers them, so that a save need not write the same bytes again. They may be deleted at any time.
+
+    The training thread restores, and the thread that saves writes, but never both at once.
+    """
+
+    def __init__(self) -> None:
+        self._files: tuple[tuple[str, FileRecord], ...] = ()
+
+    def remember(self, folder: str, files: Sequence[FileRecord]) -> None:
+        """Remember the files of one checkpoint in place of the one before.
+
+        Args:
+            folder: of the checkpoint, relative to the home.
+            files: from its manifest.
+        """
+        self._files = tuple((f"{folder}/{file.name}", file) for file in files)
+
+    def of_size(self, size: int) -> list[tuple[str, FileRecord]]:
+        """Return path and record of the files with this size. No other checkpoint, in any home, has these paths."""
+        return [found for found in self._files if found[1].size == size]
+
+
+# More than the variables is written there: the sources that AutoGraph generates and a checkpoint's index.
+_EXTRA_BYTES = 1 << 20
+
+
+def require_temporary_space(leaves: Iterable[Leaf]) -> None:
+    """Check that a checkpoint fits into the temporary folder, before anything is trained.
+
+    Without this check AutoGraph fails first, and blames the model.
+
+    Raises:
+        StorageError: it does not fit, or the folder cannot be read.
+    """
+    variables = [part for leaf in leaves for part in (leaf.components if leaf.per_replica else leaf.components[:1])]
+    # The host state has no fixed size, and is small.
+    needed = sum((part.shape.num_elements() or 0) * part.dtype.size for part in variables) + _EXTRA_BYTES
+    what_for = f"a checkpoint of this model takes {needed} there when it is restored from a bucket"
+    _require_free(needed, subject="the train state", what_for=what_for)
+
+
+def require_space_to_trace() -> None:
+    """Check that AutoGraph can write the sources that it generates; otherwise it blames the user's code.
+
+    Raises:
+        StorageError: the temporary folder is full, or cannot be read.
+    """
+    what_for = f"TensorFlow needs {_EXTRA_BYTES} there to trace a step"
+    _require_free(_EXTRA_BYTES, subject="tracing a step", what_for=what_for)
+
+
+def _require_free(needed: int, *, subject: str, what_for: str) -> None:
+    folder = tempfile.gettempdir()
+    with temporary_folder_errors(subject):
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageError(
+            f"{folder} has {free} bytes left, and {what_for}; free some space there, or name another folder with "
+            "TMPDIR, and run again"
+        )
+
+
+@contextmanager
+def temporary_folder_errors(subject: str) -> Iterator[None]:
+    """Turn errors of TensorFlow and the system about temporary files into a `StorageError`.
+
+    Args:
+        subject: what is being written or read, for the message.
+
+    Raises:
+        StorageError: a file could not be written or read.
+    """
+    try:
+        yield
+    except DEVICE_LOST_ERRORS:
+        raise  # a lost device or host, not a file
+    except (tf.errors.OpError, OSError) as fault:
+        lines = (fault.message if isinstance(fault, tf.errors.OpError) else str(fault)).splitlines()
+        raise StorageError(
+            f"{subject}: no files could be written or read in {tempfile.gettempdir()} "
+            f"({lines[0] if lines else fault}); free some space there, or name another folder with TMPDIR, and run "
+            "again"
+        ) from fault
 
 
 class TrainState:
@@ -49,7 +143,7 @@ class TrainState:
         seeds: the random seed of each replica.
         saved: key to variable, of everything that a checkpoint holds.
         host_values: reads the values of `saved`.
-        object_graph: TensorFlow's description of `saved`, see `object_graph.py`.
+        object_graph: TensorFlow's description of `saved`, see `layout.py`.
         earlier_files: data files of the checkpoint that was last saved or restored.
         page_buffer: the memory that snapshots of this state use, one after the other.
         model_checkpoint: reads the part that belongs to `model_leaves`.

@@ -3,18 +3,18 @@
 A process has one distribution strategy, and a second model may not fit on its devices. So init-or-restore,
 train-segment and evaluate share one state. A stage takes it out, and puts it back when it succeeds. After an exception
 nobody puts it back, and the next stage builds a state and restores it from storage.
+
+Values of the train state that are put back, bit for bit, after something has used the model.
 """
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.strategy import Accelerator
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef, Feature
 from tasks.foundation.contracts.log_entry import Evaluation
@@ -22,9 +22,11 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
 from tasks.foundation.debug_modes import switch_off_debug_modes
-from tasks.foundation.model.contents import require_recorded_contents
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.model.identity import PythonAttributes, require_recorded_contents
 from tasks.foundation.model.isolated_build import RandomStates, preserved_global_state
-from tasks.foundation.model.python_attributes import PythonAttributes
+from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.transforms.identity import require_recorded_transform_contents
@@ -266,3 +268,19 @@ def warm_state_of(
 
 
 PROCESS_STATE = ProcessState()
+
+
+class HeldValues:
+    """The values of some leaves at one moment.
+
+    TensorFlow shares a variable's memory with the value that is read from it, and copies only when the variable is
+    written. So this takes no memory for variables that are not written.
+    """
+
+    def __init__(self, leaves: Iterable[Leaf]) -> None:
+        self._values = [(part, part.read_value()) for leaf in leaves for part in leaf.components]
+
+    def put_back(self) -> None:
+        """Give every variable the value that it had."""
+        for part, value in self._values:
+            part.assign(value)

@@ -21,14 +21,16 @@ from rich.text import Text
 from tasks.foundation.messages import counted, folded, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Phase, Preparing, Training
 from tasks.foundation.telemetry.formatting import (
+    GOOD,
+    NOTICE,
     checkpoint_name,
     duration_words,
     epoch_words,
+    has_colors,
     metric_words,
     number_words,
     size_words,
 )
-from tasks.foundation.telemetry.terminal import GOOD, NOTICE, has_colors
 
 _LOGGER = logging.getLogger(__name__)
 _REFRESHES_PER_SECOND = 4  # drawing holds the GIL, which the thread that feeds the accelerator needs

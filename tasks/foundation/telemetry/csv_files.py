@@ -8,10 +8,9 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 
-from tasks.foundation.contracts.callback_record import CsvFile, recorded_callbacks
-from tasks.foundation.contracts.epochs import needs_examples
+from tasks.foundation.contracts.identity import CsvFile, recorded_callbacks
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks, needs_examples
 from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.runlog.log import RunLog
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tasks.foundation.contracts.evaluation_sets import SetName
+from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.masking import masked
 
 

@@ -1,4 +1,11 @@
-"""The time of a process by cause, with heartbeats, so that little is lost if it is killed."""
+"""The time of a process by cause, with heartbeats, so that little is lost if it is killed.
+
+Seconds of training that are not committed yet, and would be lost if the process died now.
+
+The time of a stage by cause.
+
+Measured values for the log. A commit must not fail because someone set the clock.
+"""
 
 import atexit
 import logging
@@ -11,7 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Final, Self, TypeVar
+
+from pydantic import ValidationError
 
 from tasks.foundation.contracts.attempt import (
     CAUSES,
@@ -30,9 +39,95 @@ from tasks.foundation.errors import whole_traceback
 from tasks.foundation.masking import masked
 from tasks.foundation.process import age_seconds, process_name
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Phase, Training
-from tasks.foundation.telemetry.lost_work import Uncommitted
-from tasks.foundation.telemetry.measurements import seconds_between, sound_seconds
+from tasks.foundation.telemetry.events import CommitPace, Committed, Event, Note, Phase, Sink, Training
+
+
+class Uncommitted:
+    """Assigns seconds of training to steps and commits; not thread-safe.
+
+    A commit covers the training up to its step. Training may continue during the commit.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.discarded = 0.0  # seconds of training that this process discarded
+        self._settled = 0.0  # seconds of training that are committed or discarded
+        self._reached: list[tuple[int, float]] = []  # uncommitted steps, and seconds of training up to them
+
+    def begin(self, step: int) -> None:
+        """This process continues the run from `step`."""
+        self.step = step
+
+    def reached(self, step: int, train_seconds: float) -> None:
+        """Training reached `step` after `train_seconds` of training in this process."""
+        if self._reached and step < self._reached[-1][0]:
+            # A rewind, or a segment that starts again, went back to a checkpoint.
+            discarded = self._reached[-1][1]
+            self.discarded += discarded - self._settled
+            self._settled = discarded
+            self._reached.clear()
+        self._reached.append((step, train_seconds))
+        self.step = step
+
+    def committed(self, step: int, train_seconds: float, *, training: bool) -> None:
+        """A commit of `step` is in the log.
+
+        Args:
+            step: step of the checkpoint.
+            train_seconds: seconds of training in this process so far.
+            training: whether the process is training at this moment.
+        """
+        if step > self.step or (step == self.step and not training):
+            self._settled = train_seconds
+        else:
+            self._settled = max([self._settled, *(seconds for at, seconds in self._reached if at <= step)])
+        self._reached = [mark for mark in self._reached if mark[0] > step]
+        self.step = max(self.step, step)
+
+    def uncommitted(self, train_seconds: float) -> float:
+        """Seconds of training that are neither committed nor discarded."""
+        return max(train_seconds - self._settled, 0.0)
+
+
+T = TypeVar("T")
+
+# Thirty years. Longer times come from a clock that was set, and their sums overflow.
+_LONGEST_SECONDS: Final = 1e9
+
+
+def sound_seconds(seconds: float) -> float:
+    """A measured time; 0 if it is negative, NaN or impossibly long, because the clock was set."""
+    return seconds if 0 <= seconds <= _LONGEST_SECONDS else 0.0
+
+
+def seconds_between(earlier: float, later: float) -> float:
+    """Seconds between two readings of a clock; see `sound_seconds`."""
+    return sound_seconds(later - earlier)
+
+
+def measured(build: Callable[[], T], otherwise: T, *, what: str, telemetry: Sink) -> T:
+    """The result of `build`, or `otherwise` if a measured value is not valid, so that the commit does not fail.
+
+    Args:
+        build: makes a contract from measured values; raises ValueError (as pydantic does) if one is not valid.
+        otherwise: the result in that case.
+        what: names the values in the warning.
+        telemetry: receives the warning.
+    """
+    try:
+        return build()
+    except (ValueError, OverflowError) as fault:
+        text = f"{what} are not logged, because a measured value is not valid: {_reason(fault)}"
+        telemetry.emit(Note(text=text, warning=True))
+        return otherwise
+
+
+def _reason(fault: Exception) -> str:
+    if not isinstance(fault, ValidationError):
+        return str(fault)
+    first = fault.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} = {first['input']}: {first['msg']}"
+
 
 _LOGGER = logging.getLogger(__name__)
 _START_UP, _TRAIN = "start-up", "train"
@@ -300,3 +395,60 @@ class Ledger:
 def _message(text: str) -> str | None:
     """A message as the record has it; None for an empty one."""
     return masked(text)[:_MESSAGE_CHARACTERS] or None
+
+
+class Stopwatch:
+    """Wall-clock seconds by cause. From `begin(cause)` until the next `begin`, all time goes to `cause`.
+
+    Use it in one thread only. Work in other threads, such as an upload, must not begin a cause: its seconds would count
+    twice.
+    """
+
+    def __init__(self, telemetry: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare the stopwatch. It counts from the first `begin` on.
+
+        Args:
+            telemetry: receives a `Phase` for every `begin`.
+            clock: monotonic time in seconds.
+        """
+        self._telemetry = telemetry
+        self._clock = clock
+        self._laps: dict[str, float] = {}
+        self._cause: str | None = None
+        self._since = 0.0
+
+    def begin(self, cause: str) -> None:
+        """Give the time from now on to `cause`.
+
+        Args:
+            cause: one of `contracts.attempt.CAUSES`. If it is the current one, `Phase` is emitted again, because
+                another sender may have emitted a different one.
+        """
+        now = self._clock()
+        self._close(now)
+        self._cause, self._since = cause, now
+        self._telemetry.emit(Phase(cause=cause))
+
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """Move past time to another cause, without a `Phase`.
+
+        Args:
+            seconds: time to move; at most what `source` has so far.
+            source: the cause that it was given to.
+            to: the cause that it belongs to.
+        """
+        seconds = sound_seconds(seconds)
+        self._laps[source] = self._laps.get(source, 0.0) - seconds
+        self._laps[to] = self._laps.get(to, 0.0) + seconds
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by cause since the first `begin`, up to now."""
+        self._close(self._clock())
+        # Clocks that disagree about moved time could make a value negative.
+        return {cause: max(amount, 0.0) for cause, amount in self._laps.items()}
+
+    def _close(self, now: float) -> None:
+        if self._cause is not None:
+            self._laps[self._cause] = self._laps.get(self._cause, 0.0) + seconds_between(self._since, now)
+            self._since = now

@@ -3,10 +3,13 @@
 Nothing but the tracker itself remembers what it has. A process first compares the tracker's points with the log, and
 sends those that are missing; so a kill at any moment neither loses nor repeats a point. A rewind or a quarantine can
 abandon points that were sent. The tracker then starts over. Training depends on none of it.
+
+A thread that keeps a tracker up to date, so that no training and no commit waits for it.
 """
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -183,3 +186,45 @@ def _milliseconds(entry: Entry) -> int:
         return max(0, int(datetime.fromisoformat(entry.time).timestamp() * 1000))
     except (ValueError, OverflowError):
         return 0
+
+
+class TrackingSender(threading.Thread):
+    """Updates a tracker now, whenever there is news, and at the end.
+
+    It is a daemon: a server that does not respond must not keep the process.
+
+    Attributes:
+        news: set when the log has grown.
+    """
+
+    def __init__(self, tracked: TrackedRun) -> None:
+        """Send nothing before it is started.
+
+        Args:
+            tracked: only this thread uses it.
+        """
+        super().__init__(name="baton-tracking", daemon=True)
+        self.news = threading.Event()
+        self.news.set()
+        self._tracked = tracked
+        self._ending = False
+        self._is_sent = False
+
+    def run(self) -> None:
+        """Update until told to end; then once more, and close the tracker."""
+        while True:
+            self.news.wait()
+            self.news.clear()
+            ending = self._ending  # read first: news after it is seen by the next round
+            if ending:
+                self._is_sent = self._tracked.close()
+                return
+            self._tracked.update()
+
+    def end(self, seconds: float) -> None:
+        """Update once more, and wait for it at most for `seconds`. A warning says if not everything was sent."""
+        self._ending = True
+        self.news.set()
+        self.join(seconds)
+        if self.is_alive() or not self._is_sent:
+            _LOGGER.warning("the tracker does not have all curves; the next command on this run sends the rest")

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from tasks.foundation.contracts.identity_keys import TRANSFORM_CONTENTS
+from tasks.foundation.contracts.identity import TRANSFORM_CONTENTS
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
@@ -27,12 +27,12 @@ def transforms_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
 
 
 def transform_contents(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
-    """Return a record of the vocabularies, tables and arrays that transforms use, by name; see `model/contents.py`.
+    """Return a record of the vocabularies, tables and arrays that transforms use, by name; see `model/identity.py`.
 
     Raises:
         ModelError: a function cannot be loaded.
     """
-    from tasks.foundation.model.contents import contents_of_function
+    from tasks.foundation.model.identity import contents_of_function
 
     found: dict[str, Any] = {}
     for key, reference in spec.data.transform_of_key.items():
@@ -60,7 +60,7 @@ def require_recorded_transform_contents(
     recorded = identity.get(TRANSFORM_CONTENTS)
     if not isinstance(recorded, Mapping) or not recorded:
         return
-    from tasks.foundation.model.contents import require_same_contents
+    from tasks.foundation.model.identity import require_same_contents
 
     now = transform_contents(spec, code_folder)
     both = recorded.keys() & now.keys()

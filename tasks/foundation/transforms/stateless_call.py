@@ -3,25 +3,61 @@
 TensorFlow's stateful random operations, and other operations with hidden state, are refused as they are created, with
 the line that creates them. Keras's seed generators are state too. During the trace each draw from one of them is
 replaced by a seed that follows from the function's own seed, so that Keras's random layers can be used as they are.
+
+Notices a function that takes random numbers from Python while it is traced, where they become constants.
+
+A function is traced once per start and not once per example, so a resumed run would get other constants.
 """
 
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state  # no public call sets Keras's global seed generator
-from tensorflow.python.autograph.core import ag_ctx  # no public call converts a function that is not a tf.function
+from keras.src.backend.common import global_state
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
-from tensorflow.python.framework import op_callbacks, op_def_registry  # no public call sees operations as they are made
+from tensorflow.python.framework import op_callbacks, op_def_registry
 
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.isolated_build import preserved_random_states
-from tasks.foundation.model.user_line import line_that_made
-from tasks.foundation.transforms.python_draws import seed_python
+from tasks.foundation.model.keras_steps import line_that_made
 from tasks.foundation.user_errors import user_error
+
+
+def seed_python(number: int) -> None:
+    """Seed the global generators of Python and NumPy with the number of the trace, so that two traces differ."""
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - user code draws from the global generator
+
+
+def draws_in_python(trace: Callable[[], Any]) -> bool:
+    """Whether a function becomes another graph each time it is traced.
+
+    The first trace may build layers, so two traces that differ are followed by a third.
+
+    Args:
+        trace: traces the function anew, and returns the concrete function.
+    """
+    first, second = _content(trace()), _content(trace())
+    return first != second and second != _content(trace())
+
+
+def _content(concrete: Any) -> Counter[tuple[str, bytes]]:
+    """Count the operations of a graph and the functions that it calls; constants with their values."""
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    return Counter((node.op, _constant(node)) for node in nodes)
+
+
+def _constant(node: Any) -> bytes:
+    return bytes(node.attr["value"].tensor.SerializeToString(deterministic=True)) if node.op == "Const" else b""
+
 
 _SEED_STATE = "seed_generator_state"
 _KERAS_GENERATOR = "global_seed_generator"
@@ -77,7 +113,7 @@ def call_stateless(
         takes_seed: whether it does.
         where: the key and the function's name, for messages.
         generator: a `keras.random.SeedGenerator` that stands in for Keras's global one.
-        number: of the trace; Python's generators are seeded with it, see python_draws.py.
+        number: of the trace; Python's generators are seeded with it, see stateless_call.py.
 
     Returns:
         What the function returned.

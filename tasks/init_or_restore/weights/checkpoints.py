@@ -3,17 +3,28 @@
 The keys of an object graph are positions (model/_operations/4/_kernel), but the checkpoint contains the graph, which
 has the name of each variable and shows which objects are optimizers. A variable may have a key below its optimizer
 only, so the graph and not the key decides what is a weight.
+
+Reads weights from a committed checkpoint of another Baton run, with the same verification as a resume.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from tasks.foundation.checkpoint.bundle import PREFIX
+from tasks.foundation.checkpoint.bundle_errors import bundle_errors
+from tasks.foundation.checkpoint.selection import read_selected
+from tasks.foundation.checkpoint.verify import fetch, read_manifest
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
 from tasks.foundation.errors import WeightsError
-from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array, with_unique_names
+from tasks.foundation.state.layout import stored_name
+from tasks.foundation.storage.base import Storage
+from tasks.init_or_restore.weights.matching import SourceContents, SourceVariable, as_array, with_unique_names
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -117,3 +128,48 @@ def _is_counter(index: int, value: Any, graph: Any) -> bool:
     """Whether the value is an integer at the root, as in tf.train.Checkpoint(step=…)."""
     at_root = any(child.node_id == index for child in graph.nodes[0].children)
     return at_root and value.shape == () and value.dtype.kind in "iu"
+
+
+_MODEL = "model/"
+_RAW = "variables/"
+_RANDOM_STATE = "seed_generator_state"
+
+
+def read_run_weights(home: Storage, step: int | Literal["best"] | None, folder: Path) -> SourceContents:
+    """Read the weights of a checkpoint; for a per-replica variable, replica 0's.
+
+    Args:
+        home: the home of the other run.
+        step: the checkpoint's step; None for the newest.
+        folder: an empty local folder.
+
+    Raises:
+        WeightsError: the run has no such checkpoint, or retired it meanwhile.
+        DamagedCheckpoint: its bytes differ from what was committed.
+        StorageError: the store failed.
+    """
+    return read_selected(home, step, partial(_read, home, folder), error=WeightsError)
+
+
+def _read(home: Storage, above: Path, ref: CheckpointRef) -> SourceContents:
+    folder = above / ref.path  # a folder per checkpoint: one that was retired meanwhile may have left files
+    folder.mkdir(parents=True)
+    manifest = read_manifest(home, ref)
+    fetch(home, ref, manifest, folder)
+    prefix = str(folder / PREFIX)
+    with bundle_errors(f"{home.uri}/{ref.path}", prefix):
+        return _contents(home, ref, manifest, prefix)
+
+
+def _contents(home: Storage, ref: CheckpointRef, manifest: CheckpointManifest, prefix: str) -> SourceContents:
+    reader = tf.train.load_checkpoint(prefix)
+    found, ignored = [], 0
+    for record in manifest.signature:
+        name = record.path.removeprefix(_MODEL)
+        # Raw TensorFlow variables in layers are weights too, with another prefix.
+        if not record.path.startswith((_MODEL, _RAW)) or _RANDOM_STATE in name:
+            ignored += 1
+            continue
+        key = replica_key(record.path, 0) if record.per_replica else record.path
+        found.append(SourceVariable((name,), as_array(reader.get_tensor(stored_name(key)))))
+    return SourceContents(variables=tuple(found), ignored=ignored, place=f"{home.uri}/{ref.path}", step=ref.step)

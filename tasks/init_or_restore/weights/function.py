@@ -8,7 +8,7 @@ from tasks.foundation.model.isolated_build import preserved_global_state
 from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error
-from tasks.init_or_restore.weights.source_variables import SourceContents, SourceVariable, as_array
+from tasks.init_or_restore.weights.matching import SourceContents, SourceVariable, as_array
 
 
 def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -> SourceContents:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tasks.foundation.contracts.init_spec import WeightsSource
+from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import ModelError, WeightsError
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY
 from tasks.foundation.storage.base import Storage

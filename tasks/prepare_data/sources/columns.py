@@ -13,10 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.dataset.example_shapes import describe_shapes
-from tasks.foundation.dataset.features import PARTS, Array, as_array, named_parts
-from tasks.foundation.dataset.structure import MAX_INPUTS, holds_arrays, is_array, ragged_items
-from tasks.foundation.dataset.text_values import STRING, dtype_name
+from tasks.foundation.dataset.features import (
+    MAX_INPUTS,
+    PARTS,
+    STRING,
+    Array,
+    as_array,
+    describe_shapes,
+    dtype_name,
+    holds_arrays,
+    is_array,
+    named_parts,
+    ragged_items,
+)
 from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import message
 from tasks.prepare_data.sources.base import Row

@@ -14,9 +14,7 @@ from pydantic import Field
 
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options, suggestion
-from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import confirm_all, fingerprint, require_unchanged
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 from tasks.prepare_data.sources.verified_reads import BlockStream
 
 _LARGEST_LABEL = 2**63

@@ -1,15 +1,154 @@
-"""Finds the files of a source, on this machine or in a store."""
+"""Finds the files of a source, on this machine or in a store.
 
+A file that a source reads, on this machine or in a store.
+
+Identifies the content of files, and detects files that change while they are read.
+"""
+
+import hashlib
+import io
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from typing import IO, TypeVar
 
-from tasks.foundation.errors import SourceError
+import google_crc32c
+
+from tasks.foundation.errors import DamagedInTransit, FileMissing, SourceChanged, SourceError, StorageError
+from tasks.foundation.storage.base import FileStat, Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.opening import open_storage
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.foundation.storage.transfers import parallel_map
+from tasks.prepare_data.sources.verified_reads import RandomAccessStream, RemoteRead
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A file and how to read it. The constructor reads nothing."""
+
+    storage: Storage
+    path: str  # relative to the storage's root
+    relative: str  # path relative to the folder or pattern of data.options.path; files are sorted by it
+    local: Path | None = None  # its path, if it is local
+    # The read in progress; after an error, the read that failed.
+    _current: list[RemoteRead] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """Absolute path or address."""
+        return f"{self.storage.uri}/{self.path}" if self.local is None else str(self.local)
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    def stat(self) -> FileStat:
+        """Return size and checksum; for a local file this reads it.
+
+        Raises:
+            SourceError: the file is missing.
+        """
+        with self._errors():
+            return self.storage.stat(self.path)
+
+    def read(self) -> bytes:
+        """Return the whole content.
+
+        Raises:
+            SourceError: the file cannot be read.
+        """
+        with self._errors():
+            return self.storage.read(self.path) if self.local is None else self.local.read_bytes()
+
+    @contextmanager
+    def reading(self) -> Iterator[Iterator[bytes]]:
+        """Yield its bytes from the beginning, in blocks. Reads from a store are verified when the context ends.
+
+        Raises:
+            DamagedInTransit: other bytes arrived than the store has.
+            SourceError: the file cannot be read, or changed meanwhile.
+        """
+        with self._errors():
+            if self.local is not None:
+                with self.local.open("rb") as opened:
+                    yield iter(partial(opened.read, _BLOCK_BYTES), b"")
+                return
+            with self._remote_read(sequential=True) as remote:
+                with closing(remote.blocks()) as blocks:  # stops reading ahead
+                    yield blocks
+                remote.finish()
+
+    @contextmanager
+    def open(self, *, has_checksums: bool = False) -> Iterator[IO[bytes]]:
+        """Open for random access; each range is requested from a store when it is read.
+
+        Args:
+            has_checksums: the caller verifies checksums inside the file. Otherwise all ranges that were read from a
+                store are read once more when the context ends.
+
+        Raises:
+            DamagedInTransit: other bytes arrived than the store has.
+            SourceError: the file cannot be read; also raised later, while reading.
+        """
+        with self._errors():
+            if self.local is not None:
+                with self.local.open("rb") as opened:
+                    yield opened
+                return
+            with self._remote_read(sequential=False) as remote:
+                whole = remote.whole_if_small()
+                random_access = RandomAccessStream(remote)
+                stream = io.BufferedReader(random_access, _BLOCK_BYTES) if whole is None else io.BytesIO(whole)
+                with stream as opened:
+                    yield opened
+                if not has_checksums:
+                    remote.finish()
+
+    def confirm(self) -> None:
+        """Check whether the last bytes were damaged in transit. Call this when their content is invalid.
+
+        Raises:
+            DamagedInTransit: the bytes were damaged.
+        """
+        with self._errors():
+            for remote in self._current:
+                remote.confirm()
+
+    @contextmanager
+    def _remote_read(self, *, sequential: bool) -> Iterator[RemoteRead]:
+        remote = RemoteRead(self.storage, self.path, self.uri, sequential=sequential)
+        self._current[:] = [remote]
+        try:
+            yield remote
+        except (DamagedInTransit, SourceChanged, StorageError):
+            raise
+        except Exception:
+            remote.confirm()  # the file may be valid, and only its bytes damaged in transit
+            raise
+        self._current.clear()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileMissing as fault:
+            raise SourceError(f"{self.uri} is missing; restore it, or correct data.options.path") from fault
+        except OSError as fault:
+            raise SourceError(
+                f"{self.uri}: cannot be read: {fault.strerror}; check that it exists, and its permissions"
+            ) from fault
+
 
 STDLIB = "{stdlib}"
 _MARKS = "*?["
@@ -168,3 +307,131 @@ def _beside(target: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     return f"{folder} contains: {shown or 'nothing'}; correct the path"
+
+
+T = TypeVar("T")
+_FILES_IN_ORIGIN = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What some files contained when they were inspected."""
+
+    content: str  # sha256 over sizes and bytes, in order; in a store, over names, sizes and checksums
+    size: int  # bytes inspected
+    origin: dict[str, str]  # file -> checksum
+    stats: tuple[FileStat, ...] = ()  # of all files in order, if they are in a store
+    stamps: tuple[str, ...]  # of all files in order, taken before the inspection; see `file_stamps`
+
+
+def fingerprint(files: Sequence[SourceFile], *, max_bytes: int | None = None) -> Fingerprint:
+    """Fingerprint files: read local files, `max_bytes` in total; for files in a store, use its checksums.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    if all(file.local is None for file in files):
+        return _of_store(files, max_bytes=max_bytes)
+    stamps = file_stamps(files)
+    digest, size = hashlib.sha256(), 0
+    texts: list[str] = []
+    for file in files:
+        crc = 0
+        with file.reading() as blocks:
+            for block in blocks:
+                kept = block if max_bytes is None else block[: max_bytes - size]
+                digest.update(kept)
+                crc = google_crc32c.extend(crc, kept)
+                size += len(kept)
+                if len(kept) < len(block):
+                    break
+        digest.update(f"\0{size}\0".encode())
+        texts.append(f"crc32c {crc:08x}")
+        if size == max_bytes:
+            break
+    content = digest.hexdigest()
+    return Fingerprint(content=content, size=size, origin=describe_origin(files, texts, content), stamps=tuple(stamps))
+
+
+def _of_store(files: Sequence[SourceFile], *, max_bytes: int | None) -> Fingerprint:
+    digest, size = hashlib.sha256(), 0
+    texts: list[str] = []
+    stats = _stats(files)
+    for file, stored in zip(files, stats, strict=True):
+        if max_bytes is not None and size >= max_bytes:
+            break
+        digest.update(f"{file.relative}\0{stored.size}\0{stored.crc32c}\n".encode())
+        texts.append(f"crc32c {stored.crc32c}")
+        size += stored.size
+    if max_bytes is not None and max_bytes < size:
+        size = max_bytes
+        digest.update(f"{size}".encode())
+    content = digest.hexdigest()
+    return Fingerprint(
+        content=content,
+        size=size,
+        origin=describe_origin(files, texts, content),
+        stats=tuple(stats),
+        stamps=tuple(map(_stamp_of_store, stats)),
+    )
+
+
+def require_unchanged(files: Sequence[SourceFile], found: Fingerprint, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items that are made from files; after the last one, check that the files have not changed.
+
+    Raises:
+        SourceChanged: a file was changed.
+    """
+    yield from items
+    for file, stamp, now in zip(files, found.stamps, file_stamps(files), strict=True):
+        if stamp != now:
+            raise SourceChanged(f"{file}: changed while it was being read; run again when no process writes to it")
+
+
+def confirm_all(files: Sequence[SourceFile]) -> None:
+    """See `Source.confirm`."""
+    for file in files:
+        file.confirm()
+
+
+def file_stamps(files: Sequence[SourceFile]) -> list[str]:
+    """Return a text for each file's state, without reading it: size and checksum in the store, or size and mtime.
+
+    Raises:
+        SourceError: a file is missing.
+    """
+    if all(file.local is None for file in files):
+        return [_stamp_of_store(stored) for stored in _stats(files)]
+    return [_stamp(file) for file in files]
+
+
+def describe_origin(files: Sequence[SourceFile], texts: Sequence[str], content: str) -> dict[str, str]:
+    """Return file names with their text, for the first hundred files; then the number of files and `content`.
+
+    Args:
+        files: at least as many as `texts`.
+        texts: a text for each file, in order.
+        content: digest of all files.
+    """
+    origin: dict[str, str] = {}
+    for file, text in zip(files[:_FILES_IN_ORIGIN], texts, strict=False):
+        origin[file.name if file.name not in origin else file.uri] = text
+    if len(files) > _FILES_IN_ORIGIN:
+        origin["…"] = f"{len(files)} files, sha256 {content}"
+    return origin
+
+
+def _stamp_of_store(stored: FileStat) -> str:
+    return f"{stored.size} bytes, crc32c {stored.crc32c}"
+
+
+def _stamp(file: SourceFile) -> str:
+    try:
+        status = Path(file.uri).stat()
+    except OSError:
+        return "gone"
+    return f"{status.st_size} bytes, written at {status.st_mtime_ns}"
+
+
+def _stats(files: Sequence[SourceFile]) -> list[FileStat]:
+    return parallel_map(SourceFile.stat, files, workers=files[0].storage.transfers)

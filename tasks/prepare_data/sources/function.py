@@ -11,16 +11,12 @@ from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import ModelError, RunFileError, SourceError
 from tasks.foundation.messages import counted
 from tasks.foundation.model.code_digest import module_digest
-from tasks.foundation.numpy_entropy import numpy_entropy_from
-from tasks.foundation.seeding import random_source, seed_as_after_import
+from tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_after_import
 from tasks.foundation.telemetry.events import Note
-from tasks.foundation.user_code import load_function
-from tasks.foundation.user_folder import in_user_folder
+from tasks.foundation.user_code import in_user_folder, load_function
 from tasks.prepare_data.sources.base import LocatedExample, Source, suggestion
-from tasks.prepare_data.sources.endless import WARN_AT_EXAMPLES, endless_warning
 from tasks.prepare_data.sources.read_once import DrawWatch
-from tasks.prepare_data.sources.returned_forms import Reader
-from tasks.prepare_data.sources.user_iteration import call_user
+from tasks.prepare_data.sources.returned_forms import WARN_AT_EXAMPLES, Reader, call_user, endless_warning
 
 
 def function(

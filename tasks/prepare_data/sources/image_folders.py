@@ -1,4 +1,7 @@
-"""The source `images`: one folder of images per class."""
+"""The source `images`: one folder of images per class.
+
+Decodes one image file, and describes files that cannot be decoded.
+"""
 
 import json
 import os
@@ -17,11 +20,60 @@ from tasks.foundation.errors import SourceError
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.transfers import checksum_bytes
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
-from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged
-from tasks.prepare_data.sources.image_decoding import decode_image_file
-from tasks.prepare_data.sources.read_ahead import map_ahead
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.files import SourceFile, find_files, fingerprint, require_unchanged
+from tasks.prepare_data.sources.verified_reads import map_ahead
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_OTHERS = {
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"<svg": "SVG",
+    b"<?xml": "SVG or another XML file",
+    b"%PDF": "PDF",
+}
+
+
+def decode_image_file(data: bytes, shape: Sequence[int], dtype: str) -> Array:
+    """Decode a JPEG or PNG file, as `dataset.images.decode_image` does.
+
+    Args:
+        data: the content of the file.
+        shape: (height, width, channels).
+        dtype: uint8 or float32.
+
+    Raises:
+        ValueError: the file is damaged or of another kind; says which.
+    """
+    import tensorflow as tf
+
+    from tasks.foundation.dataset.shards import decode_image
+
+    if problem := _not_an_image(data):
+        raise ValueError(problem)
+    try:
+        image: Array = decode_image(tf.constant(data), shape, dtype).numpy()
+    except tf.errors.InvalidArgumentError as fault:
+        raise ValueError(f"is a {'PNG' if data.startswith(_PNG) else 'JPEG'} that is truncated or damaged") from fault
+    return image
+
+
+def _not_an_image(data: bytes) -> str | None:
+    """Detect other kinds by content, because a file's name may be wrong; None for JPEG and PNG."""
+    if data.startswith(_PNG):
+        # The chunk that marks an animated PNG comes before the pixels.
+        return "is an animated PNG" if b"acTL" in data[: max(0, data.find(b"IDAT"))] else None
+    if data.startswith(_JPEG):
+        return None
+    if not data:
+        return "is empty"
+    if data[8:12] == b"WEBP":
+        return "is WebP"
+    kind = next((kind for begin, kind in _OTHERS.items() if data.startswith(begin)), None)
+    return f"is {kind}" if kind else "is not an image"
+
 
 _MAX_LISTED = 10
 _Side = Annotated[int, Field(ge=1, le=2**14)]

@@ -17,9 +17,7 @@ from tasks.foundation.dataset.features import Array
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options, suggestion
 from tasks.prepare_data.sources.columns import FLOATX, floatx
-from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import fingerprint, require_unchanged
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.files import SourceFile, find_files, fingerprint, require_unchanged
 
 _CHUNK_BYTES = 1 << 20
 

@@ -15,8 +15,7 @@ from tasks.prepare_data.sources.function import function
 from tasks.prepare_data.sources.image_folders import ImagesOptions, images
 from tasks.prepare_data.sources.npz_arrays import NpzOptions, npz
 from tasks.prepare_data.sources.text_bytes import TextOptions, text
-from tasks.prepare_data.sources.tfrecord_files import tfrecord
-from tasks.prepare_data.sources.tfrecord_spec import TfrecordOptions
+from tasks.prepare_data.sources.tfrecord_files import TfrecordOptions, tfrecord
 
 _BUILT_IN: dict[str, Callable[[Mapping[str, Any], Path], Source]] = {
     "csv": csv_files,

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from tasks.foundation.messages import counted
-from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
-from tasks.foundation.user_frames import UserFrame, is_user_file
+from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, UserFrame, is_user_file
 from tasks.prepare_data.sources.base import LocatedExample, Row
 
 TRANSFORM = "what is random belongs into data.transform: augment(example, *, seed)"
@@ -65,8 +64,8 @@ def draws_of_dataset(dataset: Any, *, order_counts: bool) -> Iterator[str]:
 
 def _changes_of(concrete: Any) -> Iterator[str]:
     """Yield what a function of a dataset does anew in each pass, in words, with its lines."""
-    from tasks.foundation.model.random_operations import RANDOM_KERNELS, nodes_of
-    from tasks.foundation.model.user_line import line_that_made
+    from tasks.foundation.model.keras_steps import line_that_made
+    from tasks.foundation.model.randomness import RANDOM_KERNELS, nodes_of
 
     kinds = {*RANDOM_KERNELS, *_MOVING, *_CHANGING}
     found = {node.op for node in nodes_of(concrete)}

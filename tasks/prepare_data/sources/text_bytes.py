@@ -10,9 +10,7 @@ from pydantic import Field
 
 from tasks.foundation.errors import SourceError
 from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
-from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.fingerprint import confirm_all, fingerprint, require_unchanged
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.files import SourceFile, confirm_all, find_files, fingerprint, require_unchanged
 
 
 class TextOptions(Options):

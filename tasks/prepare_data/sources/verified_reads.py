@@ -3,22 +3,54 @@
 The store has a checksum of each object but not of its parts, and large files arrive in parts. A file that is read to
 its end is compared with the store's checksum. Single parts are read twice and compared, unless the file format has its
 own checksums. Small files are read whole.
+
+Applies a function to items in parallel, ahead of the reader, with results in order.
 """
 
 import io
 from collections import deque
-from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 import google_crc32c
 
 from tasks.foundation.errors import DamagedInTransit, SourceChanged
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import REMEDY
-from tasks.prepare_data.sources.read_ahead import map_ahead
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def map_ahead(work: Callable[[T], R], items: Iterable[T], *, workers: int) -> Iterator[R]:
+    """Apply `work` to each item in threads; yield the results in order, holding at most 2 * workers of them.
+
+    Args:
+        work: releases Python's lock while it runs, as requests and TensorFlow do.
+        items: consumed in the calling thread, a few ahead.
+        workers: number of threads, at least 1; with 1, `work` runs in the calling thread, and not ahead.
+    """
+    if workers == 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="baton-source")
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) == 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # Do not wait: the results are not needed, and the store may be unreachable.
+        pool.shutdown(wait=False, cancel_futures=True)
+
 
 # Even a small request takes time.
 _REQUEST_BYTES = 8 << 20

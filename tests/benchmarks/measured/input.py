@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.accelerator.environment import quiet_tensorflow
+from tasks.foundation.machine.environment import quiet_tensorflow
 
 quiet_tensorflow()
 

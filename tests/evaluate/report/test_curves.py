@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluate.report.curves import thinned
+from tasks.evaluate.report.charts import thinned
 
 VALUES = st.floats(allow_infinity=False, width=32)
 

@@ -16,9 +16,8 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from flows.commands.main import main
-from tasks.evaluate.report.curves import curves_of
+from tasks.evaluate.report.charts import curves_of, pictures_of
 from tasks.evaluate.report.report import write_report
-from tasks.evaluate.report.svg import pictures_of
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import (
     Change,
@@ -27,11 +26,11 @@ from tasks.foundation.contracts.log_entry import (
     Evaluation,
     EvaluationOnTest,
     Lineage,
+    MetricRow,
     Origin,
     Rewind,
 )
 from tasks.foundation.contracts.run_spec import KeepBest
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import NoSuchRun
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.history import history_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.evaluate.report.report import write_report
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage

@@ -106,7 +106,7 @@ def prepared(folder: Path, storage: LocalStorage, check: Any = None) -> list[str
 def test_the_model_check_does_not_change_the_dataset(folder: Path) -> None:
     """The examples use NumPy's global random state, which building a model seeds."""
     from flows.admission.first_example import features_check
-    from tasks.foundation.accelerator.strategy import acquire
+    from tasks.foundation.machine.devices import acquire
 
     run = load_run_file(folder / "run.yaml")
     accelerator = acquire(run.spec.accelerator, None)

@@ -9,9 +9,8 @@ from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
 from flows import result, train_run
-from flows.admission import run_at_work
-from flows.admission.admit import Admitted, admit
-from flows.admission.run_at_work import LivenessProbe, require_idle
+from flows.admission import admit as run_at_work
+from flows.admission.admit import Admitted, LivenessProbe, admit, require_idle
 from flows.commands.main import main
 from flows.goal import Goal
 from flows.prefect_compat.flow_run_beside import FlowRunBeside

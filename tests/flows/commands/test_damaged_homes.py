@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flows.commands.main import main
 from flows.run import open_run
 from flows.verification import Damage, verify_home
-from tasks.foundation.contracts.saved_code import SAVED_CODE, saved_code_path
+from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
 from tasks.foundation.errors import AnotherVersion
 from tasks.foundation.runlog.entry_paths import entry_path
 from tests.support.fake_run import DATASET, FakeRun

@@ -10,8 +10,8 @@ import pytest
 
 from flows.commands.main import main
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import SegmentRequest
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import SegmentRequest
 from tasks.foundation.errors import AnotherVersion
 from tasks.foundation.runlog.stage_results import find_segment, take_answer, write_answer
 from tests.support.checkout import CHECKOUT

@@ -16,7 +16,7 @@ from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.segment import SegmentResult
+from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
-from tasks.foundation.contracts.saved_code import SAVED_CODE
+from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.runlog.entry_codec import with_digest
 from tasks.foundation.runlog.entry_paths import entry_path
 from tests.support.fake_run import DATASET, FakeRun

@@ -19,7 +19,7 @@ from flows import run as opening
 from flows.commands import run, status
 from flows.commands.main import main
 from tasks.foundation import errors
-from tasks.foundation.stops.process_stop import PROCESS_STOP
+from tasks.foundation.machine.stops import PROCESS_STOP
 from tests.support.fake_run import FakeRun
 
 HEAVY = ("tensorflow", "keras", "prefect", "numpy", "gcsfs")

@@ -17,8 +17,8 @@ from flows.commands.main import main
 from flows.commands.output import Output, Painted, status
 from flows.fresh_evaluation import FreshEvaluation
 from flows.result import RelayResult
-from tasks.foundation.contracts.receipts import AuditReceipt, ProofReceipt
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
+from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.runlog.commits import quarantine
 from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun, flip_a_byte

@@ -9,7 +9,7 @@ import pytest
 from flows.commands import prove as verb
 from flows.commands.main import main
 from flows.proof.execute import Execution, FinishedProcess, Laboratory
-from tasks.foundation.contracts.receipts import ProofReceipt
+from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError
 from tasks.foundation.storage import local_files

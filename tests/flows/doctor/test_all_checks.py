@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.doctor import input_speed
-from tasks.foundation.accelerator.tpu_types import TpuType
+from flows.doctor import data_checks
+from tasks.foundation.machine.tpu_environment import TpuType
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.faulty_runs import ALL_CHECKS, diagnose, layer_doing, make_run
 
@@ -28,7 +28,7 @@ TINY = TpuType(name="tiny", chips=1, replicas=1, hosts=1, hbm_bytes=1_500)
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(input_speed, "_MEASURED_SECONDS", 0.05)
+    monkeypatch.setattr(data_checks, "_MEASURED_SECONDS", 0.05)
 
 
 @pytest.mark.slow

@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 import keras
 import pytest
 
-from flows.doctor import commit_cost
-from flows.doctor.commit_cost import check_commit
-from flows.doctor.finding import Checks
+from flows.doctor import cost as commit_cost
+from flows.doctor.cost import check_commit
+from flows.doctor.run_file_checks import Checks
 from flows.run import storage_of
-from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import StoreRefused
+from tasks.foundation.machine.devices import acquire
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.local import LocalStorage
 from tests.fakes.gcs.server import FakeGcs

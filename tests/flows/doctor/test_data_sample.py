@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flows.doctor import data_sample, input_speed
-from flows.doctor.data_sample import DataSample, check_data
-from flows.doctor.input_speed import check_input, first_batch
+from flows.doctor import data_checks
+from flows.doctor.data_checks import DataSample, check_data, check_input, first_batch
 from flows.doctor.run_file_checks import check_accelerator
 from flows.run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
@@ -20,13 +19,13 @@ from tests.support.faulty_runs import V5E, load_faulty_run, make_run
 
 
 def test_endless_source_is_sampled_up_to_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_sample, "_MAX_EXAMPLES", 50)
+    monkeypatch.setattr(data_checks, "_MAX_EXAMPLES", 50)
     file = make_run(tmp_path / "run", ("data.py", "number in range(96)", "number in __import__('itertools').count()"))
     sample: DataSample = check_data(load_run_file(file), None, tmp_path / "scratch").value
     assert sample.manifest.train_examples == 50
-    monkeypatch.setattr(data_sample, "_MAX_BYTES", 300)
+    monkeypatch.setattr(data_checks, "_MAX_BYTES", 300)
     assert check_data(load_run_file(file), None, tmp_path / "other").value.manifest.train_examples < 10
-    monkeypatch.setattr(data_sample, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(data_checks, "_MAX_SECONDS", 0.0)
     assert check_data(load_run_file(file), None, tmp_path / "third").value.manifest.train_examples == 1
 
 
@@ -59,8 +58,8 @@ def test_tfrecords_are_read_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with tf.io.TFRecordWriter(str(tmp_path / "made.tfrecord")) as writer:
         for _ in range(9):
             writer.write(example.SerializeToString())
-    monkeypatch.setattr(data_sample, "_MAX_EXAMPLES", 4)
-    monkeypatch.setattr(input_speed, "_MEASURED_BATCHES", 3)
+    monkeypatch.setattr(data_checks, "_MAX_EXAMPLES", 4)
+    monkeypatch.setattr(data_checks, "_MEASURED_BATCHES", 3)
     run = load_faulty_run(
         tmp_path,
         "data={source: tfrecord}",

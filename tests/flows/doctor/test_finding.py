@@ -1,6 +1,6 @@
 """Running checks one after the other."""
 
-from flows.doctor.finding import Checks, Finding
+from flows.doctor.run_file_checks import Checks, Finding
 
 
 def test_exception_in_a_check_becomes_its_finding() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flows.doctor.graph_scan import find_unsupported_ops, layer_of
+from flows.doctor.model_checks import find_unsupported_ops, layer_of
 from tests.support.step_models import ApplyLayer, batch_of, step_of
 
 

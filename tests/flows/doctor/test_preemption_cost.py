@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor.commit_cost import CommitCost
-from flows.doctor.preemption_cost import best_interval_seconds, check_preemption, configured_interval_seconds
+from flows.doctor.cost import CommitCost, best_interval_seconds, check_preemption, configured_interval_seconds
 from tests.support.faulty_runs import load_faulty_run
 
 FIXED = ["checkpoint.every_seconds=null"]

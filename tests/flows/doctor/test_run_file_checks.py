@@ -6,9 +6,9 @@ import pytest
 
 from flows.doctor.run_file_checks import check_accelerator, check_batch, check_preflight
 from flows.run import storage_of
-from tasks.foundation.accelerator.tpu_types import tpu_type
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged
+from tasks.foundation.machine.tpu_environment import tpu_type
 from tests.support.fake_run import FakeRun
 from tests.support.faulty_runs import V5E, load_faulty_run, make_run
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.doctor.finding import Checks
-from flows.doctor.storage_checks import check_storage
+from flows.doctor.run_file_checks import Checks, check_storage
 from tasks.foundation.contracts.run_file import load_run_file
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.faulty_runs import make_run

@@ -19,7 +19,7 @@ def leaf(gigabytes: int, *, trainable: bool) -> Any:
 
 @pytest.mark.parametrize(("parameters", "slots", "verdict"), [(2, 4, "pass"), (4, 4, "warn"), (6, 6, "fail")])
 def test_memory_counts_gradients_once_more(parameters: int, slots: int, verdict: str, tmp_path: Path) -> None:
-    from flows.doctor.xla_checks import check_memory
+    from flows.doctor.device_checks import check_memory
 
     leaves = (leaf(parameters, trainable=True), leaf(slots, trainable=False))
     built: Any = SimpleNamespace(state=SimpleNamespace(leaves=leaves), arguments=())

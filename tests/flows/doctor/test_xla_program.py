@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
-from flows.doctor.xla_program import compile_step, explain_failure
+from flows.doctor.device_checks import compile_step, explain_failure
 from tasks.foundation.errors import ModelError
 from tests.support.step_models import ApplyLayer, batch_of, step_of
 

@@ -27,7 +27,7 @@ def test_no_accelerator_is_acquired_if_all_stages_are_remote(tmp_path: Path, mon
     def acquire(*_: object, **__: object) -> None:
         raise AssertionError("an accelerator was acquired")
 
-    monkeypatch.setattr("tasks.foundation.accelerator.strategy.acquire", acquire)
+    monkeypatch.setattr("tasks.foundation.machine.devices.acquire", acquire)
     spec = spec_of(tmp_path)
     with acquired_devices(spec, None, remote=ON_DEVICES, telemetry=EventRecorder()) as devices:
         assert isinstance(devices, OneHost)

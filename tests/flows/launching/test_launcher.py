@@ -10,14 +10,13 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Running, Scheduled
 
-from flows.admission.checks import preflight
+from flows.admission.admit import preflight
 from flows.launching.launcher import runner_for
 from flows.launching.runner import InProcess, StageStopped
 from flows.launching.user_code import code_digests, require_same_code
 from flows.run import Run
-from tasks.foundation.contracts.log_entry import Change
+from tasks.foundation.contracts.log_entry import Change, MetricRow
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.contracts.stage_calls import (
     PrepareDataCall,
     RemoteCheckpointToGcsCall,
@@ -32,9 +31,9 @@ from tasks.foundation.errors import (
     InvalidInput,
     ModelError,
 )
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import hand_on, handed_on, write_answer
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.stages import PREPARE_DATA
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import (

@@ -17,7 +17,7 @@ from prefect.states import Cancelling, Running
 from flows.launching.prefect_api import FlowRuns
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.errors import InvalidInput, StageLost
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
+from tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_prefect_api import run_with_code
 from tests.support.prefect_server import baton, environment_with

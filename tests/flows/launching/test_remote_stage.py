@@ -15,9 +15,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled
 
 from flows.launching.runner import StageStopped
-from tasks.foundation.contracts.error_report import ErrorReport
 from tasks.foundation.contracts.log_entry import Change
-from tasks.foundation.contracts.stage_calls import StageCall
+from tasks.foundation.contracts.stage_calls import ErrorReport, StageCall
 from tasks.foundation.errors import (
     BatonError,
     DamagedCheckpoint,
@@ -29,8 +28,8 @@ from tasks.foundation.errors import (
     StepFailed,
     StorageError,
 )
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.stage_results import write_error
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tests.support.fake_prefect_api import DATASET, Api, LauncherHarness, answers, ends, run_with_code, staged
 from tests.support.fake_run import FakeRun
 from tests.support.ledger_records import record_of

@@ -16,10 +16,9 @@ from prefect.logging import disable_run_logger
 from flows.launching import stage_flows
 from flows.launching.runner import InProcess
 from flows.launching.stage_flows import StageProcess
-from tasks.foundation.accelerator import strategy
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     PrepareDataCall,
     RemoteContext,
@@ -28,11 +27,12 @@ from tasks.foundation.contracts.stage_calls import (
     pack,
 )
 from tasks.foundation.errors import AcceleratorLost, NonFinite
+from tasks.foundation.machine import devices
+from tasks.foundation.machine.hang import HangWatch
+from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.stage_results import find_segment, take_error
 from tasks.foundation.stage import Place
-from tasks.foundation.stops.hang_watch import HangWatch
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
 from tasks.foundation.telemetry.events import Sink
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.stages import TRAIN_SEGMENT
@@ -76,7 +76,7 @@ def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LauncherHarness:
     """A launcher on a fake API, and devices that need no TensorFlow."""
     harness = LauncherHarness(run_with_code(tmp_path))
     acquired = SimpleNamespace(kind="cpu", replicas=2, hosts=1, environment=harness.run.head.environment)
-    monkeypatch.setattr(strategy, "acquire", lambda *_, **_settings: acquired)
+    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
     return harness
 
 
@@ -90,7 +90,7 @@ def test_lost_devices_are_a_lost_accelerator(
     harness: LauncherHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: type[Exception]
 ) -> None:
     acquired = SimpleNamespace(kind=kind, replicas=8, hosts=1, environment=harness.run.head.environment)
-    monkeypatch.setattr(strategy, "acquire", lambda *_, **_settings: acquired)
+    monkeypatch.setattr(devices, "acquire", lambda *_, **_settings: acquired)
 
     def lost(_call: TrainSegmentCall) -> SegmentResult:
         raise tf.errors.UnavailableError(None, None, "Socket closed")

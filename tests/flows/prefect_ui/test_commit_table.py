@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flows.prefect_ui.commit_table import CommitTable
+from flows.prefect_ui.artifacts import CommitTable
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.commits import commit, quarantine, rewind

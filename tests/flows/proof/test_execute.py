@@ -7,7 +7,7 @@ import pytest
 from flows.bare_process import ProcessReport, process_report, read_process_report
 from flows.proof.choose import training_of
 from flows.proof.execute import Execution, FinishedProcess, FreshProcesses, error_of
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import BatonError, NonFinite, SourceError
 from tasks.foundation.telemetry.events import Note, StatefulOperations
 from tests.support.fake_executions import small_run_file

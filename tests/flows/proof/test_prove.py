@@ -9,9 +9,9 @@ from flows.bare_process import ProcessReport
 from flows.proof.execute import FinishedProcess, Laboratory
 from flows.proof.prove import prove
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.error_report import ErrorReport
-from tasks.foundation.contracts.receipts import ProofReceipt
+from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import BatonError, InvalidInput, SourceError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Silent

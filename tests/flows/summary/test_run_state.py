@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.summary.run_state import Pace, pace_of, state_of
+from flows.summary.run_list import Pace, pace_of, state_of
 from tests.support.ledger_records import record_of
 
 

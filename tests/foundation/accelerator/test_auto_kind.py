@@ -5,17 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.foundation.accelerator import auto_kind, gpu, tpu_environment
-from tasks.foundation.accelerator.auto_kind import choose_kind
-from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine import devices, tpu_environment
+from tasks.foundation.machine.devices import acquire, choose_kind
 from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 
 
 def test_auto_chooses_the_cpu_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
-    monkeypatch.setattr(gpu, "_DEVICES", tmp_path)
+    monkeypatch.setattr(devices, "_DEVICES", tmp_path)
     assert choose_kind() == ("cpu", "accelerator: CPU (no TPU or GPU found)")
     (tmp_path / "nvidia0").touch()
     kind, line = choose_kind()
@@ -28,7 +27,7 @@ def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name in ANNOUNCED:
         monkeypatch.setenv(name, "")
     gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
-    monkeypatch.setattr(auto_kind, "gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "gpus", lambda: gpus)
     monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
     assert choose_kind() == ("gpu", "accelerator: 1 GPU, GPU:0 (no TPU found)")
     device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.accelerator.cluster import Cluster, cluster_of, is_chief
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine.cluster import Cluster, cluster_of, is_chief
 
 
 def environment(cluster: Any, kind: Any = "worker", index: Any = 0) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator import gpu
-from tasks.foundation.accelerator.gpu import gpu_strategy, grow_memory, why_no_gpu
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine import devices as gpu
+from tasks.foundation.machine.devices import gpu_strategy, grow_memory, why_no_gpu
 
 
 def have(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

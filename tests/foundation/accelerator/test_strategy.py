@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator import strategy
-from tasks.foundation.accelerator.batches import per_replica_batch_size
-from tasks.foundation.accelerator.environment import thread_counts
-from tasks.foundation.accelerator.strategy import Accelerator, acquire, may_be_lost, thread_override_warning
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from tasks.foundation.machine import devices
+from tasks.foundation.machine.batches import per_replica_batch_size
+from tasks.foundation.machine.devices import Accelerator, acquire, may_be_lost, thread_override_warning
+from tasks.foundation.machine.environment import thread_counts
 from tasks.foundation.user_errors import describe
 from tests.support.lab import Lab, in_fresh_process, spec_of
 from tests.support.stand_in_tpu import ANNOUNCED, StandInSystem, look_like_a_tpu_vm
@@ -106,9 +106,9 @@ def test_threads_set_by_user_code_cause_a_warning() -> None:
 
 
 def test_process_keeps_its_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy, "_acquired", [])
-    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
-    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    monkeypatch.setattr(devices, "_acquired", [])
+    monkeypatch.setattr(devices, "_set_up", lambda *_: None)
+    monkeypatch.setattr(devices, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
     accelerator = acquire(NAMED, None)
     assert (accelerator.kind, accelerator.replicas, accelerator.hosts) == ("tpu", 8, 1)
     assert accelerator.io_device == "/job:localhost"
@@ -116,16 +116,16 @@ def test_process_keeps_its_named_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (AcceleratorSpec(kind="tpu", tpu="your-tpu"), TPU):
         with pytest.raises(AcceleratorError, match=r"this process already uses .*tpu/my-tpu"):
             acquire(other, None)
-    monkeypatch.setattr(strategy, "_acquired", [])
+    monkeypatch.setattr(devices, "_acquired", [])
     assert acquire(TPU, None).io_device is None
 
 
 @pytest.mark.parametrize(("spec", "asked"), [(TPU, 0), (AcceleratorSpec(kind="cpu"), 1)])
 def test_determinism_is_not_enabled_on_tpus(monkeypatch: pytest.MonkeyPatch, spec: AcceleratorSpec, asked: int) -> None:
     calls: list[bool] = []
-    monkeypatch.setattr(strategy, "_acquired", [])
-    monkeypatch.setattr(strategy, "_set_up", lambda *_: None)
-    monkeypatch.setattr(strategy, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
+    monkeypatch.setattr(devices, "_acquired", [])
+    monkeypatch.setattr(devices, "_set_up", lambda *_: None)
+    monkeypatch.setattr(devices, "tpu_strategy", lambda _spec, **_: SimpleNamespace(num_replicas_in_sync=8))
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
     assert acquire(spec, None).environment.deterministic
     assert len(calls) == asked
@@ -134,8 +134,8 @@ def test_determinism_is_not_enabled_on_tpus(monkeypatch: pytest.MonkeyPatch, spe
 def test_lost_tpu_ends_the_work_and_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = Environment(accelerator="tpu", replicas=8, intra_op_threads=1, inter_op_threads=1, versions={})
     accelerator = Accelerator(strategy=None, environment=environment)
-    acquired = strategy._Acquired(("tpu", 1, 1, 1), accelerator)
-    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    acquired = devices._Acquired(("tpu", 1, 1, 1), accelerator)
+    monkeypatch.setattr(devices, "_acquired", [acquired])
     with pytest.raises(AcceleratorLost) as lost, may_be_lost(accelerator):
         raise tf.errors.UnavailableError(None, None, "Socket\nclosed")
     assert "(tpu, 8 replicas) was lost: UnavailableError: Socket closed. Committed checkpoints are kept" in str(
@@ -152,8 +152,8 @@ def test_cpu_is_never_lost() -> None:
 
 
 def test_lost_gpu_needs_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    acquired = strategy._Acquired(("gpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
-    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    acquired = devices._Acquired(("gpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
+    monkeypatch.setattr(devices, "_acquired", [acquired])
     spec = AcceleratorSpec(kind="gpu", intra_op_threads=2, inter_op_threads=3)
     with pytest.raises(AcceleratorLost, match="this process lost its accelerator gpu; run the same command again"):
         acquire(spec, None)
@@ -169,8 +169,8 @@ def test_tpu_that_stays_lost_is_resumable(monkeypatch: pytest.MonkeyPatch, tmp_p
     def fail(_resolver: Any) -> None:
         raise tf.errors.UnavailableError(None, None, "still down")
 
-    acquired = strategy._Acquired(("tpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
-    monkeypatch.setattr(strategy, "_acquired", [acquired])
+    acquired = devices._Acquired(("tpu", 1, 2, 3), acquire(AcceleratorSpec(kind="cpu"), None), lost=True)
+    monkeypatch.setattr(devices, "_acquired", [acquired])
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
     spec = AcceleratorSpec(kind="tpu", intra_op_threads=2, inter_op_threads=3)
     with pytest.raises(

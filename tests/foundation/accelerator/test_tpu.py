@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator import tpu, tpu_environment
-from tasks.foundation.accelerator.tpu import tpu_strategy
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
+from tasks.foundation.machine import tpu, tpu_environment
+from tasks.foundation.machine.tpu import tpu_strategy
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import in_fresh_process
 from tests.support.stand_in_tpu import ANNOUNCED, StandInResolver, StandInSystem, look_like_a_tpu_vm

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.accelerator import tpu_environment
-from tasks.foundation.accelerator.tpu_environment import device_files, looked_at, require_local_tpu
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine import tpu_environment
+from tasks.foundation.machine.tpu_environment import device_files, looked_at, require_local_tpu
 from tests.support.checkout import CHECKOUT
 from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.foundation.accelerator.tpu_types import TPU_TYPES, tpu_type
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine.tpu_environment import TPU_TYPES, tpu_type
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tasks.foundation.checkpoint.bundle import BundleEntry, data_file, index_of, locate, string_tensor
-from tasks.foundation.checkpoint.bundle_table import varint
-from tasks.foundation.state.layout import stored_name, tree_of
-from tasks.foundation.state.object_graph import OBJECT_GRAPH, object_graph_of
+from tasks.foundation.checkpoint.bundle import BundleEntry, data_file, index_of, locate, string_tensor, varint
+from tasks.foundation.state.layout import OBJECT_GRAPH, object_graph_of, stored_name, tree_of
 from tasks.foundation.storage.transfers import checksum_bytes
 
 DTYPES = [

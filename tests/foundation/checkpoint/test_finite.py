@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tasks.foundation.checkpoint import finite
-from tasks.foundation.checkpoint.finite import all_finite
+from tasks.foundation.checkpoint import snapshot
+from tasks.foundation.checkpoint.snapshot import all_finite
 
 DTYPES = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2]
 
@@ -16,7 +16,7 @@ DTYPES = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.floa
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 99, 100, 249])
 def test_one_value_is_enough(monkeypatch: pytest.MonkeyPatch, dtype: Any, value: float, at: int) -> None:
-    monkeypatch.setattr(finite, "_BLOCK", 100)
+    monkeypatch.setattr(snapshot, "_BLOCK", 100)
     array = np.ones(250, dtype)
     array[at] = value
     assert not all_finite(array.reshape(25, 10))

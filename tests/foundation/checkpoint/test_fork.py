@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.fork import fork
-from tasks.foundation.checkpoint.fork_status import Fork, refuse_unfinished_fork
+from tasks.foundation.checkpoint.fork import Fork, fork, refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.log_entry import Change, Commit, Origin, Rewind

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator.tpu import IO_DEVICE
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.save import stage_checkpoint
-from tasks.foundation.state.host_values import HostValues
+from tasks.foundation.machine.tpu import IO_DEVICE
+from tasks.foundation.state.host_state import HostValues
 from tests.support.lab import Lab, built, spec_of
 
 

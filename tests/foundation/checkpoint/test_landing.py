@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.checkpoint.committer import Committer
-from tasks.foundation.checkpoint.landing import land
+from tasks.foundation.checkpoint.committer import Committer, land
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import AcceleratorLost, NonFinite, StaleWriter
 from tasks.foundation.hosts import OneHost

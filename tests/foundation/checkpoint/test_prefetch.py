@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.prefetch import CheckpointPrefetch
-from tasks.foundation.checkpoint.verify import FetchedFile, fetch, read_manifest
+from tasks.foundation.checkpoint.verify import CheckpointPrefetch, FetchedFile, fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
 from tasks.foundation.storage.base import FileStat

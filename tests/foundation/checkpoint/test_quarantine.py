@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Quarantine

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import file_layout as module
-from tasks.foundation.checkpoint.commit import commit_staged
+from tasks.foundation.checkpoint import bundle as module
+from tasks.foundation.checkpoint.committer import commit_staged
 from tasks.foundation.checkpoint.snapshot import take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.log_entry import Head

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tasks.foundation.checkpoint.fork import fork
-from tasks.foundation.checkpoint.fork_status import Fork, refuse_unfinished_fork
+from tasks.foundation.checkpoint.fork import Fork, fork, refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import KeepBestEvaluated, KeepLast, apply_retention
 from tasks.foundation.checkpoint.selection import read_selected
 from tasks.foundation.checkpoint.verify import verify_checkpoint

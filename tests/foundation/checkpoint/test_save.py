@@ -24,7 +24,7 @@ from tasks.foundation.errors import (
     StorageError,
 )
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.digest import digest_of
+from tasks.foundation.state.layout import digest_of
 from tasks.foundation.storage import local
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.local import LocalStorage

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.accelerator.strategy import acquire
-from tasks.foundation.checkpoint import file_layout
+from tasks.foundation.checkpoint import bundle
 from tasks.foundation.checkpoint import snapshot as module
 from tasks.foundation.checkpoint.snapshot import Snapshot, reserve_memory, snapshot_bytes, take_snapshot
 from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.run_spec import AcceleratorSpec
-from tasks.foundation.state.earlier_files import EarlierFiles
+from tasks.foundation.machine.devices import acquire
 from tasks.foundation.state.host_state import HostState
-from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.train_state import EarlierFiles, TrainState
 from tasks.foundation.storage.local import LocalStorage
 
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
@@ -164,7 +163,7 @@ def test_threads_copy_every_byte(state: Any, monkeypatch: pytest.MonkeyPatch, co
 def test_many_files_restore_the_same_state(
     state: Any, staging_home: LocalStorage, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
-    monkeypatch.setattr(file_layout, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(bundle, "SHARD_BYTES", shard_bytes)
     ref = write_snapshot(taken(state), staging_home, base=7, attempt="abc")
     assert len(list(staging_home.files(ref.path))) > 3
     reader = tf.train.load_checkpoint(str(Path(staging_home.uri) / ref.path / "ckpt"))

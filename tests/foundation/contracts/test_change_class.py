@@ -9,9 +9,8 @@ import pytest
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tasks.foundation.contracts.change_class import change_class_of, keys_of, operational
-from tasks.foundation.contracts.identity import accepted_keys
-from tasks.foundation.contracts.identity_keys import IDENTITY, TRANSFORMS
+from tasks.foundation.contracts.base import change_class_of, keys_of, operational
+from tasks.foundation.contracts.identity import IDENTITY, TRANSFORMS, accepted_keys
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
 from tests.support.checkout import CHECKOUT

@@ -26,14 +26,15 @@ from tasks.foundation.contracts.log_entry import (
     Environment,
     Evaluation,
     Head,
+    MetricRow,
     Origin,
     Quarantine,
     Retire,
     Retired,
+    SegmentRequest,
+    SegmentResult,
 )
-from tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec
-from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.train_spec import TrainSpec
+from tasks.foundation.contracts.run_spec import KeepBest, ModelSpec, RunSpec, TrainSpec
 from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
 
 REF = CheckpointRef(

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from tasks.foundation import errors
-from tasks.foundation.contracts.error_report import ErrorReport
+from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import BatonError, BlowUp, InvalidInput, NonFinite, RunLogError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BatonError)]

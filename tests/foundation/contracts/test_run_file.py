@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.foundation.contracts import run_file_errors
+from tasks.foundation.contracts import run_file
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
@@ -336,7 +336,7 @@ def test_thousands_of_unknown_keys_cost_a_sentence_for_those_that_are_shown(
     path = tmp_path / "run.yaml"
     path.write_text(GOOD + "".join(f"unknown{number}: 1\n" for number in range(2000)))
     known: list[object] = []
-    monkeypatch.setattr(run_file_errors, "get_close_matches", lambda *given, **_: known.append(given) or [])
+    monkeypatch.setattr(run_file, "get_close_matches", lambda *given, **_: known.append(given) or [])
     assert refusal(path).splitlines()[-1] == f"{path}: and 1995 more"
     assert len(known) < 1000
 

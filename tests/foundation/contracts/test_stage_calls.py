@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.evaluation_sets import SetRef
+from tasks.foundation.contracts.data_spec import SetRef
+from tasks.foundation.contracts.log_entry import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,

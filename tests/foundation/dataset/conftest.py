@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
-from tasks.foundation.dataset import shared_cache
+from tasks.foundation.dataset import cache
 from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import manifest_path
 from tasks.foundation.storage.base import Storage
@@ -107,12 +107,12 @@ def _first(dataset: Any, elements: int) -> Iterator[Any]:
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty temporary folder; the process creates a new cache in it."""
-    shared_cache.close_shared_cache()
+    cache.close_shared_cache()
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     yield folder
-    shared_cache.close_shared_cache()
+    cache.close_shared_cache()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset import shard_verification, shared_cache
+from tasks.foundation.dataset import cache as shared_cache
+from tasks.foundation.dataset import shard_verification
 from tasks.foundation.dataset.cache import FileRange, ShardCache
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import StorageError

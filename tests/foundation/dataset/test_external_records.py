@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
 from tasks.foundation.dataset import reader
 from tasks.foundation.dataset.content_digest import content_digest
-from tasks.foundation.dataset.held_out import held_out_mask, positions_of_part
-from tasks.foundation.dataset.manifest import manifest_path, read_manifest, zero_batch
-from tasks.foundation.dataset.reading_errors import original_read_errors
-from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part, read_manifest, zero_batch
+from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage

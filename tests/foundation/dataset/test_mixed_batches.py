@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.foundation.contracts.data_spec import Exhausted, MixedSource, Mixture
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
-from tasks.foundation.contracts.mixture import Exhausted, MixedSource, Mixture
 from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
 from tasks.foundation.dataset.manifest import (
     dataset_folder,
     load_manifest,
@@ -17,7 +18,6 @@ from tasks.foundation.dataset.manifest import (
     plain_datasets,
     read_manifest,
 )
-from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tests.foundation.dataset.conftest import FEATURES, Prepared, make_numbered

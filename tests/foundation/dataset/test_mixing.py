@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.mixture import Exhausted, integer_weights
+from tasks.foundation.contracts.data_spec import Exhausted, integer_weights
 from tasks.foundation.dataset.mixing import Mixing, source_seed, window_size
 
 FEW = settings(max_examples=40, derandomize=True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.foundation.dataset import order, reader
-from tasks.foundation.dataset.reading_errors import original_read_errors
-from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.dataset import shared_cache
+from tasks.foundation.dataset import cache
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import InvalidInput, StorageError
 from tests.support.far_storage import PATIENCE, FarStorage, put_shards
@@ -27,14 +27,14 @@ def test_invalid_cache_bytes_are_refused(far: FarStorage, temporary: Path, cache
 
 def test_default_bound_is_half_of_free_space_up_to_eight_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BATON_CACHE_BYTES", raising=False)
-    usage = shared_cache.shutil.disk_usage(tmp_path)
+    usage = cache.shutil.disk_usage(tmp_path)
     for free, bound in ((100, 50), (1 << 40, 8 << 30)):
-        monkeypatch.setattr(shared_cache.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
-        assert shared_cache.bound_bytes(tmp_path) == bound
+        monkeypatch.setattr(cache.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert cache.bound_bytes(tmp_path) == bound
 
 
 def test_missing_temporary_folder_is_reported(far: FarStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared_cache.close_shared_cache()
+    cache.close_shared_cache()
 
     def nowhere() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")

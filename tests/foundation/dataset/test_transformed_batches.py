@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.dataset import reader
-from tasks.foundation.dataset.example_seeds import example_seeds
-from tasks.foundation.dataset.hashing import hashes
-from tasks.foundation.dataset.transformed_batches import Parts, TrainingFunctions
-from tasks.foundation.dataset.validation_reader import validation_dataset, validation_remainder
+from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.order import hashes
+from tasks.foundation.dataset.transformed_batches import Parts, TrainingFunctions, example_seeds
 
 BATCH = 48
 

@@ -10,12 +10,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import gen_random_ops, random_ops
 
-from tasks.foundation.accelerator.strategy import acquire
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.random_operations import require_exact_draws, stateful_operations
-from tasks.foundation.model.step_draws import StepDraws
-from tasks.foundation.model.traced_draws import exact_draws
+from tasks.foundation.machine.devices import acquire
+from tasks.foundation.model.randomness import StepDraws, exact_draws, require_exact_draws, stateful_operations
 
 COUNT = 4000
 

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.segment import MetricRow, WorkerStats
+from tasks.foundation.contracts.log_entry import Commit, MetricRow, WorkerStats
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.columns import with_columns, with_rows
 from tasks.foundation.runlog.log import RunLog

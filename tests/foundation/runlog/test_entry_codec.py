@@ -16,12 +16,12 @@ from tasks.foundation.contracts.log_entry import (
     Entry,
     Finish,
     Head,
+    MetricRow,
     Origin,
     Quarantine,
     Retire,
     Rewind,
 )
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog import page_layout
 from tasks.foundation.runlog.folding import fold

@@ -2,18 +2,8 @@
 
 import pytest
 
-from tasks.foundation.contracts.identity_keys import CALLBACKS
-from tasks.foundation.contracts.log_entry import (
-    Body,
-    Change,
-    Entry,
-    Finish,
-    Finished,
-    Head,
-    Quarantine,
-    Retire,
-    Rewind,
-)
+from tasks.foundation.contracts.identity import CALLBACKS
+from tasks.foundation.contracts.log_entry import Body, Change, Entry, Finish, Finished, Head, Quarantine, Retire, Rewind
 from tasks.foundation.errors import StaleWriter
 from tasks.foundation.runlog.commits import evaluation_due, finish
 from tasks.foundation.runlog.folding import fold

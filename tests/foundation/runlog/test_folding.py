@@ -5,17 +5,7 @@ import math
 import pytest
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef, WholeRead
-from tasks.foundation.contracts.log_entry import (
-    Body,
-    Change,
-    Commit,
-    Finish,
-    Head,
-    Origin,
-    Quarantine,
-    Retire,
-    Rewind,
-)
+from tasks.foundation.contracts.log_entry import Body, Change, Commit, Finish, Head, Origin, Quarantine, Retire, Rewind
 from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.folding import fold

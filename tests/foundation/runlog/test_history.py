@@ -3,8 +3,7 @@
 import pytest
 
 from tasks.foundation.checkpoint.retention import KeepLast, apply_retention
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.log_entry import Commit, MetricRow
 from tasks.foundation.runlog.commits import commit, quarantine
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog

@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
-from tasks.foundation.contracts.callback_record import CALLBACK_RECORD
-from tasks.foundation.contracts.identity import part_in_run_file
-from tasks.foundation.contracts.identity_types import require_types
-from tasks.foundation.contracts.lazy_identity import digest_of
+from tasks.foundation.contracts.identity import CALLBACK_RECORD, digest_of, part_in_run_file, require_types
 from tasks.foundation.runlog.entry_paths import entry_path
 from tests.support.fake_run import FakeRun
 from tests.support.small_logs import edit_entry

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit, Head
-from tasks.foundation.contracts.segment import MetricRow
+from tasks.foundation.contracts.log_entry import Commit, Head, MetricRow
 from tasks.foundation.errors import FileAlreadyThere, RunLogError, StaleWriter, StorageError
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.entry_codec import with_digest

@@ -6,7 +6,7 @@ import pytest
 
 from flows.run import RunHome
 from flows.verification import verify_home
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest
 from tasks.foundation.errors import DamagedCheckpoint, StorageError
 from tasks.foundation.runlog.log import RunLog

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.quarantine import quarantine_damaged_tips
+from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Change, Commit

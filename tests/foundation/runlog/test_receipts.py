@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands.main import main
-from tasks.foundation.contracts.receipts import AuditedStretch, AuditReceipt
+from tasks.foundation.contracts.home_files import AuditedStretch, AuditReceipt
 from tasks.foundation.runlog.receipts import last_audit, store_receipt
 from tests.support.fake_run import FakeRun
 

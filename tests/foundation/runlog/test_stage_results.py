@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.contracts.dataset import DatasetRef
+from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.segment import SegmentRequest, SegmentResult
 from tasks.foundation.errors import StoreRefused
 from tasks.foundation.runlog.stage_results import drop_segment, find_segment, hand_on, take_answer, write_answer
 from tasks.foundation.storage.local import LocalStorage

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.log_entry import Commit
-from tasks.foundation.contracts.segment import WorkerStats
+from tasks.foundation.contracts.log_entry import Commit, WorkerStats
 from tasks.foundation.runlog.history import History
 from tasks.foundation.runlog.worker_stats import workers_of
 

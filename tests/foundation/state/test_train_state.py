@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.foundation.state.digest import digest_of
+from tasks.foundation.state.layout import digest_of
 from tests.support.train_states import changed, nearest_other
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.stops.hang_rule import Hang, HangRule
+from tasks.foundation.machine.hang import Hang, HangRule
 from tasks.foundation.telemetry.events import Committed, Event, Note, Phase, Training, Waiting
 
 COMMITTED = Committed(step=1, path="p", size=1, metrics={})

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.contracts.segment import StopReason
-from tasks.foundation.stops import metadata_server
-from tasks.foundation.stops.metadata_server import metadata_address, upcoming_maintenance, watching_metadata
-from tasks.foundation.stops.stops import Stop, Stops
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
+from tasks.foundation.machine import metadata_server
+from tasks.foundation.machine.metadata_server import metadata_address, upcoming_maintenance, watching_metadata
+from tasks.foundation.machine.stops import Stop, Stops
+from tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import wait_for
 

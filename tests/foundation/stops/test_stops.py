@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.contracts.segment import StopReason
-from tasks.foundation.stops.stops import Stop, Stops
+from tasks.foundation.machine.stops import Stop, Stops
 from tasks.foundation.storage.deadline import Deadline
 from tasks.foundation.telemetry.events import Event
 from tests.support.clock import FakeClock

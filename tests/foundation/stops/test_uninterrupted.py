@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.stops.stops import Stop, Stops
-from tasks.foundation.stops.uninterrupted import run_uninterrupted
+from tasks.foundation.machine.stops import Stop, Stops
+from tasks.foundation.machine.threads import run_uninterrupted
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.training_process import process, wait_for

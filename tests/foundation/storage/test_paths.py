@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.contracts.init_spec import WeightsSource
+from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import PathRefused
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage

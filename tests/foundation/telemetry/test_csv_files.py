@@ -5,10 +5,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tasks.foundation.contracts.callback_record import CALLBACK_RECORD, CallbackRecord, CsvFile, recorded_callbacks
-from tasks.foundation.contracts.log_entry import Origin, Rewind
+from tasks.foundation.contracts.identity import CALLBACK_RECORD, CallbackRecord, CsvFile, recorded_callbacks
+from tasks.foundation.contracts.log_entry import MetricRow, Origin, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.telemetry.csv_files import write_csv_files
 from tests.support.fake_run import FakeRun
 

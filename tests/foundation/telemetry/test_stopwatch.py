@@ -1,7 +1,7 @@
 """The stopwatch of a stage."""
 
 from tasks.foundation.telemetry.events import Phase
-from tasks.foundation.telemetry.stopwatch import Stopwatch
+from tasks.foundation.telemetry.ledger import Stopwatch
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder
 

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tasks.foundation.contracts.log_entry import Entry
+from tasks.foundation.contracts.log_entry import Entry, MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import BlowUp, StorageError
 from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.history import history_of

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tasks.foundation.telemetry.terminal import columns_of, has_colors, painted, painted_label, style_of
+from tasks.foundation.telemetry.formatting import columns_of, has_colors, painted, painted_label, style_of
 from tests.support.terminal import COLOR_VARIABLES, terminal
 
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
+from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.segment import MetricRow
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.history import commit_of, history_of

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.init_spec import InitSpec
+from tasks.foundation.contracts.run_spec import InitSpec
 from tasks.init_or_restore.weights.loading import load_weights
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import Lab, built, lab_of, spec_of

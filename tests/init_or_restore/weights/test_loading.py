@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.init_spec import InitSpec
 from tasks.foundation.contracts.log_entry import Commit
+from tasks.foundation.contracts.run_spec import InitSpec
 from tasks.foundation.errors import WeightsError
 from tasks.foundation.storage.opening import open_storage
 from tasks.init_or_restore.weights.loading import load_weights

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.contracts.init_spec import InitSpec, WeightsSource
+from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
 from tasks.foundation.errors import InvalidInput, WeightsError
 from tasks.init_or_restore.weights.loading import load_weights
 from tasks.init_or_restore.weights.location import locate_weights

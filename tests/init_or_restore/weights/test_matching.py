@@ -5,11 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.init_spec import WeightsSource
+from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import WeightsError
-from tasks.foundation.model.patterns import matches_path
-from tasks.init_or_restore.weights.matching import Matching, TargetVariable, match, renamed
-from tasks.init_or_restore.weights.source_variables import SourceVariable, with_unique_names
+from tasks.foundation.model.variables import matches_path
+from tasks.init_or_restore.weights.matching import (
+    Matching,
+    SourceVariable,
+    TargetVariable,
+    match,
+    renamed,
+    with_unique_names,
+)
 
 NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join)
 SHAPES = st.sampled_from([(2,), (3,)])

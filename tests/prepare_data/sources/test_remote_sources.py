@@ -12,9 +12,8 @@ from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import InvalidInput, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.transfers import checksum_bytes
-from tasks.prepare_data.sources.files import find_files
-from tasks.prepare_data.sources.read_ahead import map_ahead
-from tasks.prepare_data.sources.source_file import SourceFile
+from tasks.prepare_data.sources.files import SourceFile, find_files
+from tasks.prepare_data.sources.verified_reads import map_ahead
 
 FILES = {
     "parts/1.csv": "a,y\n1,0\n2,1\n",
@@ -261,7 +260,7 @@ def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
     from tasks.foundation.dataset import reader
-    from tasks.foundation.dataset.validation_reader import validation_dataset
+    from tasks.foundation.dataset.evaluation_sets import validation_dataset
 
     for part in range(3):
         with tf.io.TFRecordWriter(str(workshop.code / "made")) as writer:

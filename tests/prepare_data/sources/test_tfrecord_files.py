@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.dataset.reading_errors import original_read_errors
+from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import DamagedDataset, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data.sources.tfrecord_framing import read_records
-from tasks.prepare_data.train_validation_split import split
+from tasks.prepare_data.sources.tfrecord_files import read_records
+from tasks.prepare_data.split import split
 from tests.support.tfrecords import PLAIN, file_of, png, record
 
 
 def read(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
     """Return all examples of one training epoch, and of validation, as the reader gives them."""
     from tasks.foundation.dataset import reader
-    from tasks.foundation.dataset.validation_reader import validation_dataset
+    from tasks.foundation.dataset.evaluation_sets import validation_dataset
 
     settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}
     with original_read_errors():
@@ -145,7 +145,7 @@ def test_preparing_twice_reads_nothing_and_writes_nothing(
     files(10, 5)
     first = workshop.prepare("tfrecord", PLAIN)
     before = workshop.files()
-    monkeypatch.setattr("tasks.prepare_data.sources.source_file.SourceFile.reading", None)
+    monkeypatch.setattr("tasks.prepare_data.sources.files.SourceFile.reading", None)
     assert workshop.prepare("tfrecord", PLAIN) == first.model_copy(update={"already_prepared": True})
     assert workshop.files() == before
 

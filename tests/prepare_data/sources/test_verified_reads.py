@@ -14,7 +14,7 @@ from tasks.foundation.errors import DamagedInTransit, SourceError, StorageError
 from tasks.foundation.storage.gcs.retrying import RetryPolicy
 from tasks.foundation.storage.gcs.storage import CloudStorage
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources import source_file, verified_reads
+from tasks.prepare_data.sources import files, verified_reads
 from tasks.prepare_data.sources.files import find_files
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
@@ -27,7 +27,7 @@ REQUEST_BYTES = 64
 def _small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_reads, "_REQUEST_BYTES", REQUEST_BYTES)
     monkeypatch.setattr(verified_reads, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(source_file, "_BLOCK_BYTES", REQUEST_BYTES)
+    monkeypatch.setattr(files, "_BLOCK_BYTES", REQUEST_BYTES)
     monkeypatch.setenv("BATON_STORAGE_PATIENCE_SECONDS", "20")
 
 

@@ -1,0 +1,460 @@
+"""What the report's charts show: curves by step, the borders of segments, and events on them.
+
+Draws charts as SVG: for the report's pages, and as pictures that stand alone on Prefect's pages.
+
+Both have the same marks and the same style. Where scripts run, `curves.js` draws the charts of a page anew, to be
+looked into: the same points with the same classes, on scales that follow what the reader looks at.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from html import escape
+from typing import Any, Final, Literal, Self
+
+from tasks.foundation.contracts.log_entry import Change, Entry, Origin, Rewind
+from tasks.foundation.contracts.schedule import recorded_epoch
+from tasks.foundation.runlog.accounting import Account
+from tasks.foundation.runlog.history import History, commit_of
+from tasks.foundation.telemetry.formatting import epoch_words, number_words
+
+_LOGARITHMIC_FROM_RATIO = 50
+_MAX_BORDERS = 120  # more lines would cover the curves
+_MAX_EVENTS = 200
+_MAX_POINTS = 2000  # more than a screen has columns
+
+Points = Sequence[tuple[int, float]]
+EventKind = Literal["kill", "rewind", "change", "fork"]
+# What the lines of events mean.
+EVENT_WORDS: Final[dict[EventKind, str]] = {
+    "kill": "killed or crashed",
+    "rewind": "rewind",
+    "change": "accepted change",
+    "fork": "fork",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Values by step.
+
+    Attributes:
+        label: such as `training`.
+        kind: evaluations are dots, the others lines.
+        points: step and value, by step; a value that is not finite interrupts the line.
+        group: such as `run0`: curves of one run have one color where several runs are compared.
+    """
+
+    label: str
+    kind: Literal["training", "validation", "quiet"]
+    points: Points
+    group: str = ""
+
+    @property
+    def color(self) -> str:
+        """CSS class of its color."""
+        return self.group or self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Curves over the same steps.
+
+    Attributes:
+        caption: the name of the metric.
+        curves: at least one.
+        logarithmic: whether the values are shown so at first.
+        from_zero: whether the values begin at 0.
+    """
+
+    caption: str
+    curves: tuple[Curve, ...]
+    logarithmic: bool = False
+    from_zero: bool = False
+
+    @property
+    def finite(self) -> list[float]:
+        """All values that can be drawn."""
+        return [value for curve in self.curves for _, value in curve.points if math.isfinite(value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The curves of one metric of one run.
+
+    Attributes:
+        run: its name; empty where only one run is shown.
+        training: values of the training.
+        validation: values of the evaluations.
+    """
+
+    run: str = ""
+    training: Points
+    validation: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the run at a step."""
+
+    kind: EventKind
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """All charts of a run.
+
+    Attributes:
+        charts: in their order on the page.
+        borders: steps at which segments end.
+        events: by step.
+        epochs_per_step: None if the log does not know the length of an epoch.
+        segments: of each commit its first and last step, and the seconds since the run began at these.
+    """
+
+    charts: tuple[Chart, ...]
+    borders: tuple[int, ...]
+    events: tuple[Event, ...]
+    epochs_per_step: float | None
+    segments: tuple[tuple[int, int, float, float], ...]
+
+    def thinned(self, most: int = _MAX_POINTS) -> Self:
+        """The same charts with at most `most` points a curve, which look the same."""
+
+        def thin(chart: Chart) -> Chart:
+            return replace(
+                chart, curves=tuple(replace(curve, points=thinned(curve.points, most)) for curve in chart.curves)
+            )
+
+        return replace(self, charts=tuple(map(thin, self.charts)))
+
+    def facts(self) -> dict[str, Any]:
+        """What the page's script draws from; numbers that are not finite are None."""
+        return {
+            "charts": [
+                {
+                    "caption": chart.caption,
+                    "log": chart.logarithmic,
+                    "zero": chart.from_zero,
+                    "curves": [
+                        {
+                            "label": curve.label,
+                            "kind": curve.kind,
+                            "color": curve.color,
+                            "steps": [step for step, _ in curve.points],
+                            "values": [value if math.isfinite(value) else None for _, value in curve.points],
+                        }
+                        for curve in chart.curves
+                    ],
+                }
+                for chart in self.charts
+            ],
+            "borders": self.borders,
+            "events": [{"kind": event.kind, "step": event.step, "text": event.text} for event in self.events],
+            "epochsPerStep": self.epochs_per_step,
+            "segments": self.segments,
+        }
+
+
+def curves_of(history: History, entries: Sequence[Entry], account: Account | None) -> Curves:
+    """Collect the curves of a run: loss, the other metrics, speed. No charts if nothing was trained.
+
+    Args:
+        history: the curves in the log.
+        entries: the log, oldest first.
+        account: the attempts; None if they are not recorded.
+    """
+    length = None if history.head is None else recorded_epoch(history.head.identity)
+    borders = tuple(commit_of(entry).checkpoint.step for entry in history.commits)
+    return Curves(
+        charts=(*_metrics(history), *_learning_rate(history), *_speed(history)) if history.segments else (),
+        borders=borders if len(borders) <= _MAX_BORDERS else (),
+        events=tuple(sorted(_events(entries, account), key=lambda event: event.step))[-_MAX_EVENTS:],
+        epochs_per_step=None if length is None else length.after(1),
+        segments=tuple(_segments(history)),
+    )
+
+
+def _metrics(history: History) -> Iterator[Chart]:
+    names = dict.fromkeys(
+        [
+            *(name for row in history.rows for name in row.metrics),
+            *(name for evaluation in history.evaluations for name in evaluation.metrics),
+        ]
+    )
+    for name in sorted(names, key=lambda name: name != "loss"):  # the sort is stable: other metrics keep their order
+        line = Line(
+            training=[(row.step, row.metrics[name]) for row in history.rows if name in row.metrics],
+            validation=[
+                (each.checkpoint.step, each.metrics[name]) for each in history.evaluations if name in each.metrics
+            ],
+        )
+        yield metric_chart(name, [line])
+
+
+def metric_chart(name: str, lines: Sequence[Line]) -> Chart:
+    """The chart of a metric; a loss whose values are far apart is logarithmic at first."""
+    curves: list[Curve] = []
+    for place, line in enumerate(lines):
+        group = f"run{place}" if line.run else ""
+        if line.training:
+            curves.append(Curve(label=line.run or "training", kind="training", points=line.training, group=group))
+        if line.validation:
+            label = f"{line.run}, validation" if line.run else "validation"
+            curves.append(Curve(label=label, kind="validation", points=line.validation, group=group))
+    chart = Chart(caption=name, curves=tuple(curves))
+    finite = chart.finite
+    positive = bool(finite) and min(finite) > 0
+    wide = positive and name.endswith("loss") and max(finite) / min(finite) > _LOGARITHMIC_FROM_RATIO
+    return replace(chart, logarithmic=wide)
+
+
+def _learning_rate(history: History) -> Iterator[Chart]:
+    points = [(row.step, row.learning_rate) for row in history.rows if row.learning_rate is not None]
+    if len({rate for _, rate in points}) > 1:  # a constant is no curve
+        yield Chart(caption="learning rate", curves=(Curve(label="learning rate", kind="training", points=points),))
+
+
+def _speed(history: History) -> Iterator[Chart]:
+    """Examples per second of each segment: over its whole time, and over its training time only."""
+    overall: list[tuple[int, float]] = []
+    training: list[tuple[int, float]] = []
+    start = 0
+    for commit in map(commit_of, history.commits):
+        end = commit.checkpoint.step
+        for points, seconds in ((overall, sum(commit.seconds.values())), (training, commit.seconds.get("train", 0.0))):
+            if commit.examples and seconds > 0:
+                rate = commit.examples / seconds
+                points += [(start, rate), (end, rate), (end, math.nan)]
+        start = end
+    if overall:
+        yield Chart(
+            caption="examples per second, by segment; grey: while training",
+            curves=(
+                Curve(label="while training", kind="quiet", points=training),
+                Curve(label="over the whole segment", kind="training", points=overall),
+            ),
+            from_zero=True,
+        )
+
+
+def _segments(history: History) -> Iterator[tuple[int, int, float, float]]:
+    """A commit's seconds end at its time. The time between two commits without a process shows as a gap."""
+    began: float | None = None
+    start = 0
+    for entry in history.commits:
+        commit = commit_of(entry)
+        end, seconds = _timestamp(entry), sum(commit.seconds.values())
+        if began is None:
+            began = end - seconds
+        yield start, commit.checkpoint.step, round(end - seconds - began, 3), round(end - began, 3)
+        start = commit.checkpoint.step
+
+
+def _timestamp(entry: Entry) -> float:
+    try:
+        return datetime.fromisoformat(entry.time).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _events(entries: Sequence[Entry], account: Account | None) -> Iterator[Event]:
+    for entry in entries:
+        step = 0 if entry.head.tip is None else entry.head.tip.step
+        match entry.body:
+            case Origin(forked_from=lineage) if lineage is not None:
+                yield Event("fork", lineage.step, f"forked from step {lineage.step:,} of {lineage.home}")
+            case Rewind() as rewind:
+                yield Event("rewind", rewind.to.step, f"rewound from step {rewind.blown_up_at:,}: {rewind.reason}")
+            case Change(accepted=accepted) if accepted:
+                yield Event("change", step, f"accepted {', '.join(accepted)}")
+    for attempt in () if account is None else account.attempts:
+        if attempt.silent:
+            record = attempt.record
+            yield Event("kill", max(record.step, record.from_step), f"killed or crashed in {record.doing}")
+
+
+def thinned(points: Points, most: int) -> Points:
+    """The lowest and the highest point of each of `most` / 2 parts, and the last point: the picture stays the same.
+
+    Args:
+        points: step and value, in the order of the steps; returned as they are if they are few.
+        most: an even number of points, at least 2.
+    """
+    if len(points) <= most:
+        return points
+    parts = most // 2
+    kept: list[tuple[int, float]] = []
+    for part in range(parts):
+        begin, end = part * len(points) // parts, (part + 1) * len(points) // parts
+        known = [index for index in range(begin, end) if not math.isnan(points[index][1])] or [begin]
+        ends = {min(known, key=lambda index: points[index][1]), max(known, key=lambda index: points[index][1])}
+        kept += [points[index] for index in sorted(ends)]
+    return kept if kept[-1][0] == points[-1][0] else [*kept, points[-1]]
+
+
+_WIDTH, _HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 10, 32
+_HEADER = 48  # of a picture: its caption and what its marks mean
+_TICKS = 5
+_MAX_DOTS = 40
+_MAX_PICTURE_POINTS = 400  # a line has a lowest and a highest point for each three columns of a picture
+
+# CSS of charts and of their keys. One class of an element is its color, another its form, such as `line` or `dots`.
+STYLE: Final = """\
+:root { color-scheme: light dark; --card: #fff; --ink: #1f2933; --soft: #5b6671; --grid: #e9edf1; }
+.training, .run0 { --color: #2f6690; } .validation, .run1 { --color: #c4532f; } .fork, .run2 { --color: #1a7f37; }
+.rewind, .run3 { --color: #8250df; } .change, .run4 { --color: #7a5b00; } .run5 { --color: #bf3989; }
+.run6 { --color: #0a7ea4; } .run7 { --color: #57606a; } .quiet { --color: #8894a0; } .kill { --color: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --card: #1a2128; --ink: #e6ebf0; --soft: #a3afbb; --grid: #27303a; }
+  .training, .run0 { --color: #76b5e8; } .validation, .run1 { --color: #f0936f; } .fork, .run2 { --color: #5fd080; }
+  .rewind, .run3 { --color: #c4a1ff; } .change, .run4 { --color: #e0b84c; } .run5 { --color: #f29ad0; }
+  .run6 { --color: #5cc8e8; } .run7 { --color: #a9b4bf; } .quiet { --color: #7d8a97; } .kill { --color: #ff8a80; }
+}
+svg { font: 11px system-ui, Helvetica, Arial, sans-serif; fill: var(--soft); }
+svg path { fill: none; stroke: var(--color); stroke-width: 1.6; stroke-linejoin: round; }
+svg .grid { stroke: var(--grid); stroke-width: 1; } svg .border { stroke-width: 1; stroke-dasharray: 1 3; }
+svg .event { stroke-dasharray: 5 3; } svg .dots { stroke-width: 6; stroke-linecap: round; }
+.end { text-anchor: end; } .middle { text-anchor: middle; }
+svg .card { fill: var(--card); } svg .word { fill: var(--color); }
+svg .caption { font-size: 14px; font-weight: 600; fill: var(--ink); }
+"""
+
+
+def svg_of(chart: Chart, curves: Curves) -> str:
+    """The chart as an `<svg>` element of a page that has `STYLE`, in a size that the page scales.
+
+    Args:
+        chart: one of the run's.
+        curves: all of them, with borders and events.
+    """
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(_summary(chart))}">'
+    return f"{head}{''.join(_marks(chart, curves))}</svg>"
+
+
+def pictures_of(curves: Curves) -> Iterator[tuple[str, str]]:
+    """Each chart as an SVG file with its caption; the same curves give the same files.
+
+    It follows the color scheme of the page that shows it, and has a background, so that it can be read on any.
+    """
+    events = tuple(replace(event, text="") for event in curves.events)  # nobody points at what a picture shows
+    curves = replace(curves.thinned(_MAX_PICTURE_POINTS), events=events)
+    box = f'width="{_WIDTH}" height="{_HEADER + _HEIGHT}"'
+    for chart in curves.charts:
+        words = [(curve.color, ("• " if curve.kind == "validation" else "— ") + curve.label) for curve in chart.curves]
+        happened = {event.kind for event in curves.events}
+        words += [(kind, f"┆ {said}") for kind, said in EVENT_WORDS.items() if kind in happened]
+        parts = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {box} viewBox="0 {-_HEADER} {_WIDTH} {_HEADER + _HEIGHT}">',
+            f'<style>{STYLE}</style><rect class="card" y="{-_HEADER}" {box}/>',
+            f'<text class="caption" x="14" y="-27">{escape(chart.caption)}</text><text x="4" y="-8">',
+            *(f'<tspan class="word {color}" dx="10">{escape(said)}</tspan>' for color, said in words),
+            "</text>",
+            *_marks(chart, curves),
+            "</svg>",
+        )
+        yield chart.caption, "".join(parts)
+
+
+def _marks(chart: Chart, curves: Curves) -> Iterator[str]:
+    """What a chart shows, below its caption."""
+    last = max((step for curve in chart.curves for step, _ in curve.points), default=1)
+    scale = _Scale(chart, last)
+    yield from _grid(scale, curves.epochs_per_step)
+    yield from (f'<path class="border quiet" d="{scale.upright(step)}"/>' for step in curves.borders)
+    for event in curves.events:
+        if event.step <= last:
+            line = f'<path class="event {event.kind}" d="{scale.upright(event.step)}">'
+            yield f"{line}<title>{escape(event.text)}</title></path>"
+    for curve in chart.curves:
+        yield from _curve(curve, scale, dots=not chart.from_zero)
+
+
+class _Scale:
+    """Maps steps and values to the picture."""
+
+    def __init__(self, chart: Chart, last: int) -> None:
+        finite = chart.finite
+        self.logarithmic = chart.logarithmic
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+        self.low, self.high = self._map(min(low, 0.0) if chart.from_zero else low), self._map(high)
+        if self.high <= self.low:
+            self.low, self.high = self.low - 0.5, self.high + 0.5
+        self.last = max(last, 1)
+
+    def _map(self, value: float) -> float:
+        return math.log10(value) if self.logarithmic else value
+
+    def x(self, step: float) -> float:
+        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * step / self.last, 1)
+
+    def y(self, value: float) -> float:
+        share = (self._map(value) - self.low) / (self.high - self.low)
+        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share, 1)
+
+    def upright(self, step: float) -> str:
+        """The path of a line from the top to the bottom."""
+        return f"M{self.x(step)} {_TOP}V{_HEIGHT - _BOTTOM}"
+
+    def values(self) -> Sequence[float]:
+        """Values with a line of the grid."""
+        if self.logarithmic and self.high - self.low > 1:
+            return [10.0**power for power in range(math.ceil(self.low), math.floor(self.high) + 1)]
+        low, high = (10**self.low, 10**self.high) if self.logarithmic else (self.low, self.high)
+        return ticks(low, high)
+
+
+def ticks(low: float, high: float, count: int = _TICKS) -> list[float]:
+    """About `count` round numbers from `low` to `high`.
+
+    The steps between them are 1, 2 or 5 times a power of ten (Heckbert, Graphics Gems, 1990).
+    """
+    rough = (high - low) / count
+    if not rough > 0 or not math.isfinite(rough):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _grid(scale: _Scale, epochs_per_step: float | None) -> Iterator[str]:
+    for value in scale.values():
+        y, words = scale.y(value), number_words(value)
+        words = f"{value:,.0f}" if words.isdigit() else words
+        yield f'<path class="grid" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>'
+        yield f'<text class="end" x="{_LEFT - 6}" y="{y + 4}">{words}</text>'
+    for step in ticks(0, scale.last):
+        yield f'<text class="middle" x="{scale.x(step)}" y="{_HEIGHT - 18}">{step:,.0f}</text>'
+    epochs = "" if epochs_per_step is None else f", to {epoch_words(scale.last * epochs_per_step)}"
+    yield f'<text class="end" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}">step{epochs}</text>'
+
+
+def _curve(curve: Curve, scale: _Scale, *, dots: bool) -> Iterator[str]:
+    line, points, joined = [], [], False
+    for step, value in curve.points:
+        drawable = math.isfinite(value) and (value > 0 or not scale.logarithmic)
+        if drawable:
+            at = f"{scale.x(step)} {scale.y(value)}"
+            line.append(f"{'L' if joined else 'M'}{at}")
+            points.append(f"M{at}h0")
+        joined = drawable
+    if curve.kind != "validation":
+        yield f'<path class="line {curve.color}" d="{"".join(line)}"/>'
+    if curve.kind == "validation" or (dots and len(curve.points) <= _MAX_DOTS):
+        yield f'<path class="dots {curve.color}" d="{"".join(points)}"/>'
+
+
+def _summary(chart: Chart) -> str:
+    """The chart in words, for who does not see it."""
+    said = []
+    for curve in chart.curves:
+        known = [(step, value) for step, value in curve.points if math.isfinite(value)]
+        if known:
+            (first, began), (last, ended) = known[0], known[-1]
+            said.append(f"{curve.label}: {number_words(began)} at step {first}, {number_words(ended)} at step {last}")
+    return f"{chart.caption}. {'; '.join(said) or 'no finite value'}"

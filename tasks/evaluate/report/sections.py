@@ -1,0 +1,632 @@
+"""Sections and tables of the report's page, as plain text; the template turns them into HTML.
+
+The start of a run and its changes: sections of the report's page.
+
+Proofs and audits of a run: a section of the report's page.
+
+Checkpoints and evaluations: sections of the report's page.
+
+What accepted changes did to the run file and the user's code: a section of the report's page.
+
+The newest confusion matrix: a section of the report's page.
+
+The model, the run file and the user's code, as the home has them: sections of the report's page.
+
+Where the time went, the attempts and the workers: sections of the report's page.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import yaml
+from pydantic_core import from_json
+
+from tasks.foundation.contracts.home_files import (
+    CONFUSION,
+    SAVED_CODE,
+    ConfusionMatrix,
+    ModelSummary,
+    SavedCode,
+    confusion_path,
+    is_saved_code,
+)
+from tasks.foundation.contracts.identity import differences
+from tasks.foundation.contracts.log_entry import (
+    Change,
+    Commit,
+    Entry,
+    Environment,
+    Evaluation,
+    EvaluationOnTest,
+    Head,
+    Origin,
+    Quarantine,
+    Rewind,
+)
+from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
+from tasks.foundation.masking import masked_values
+from tasks.foundation.messages import counted
+from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
+from tasks.foundation.runlog.history import History, commit_of
+from tasks.foundation.runlog.receipts import audit_words, last_audit
+from tasks.foundation.runlog.worker_stats import Worker
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.formatting import duration_words, metric_words, number_words, short_path, size_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A coloured word, such as `tip`; `reason` shows on hovering."""
+
+    word: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: its first line.
+        kind: CSS class; numbers are aligned to the right.
+        strong: whether the text is bold.
+        full_text: shown on hovering, if `text` is only a part of it.
+        more_lines: the lines below the first one.
+        marks: coloured words before the text.
+        sort: what the column is sorted by, if not by the text.
+        share: length of a bar after the text, from 0 to 1; None: no bar.
+        bar: CSS class of the bar's color.
+    """
+
+    text: str = ""
+    kind: Literal["", "number", "wrap", "wrap code"] = ""
+    strong: bool = False
+    full_text: str = ""
+    more_lines: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    sort: float | None = None
+    share: float | None = None
+    bar: Literal["training", "kill", "quiet"] = "quiet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows below optional headings; `numbers` are the columns whose headings are aligned to the right."""
+
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with a table, a note below it, and texts of files, which are folded.
+
+    Attributes:
+        heading: of the section.
+        table: None: no table.
+        note: below the table.
+        texts: names and contents of files.
+    """
+
+    heading: str
+    table: Table | None = None
+    note: str = ""
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+def number(text: str, sort: float | None = None) -> Cell:
+    """A cell aligned to the right; `sort` is its number, if the text has a unit."""
+    return Cell(text, "number", sort=sort)
+
+
+def time_words(time: str) -> str:
+    """`2026-01-31 12:00:00`, from ISO 8601 in UTC."""
+    return time[:19].replace("T", " ")
+
+
+def cut(text: str, characters: int) -> str:
+    """The first `characters` of a text, and an ellipsis if there are more."""
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
+_ENTRIES_SHOWN = 200
+_DIFFERENCES_SHOWN = 100
+
+
+def origin_lines(entries: Sequence[Entry], history: History) -> Iterator[str]:
+    """Sentences about the run that this one was forked from and about its initial weights."""
+    origin = entries[0].body
+    if isinstance(origin, Origin) and origin.forked_from is not None:
+        for number, parent in enumerate(origin.forked_from.generations):
+            yield f"{'which was ' if number else ''}forked from step {parent.step:,} of {parent.home} ({parent.path})"
+    weights = commit_of(history.commits[0]).initialized_from if history.commits else None
+    for source in () if weights is None else weights.sources:
+        yield f"began with {len(source.loaded):,} variables from {source.place}"
+
+
+def changes_section(entries: Sequence[Entry]) -> Iterator[Section]:
+    """Accepted changes, changes of the environment and rewinds; no section if there are none."""
+    rows = []
+    for before, entry in pairwise(entries):
+        lines = _lines(entry, before.head)
+        if lines:
+            step = 0 if entry.head.tip is None else entry.head.tip.step
+            rows.append(
+                [
+                    number(f"{entry.number:,}"),
+                    Cell(time_words(entry.time)),
+                    number(f"{step:,}"),
+                    Cell(lines[0], "wrap", more_lines=tuple(lines[1:])),
+                ]
+            )
+    if not rows:
+        return
+    headings = ("entry", "time, UTC", "from step", "what changed")
+    hidden = len(rows) - _ENTRIES_SHOWN
+    yield Section(
+        heading="Changes",
+        table=Table(headings=headings, rows=rows[-_ENTRIES_SHOWN:], numbers=frozenset({0, 2})),
+        note=f"{hidden:,} earlier changes are not shown." if hidden > 0 else "",
+    )
+
+
+def _lines(entry: Entry, before: Head) -> list[str]:
+    match entry.body:
+        case Change() as change:
+            lines = []
+            if change.identity is not None:
+                found = differences(before.identity, change.identity)
+                lines.append(f"accepted {', '.join(change.accepted)}:")
+                lines += [str(difference) for difference in found[:_DIFFERENCES_SHOWN]]
+                if len(found) > _DIFFERENCES_SHOWN:
+                    lines.append(f"and {len(found) - _DIFFERENCES_SHOWN:,} more")
+            if change.environment != before.environment:
+                lines.append(f"environment: {_environment_words(before.environment, change.environment)}")
+            return lines
+        case Rewind() as rewind:
+            return [
+                f"rewound to step {rewind.to.step:,}, skipping {rewind.skip_batches:,} global batches: {rewind.reason}"
+            ]
+    return []
+
+
+def _environment_words(before: Environment, after: Environment) -> str:
+    names = {
+        "intra_op_threads": "threads within an operation",
+        "inter_op_threads": "operations at a time",
+        "deterministic": "deterministic operations only",
+    }
+    return "; ".join(f"{names.get(key, key)}: {old} -> {new}" for key, (old, new) in before.changes_to(after).items())
+
+
+_SHOWN = 20
+_TEXT_CHARACTERS = 100
+# Folder of the receipts -> what made them.
+_RECEIPTS = {"proofs": "prove", "audits": "audit"}
+
+
+def check_sections(home: Storage) -> Iterator[Section]:
+    """The newest receipts of `baton prove` and `baton audit`; no section if there are none."""
+    rows = []
+    for folder, verb in _RECEIPTS.items():
+        paths = sorted((path for path in home.files(folder) if path.endswith(".json")), reverse=True)
+        rows += [_row(home, path, verb) for path in paths[:_SHOWN]]
+    if rows:
+        audit = last_audit(home)
+        found = "" if audit is None else f"last audit: {audit_words(audit)}. "
+        headings = ("time, UTC", "command", "verdict", "steps", "receipt")
+        yield Section(
+            heading="Proofs and audits",
+            table=Table(headings=headings, rows=rows, numbers=frozenset({3})),
+            note=f"{found}A proof trains a few steps straight, and again cut and killed; an audit executes committed "
+            "steps again. Both compare every bit.",
+        )
+
+
+def _row(home: Storage, path: str, verb: str) -> list[Cell]:
+    receipt = _read(home, path)
+    verdict = str(receipt.get("verdict", "cannot be read"))
+    try:
+        steps = (
+            sum(each["end"] - each["start"] for each in receipt["stretches"]) if verb == "audit" else receipt["steps"]
+        )
+    except (KeyError, TypeError):
+        steps = None
+    return [
+        Cell(time_words(str(receipt.get("time", "")))),
+        Cell(f"baton {verb}"),
+        Cell(marks=(Mark(word=cut(verdict, _TEXT_CHARACTERS)),)),
+        number(f"{steps:,}" if isinstance(steps, int) else ""),
+        Cell(path, "wrap code"),
+    ]
+
+
+def _read(home: Storage, path: str) -> Mapping[str, Any]:
+    """The receipt; empty if it cannot be read: it is informational."""
+    try:
+        found = from_json(home.read(path))
+    except (FileMissing, FileTooLarge, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+_DIGEST_CHARACTERS = 12
+_HEADINGS = (
+    "step",
+    "state",
+    "training metrics",
+    "size",
+    "state digest",
+    "ended by",
+    "committed, UTC",
+    "read whole, UTC",
+    "folder",
+)
+
+
+def checkpoints_section(entries: Sequence[Entry], head: Head) -> Section:
+    """Every committed checkpoint, with its state today."""
+    reasons = {entry.body.path: entry.body.reason for entry in entries if isinstance(entry.body, Quarantine)}
+    reads = {read.path: read.time for entry in entries for read in getattr(entry.body, "read_whole", ())}
+    rows = [
+        _checkpoint_row(entry.body, entry.time, reads, _marks(entry.body.checkpoint.path, head, reasons))
+        for entry in entries
+        if isinstance(entry.body, Commit)
+    ]
+    if not rows:
+        return Section(heading="Checkpoints", note="No checkpoint is committed yet.")
+    return Section(heading="Checkpoints", table=Table(headings=_HEADINGS, rows=rows, numbers=frozenset({0, 3})))
+
+
+def evaluations_section(history: History) -> Iterator[Section]:
+    """Every evaluation with its metrics, a section for each set; none for a set without evaluations."""
+    yield from _section_of("Evaluations on the validation set", history.evaluations)
+    yield from _section_of("Evaluations on the test set", history.tests)
+
+
+def _section_of(heading: str, evaluations: Sequence[Evaluation | EvaluationOnTest]) -> Iterator[Section]:
+    if not evaluations:
+        return
+    names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
+    rows = [
+        [
+            number(f"{evaluation.checkpoint.step:,}"),
+            *(number(number_words(evaluation.metrics[name]) if name in evaluation.metrics else "") for name in names),
+            number(f"{evaluation.examples:,}"),
+            number(duration_words(evaluation.seconds), evaluation.seconds),
+        ]
+        for evaluation in evaluations
+    ]
+    headings = ("step", *names, "examples", "time")
+    yield Section(heading=heading, table=Table(headings=headings, rows=rows, numbers=frozenset(range(len(headings)))))
+
+
+def _checkpoint_row(commit: Commit, time: str, reads: Mapping[str, str], marks: tuple[Mark, ...]) -> list[Cell]:
+    ref = commit.checkpoint
+    metrics = metric_words(commit.history[-1].metrics) if commit.history else ""
+    return [
+        number(f"{ref.step:,}"),
+        Cell(marks=marks),
+        Cell(metrics.replace("  ", ", ")),
+        number(size_words(ref.size), ref.size),
+        Cell(ref.state_digest[:_DIGEST_CHARACTERS], full_text=ref.state_digest),
+        Cell(commit.exit_reason.replace("_", " ")),
+        Cell(time_words(time)),
+        Cell(time_words(reads[ref.path]) if ref.path in reads else ""),
+        Cell(short_path(ref.path).removeprefix("checkpoints/"), full_text=ref.path),
+    ]
+
+
+def _marks(path: str, head: Head, reasons: dict[str, str]) -> tuple[Mark, ...]:
+    """The state of a checkpoint today."""
+    marks = []
+    if head.tip is not None and path == head.tip.path:
+        marks.append(Mark(word="tip"))
+    if head.best is not None and path == head.best.checkpoint.path:
+        marks.append(Mark(word="best"))
+    if path in {ref.path for ref in head.quarantined}:
+        marks.append(Mark(word="quarantined", reason=reasons.get(path, "")))
+    elif path in {ref.path for ref in head.retained}:
+        marks += [] if marks else [Mark(word="retained")]
+    else:
+        marks.append(Mark(word="retired" if path in {old.path for old in head.retired} else "deleted"))
+    return tuple(marks)
+
+
+def confusion_section(home: Storage, history: History) -> Iterator[Section]:
+    """The matrix as a table; no section if the home has none, or none that can be read.
+
+    Args:
+        home: the run's.
+        history: its log, with its evaluations. The others were rewound.
+    """
+    saved = set(home.files(CONFUSION))
+    paths = (confusion_path(each.checkpoint.path) for each in reversed(history.evaluations))
+    path = next((path for path in paths if path in saved), None)
+    if path is None:
+        return
+    try:
+        matrix = ConfusionMatrix.from_json(home.read(path), where=f"{home.uri}/{path}", error=RunLogError)
+    except (AnotherVersion, FileMissing, FileTooLarge, RunLogError):  # informational
+        return
+    classes = range(len(matrix.counts))
+    total, right = sum(map(sum, matrix.counts)), sum(matrix.counts[each][each] for each in classes)
+    yield Section(
+        heading="Confusion matrix",
+        table=Table(
+            headings=("label", *(str(each) for each in classes)),
+            rows=[[Cell(str(label), strong=True), *_cells(matrix.counts[label], label)] for label in classes],
+            numbers=frozenset(range(1, len(matrix.counts) + 1)),
+        ),
+        note=f"Validation examples at step {matrix.step:,}: a row for each label, a column for each predicted class. "
+        f"{right:,} of {total:,} are predicted right. Sample weights do not count.",
+    )
+
+
+def _cells(counts: tuple[int, ...], label: int) -> Iterator[Cell]:
+    """The counts of one label; bold where label and prediction are the same."""
+    for predicted, count in enumerate(counts):
+        yield Cell(f"{count:,}" if count else "·", "number", strong=predicted == label, sort=count)
+
+
+_MOST_CHARACTERS = 200_000
+_MOST_LAYERS = 500
+
+
+def saved_code_sections(home: Storage, head: Head) -> Iterator[Section]:
+    """The newest model, run file and code; no section if the home has none, or none that can be read.
+
+    Args:
+        home: the run's.
+        head: the newest state, which names them.
+    """
+    path = head.identity.get(SAVED_CODE)
+    saved = read_saved_code(home, path)
+    if saved is None:
+        return
+    if saved.model is not None:
+        yield _model_section(saved.model)
+    spec = saved.run_file  # in which earlier versions saved secrets
+    shown = [
+        (
+            "run file, the keys that differ from their defaults",
+            yaml_text(masked_values(spec.model_dump(mode="json", exclude_defaults=True))),
+        ),
+        (
+            "run file, all keys",
+            yaml_text(masked_values(spec.model_dump(mode="json"))),
+        ),
+        *((file.path, file.text) for file in saved.files if file.text is not None),
+    ]
+    yield Section(
+        heading="Run file and code",
+        note=f"As of the last accepted change, from {path} in the home."
+        + ("" if saved.revision is None else f" Git revision {saved.revision}."),
+        texts=tuple((name, cut_text(text)) for name, text in shown),
+    )
+
+
+def _model_section(model: ModelSummary) -> Section:
+    rows = [
+        [
+            Cell(layer.name),
+            Cell(layer.kind),
+            Cell(layer.output_shape or "", "wrap code"),
+            number(f"{layer.parameters:,}"),
+        ]
+        for layer in model.layers[:_MOST_LAYERS]
+    ]
+    more = len(model.layers) - len(rows)
+    return Section(
+        heading="Model",
+        table=Table(headings=("layer", "class", "output shape", "parameters"), rows=rows, numbers=frozenset({3})),
+        note=(f"{counted(more, 'more layer', thousands=',')}. " if more else "")
+        + f"{model.parameters:,} parameters, {model.trainable:,} of them trainable; the optimizer has "
+        f"{model.optimizer:,} numbers of its own.",
+    )
+
+
+def read_saved_code(home: Storage, path: object) -> SavedCode | None:
+    """The run file and the code that an identity names; None if the home has none, or none that can be read."""
+    if not is_saved_code(path):
+        return None
+    try:
+        return SavedCode.from_json(home.read(str(path)), where=f"{home.uri}/{path}", error=RunLogError)
+    except (AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError):  # `verify` says what is wrong
+        return None
+
+
+def yaml_text(value: object) -> str:
+    """The value as YAML, keys in their order."""
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+
+
+def cut_text(text: str) -> str:
+    """The beginning of a text that is too long for a page."""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}\n…"
+
+
+_CHANGES_SHOWN = 50
+_RUN_FILE = "run file, all keys"
+
+
+def code_changes_section(home: Storage, entries: Sequence[Entry]) -> Iterator[Section]:
+    """Differences of the saved code at each accepted change, newest last; no section if there are none.
+
+    Args:
+        home: the run's.
+        entries: its log, oldest first.
+    """
+    changed = [
+        (before.head, entry)
+        for before, entry in pairwise(entries)
+        if isinstance(entry.body, Change)
+        and before.head.identity.get(SAVED_CODE) != entry.head.identity.get(SAVED_CODE)
+    ]
+
+    @functools.cache  # what one change leaves is where the next begins
+    def files(path: object) -> Mapping[str, str] | None:
+        return _files(home, path)
+
+    texts = []
+    for before, entry in changed[-_CHANGES_SHOWN:]:
+        old, new = files(before.identity.get(SAVED_CODE)), files(entry.head.identity.get(SAVED_CODE))
+        if old is None or new is None:
+            continue
+        step = 0 if entry.head.tip is None else entry.head.tip.step
+        for name in dict.fromkeys([*old, *new]):
+            lines = difflib.unified_diff(
+                old.get(name, "").splitlines(), new.get(name, "").splitlines(), "before", "after", lineterm=""
+            )
+            if found := "\n".join(lines):
+                texts.append((f"entry {entry.number:,}, from step {step:,} on: {name}", cut_text(found)))
+    if texts:
+        yield Section(heading="What accepted changes changed", texts=tuple(texts))
+
+
+def _files(home: Storage, path: object) -> Mapping[str, str] | None:
+    """The run file and the files of the code that are text, by name."""
+    saved = read_saved_code(home, path)
+    if saved is None:
+        return None
+    run_file = yaml_text(masked_values(saved.run_file.model_dump(mode="json")))
+    return {_RUN_FILE: run_file, **{file.path: file.text for file in saved.files if file.text is not None}}
+
+
+_ERROR_CHARACTERS = 160
+_HOST_CHARACTERS = 40
+_ATTEMPTS_SHOWN = 200
+
+
+def time_sections(account: Account | None, *, hosts: bool = False) -> Iterator[Section]:
+    """The time by cause and the attempts; a note if no attempts are recorded.
+
+    Args:
+        account: where the time went; None if no attempts are recorded.
+        hosts: whether to name the hosts; otherwise they are numbered.
+    """
+    heading = "Where the time went"
+    if account is None:
+        yield Section(
+            heading=heading,
+            note="Attempts are not recorded for this run, so start-ups, lost work and time away are not known; the "
+            "picture shows the committed segments.",
+        )
+        return
+    yield Section(heading=heading, table=_causes(account), note=" ".join(_sentences(account)))
+    yield _attempts(account.attempts, hosts=hosts)
+
+
+def goodput_words(account: Account) -> str:
+    """`83.1%`: the share of the time that trained steps which the run kept."""
+    return f"{account.share(account.good_seconds):.1%}"
+
+
+def workers_section(workers: Sequence[Worker]) -> Iterator[Section]:
+    """Statistics of each host; no section if the log has none."""
+    if not workers:
+        return
+    rows = [
+        [
+            number(str(worker.host)),
+            number(str(worker.replicas)),
+            number(f"{worker.examples:,}"),
+            number(f"{1000 * worker.step_seconds:.3g} ms"),
+            number(f"{worker.input_wait_share:.1%}"),
+            number(", ".join(map(number_words, worker.losses))),
+            Cell("the others wait for its input" if worker.straggles else ""),
+        ]
+        for worker in workers
+    ]
+    headings = ("host", "replicas", "examples", "time of a step", "input wait", "loss of its replicas", "")
+    yield Section(heading="Workers", table=Table(headings=headings, rows=rows, numbers=frozenset(range(6))))
+
+
+def _causes(account: Account) -> Table:
+    rows = [
+        [
+            Cell(cause, strong=cause == GOOD),
+            number(duration_words(amount), amount),
+            number(f"{account.share(amount):.1%}"),
+            Cell(
+                "goodput" if cause == GOOD else "badput",
+                share=account.share(amount),
+                bar="training" if cause == GOOD else "kill" if cause == LOST else "quiet",
+            ),
+        ]
+        for cause, amount in account.seconds.items()
+    ]
+    rows.append(
+        [
+            Cell("all", strong=True),
+            number(duration_words(account.total_seconds)),
+            number("100%" if account.total_seconds > 0 else ""),
+            Cell(),
+        ]
+    )
+    return Table(headings=("cause", "time", "share", ""), rows=rows, numbers=frozenset({1, 2}))
+
+
+def _sentences(account: Account) -> Iterator[str]:
+    yield (
+        f"Goodput is {goodput_words(account)} of {duration_words(account.total_seconds)}: the share of the processes' "
+        "time in which steps were trained that the run kept. The rest is badput, by cause."
+    )
+    silent = sum(attempt.silent for attempt in account.attempts)
+    if silent:
+        yield f"{silent} of the attempts were killed or crashed; their time counts up to their last heartbeat."
+    hung = sum(attempt.hung for attempt in account.attempts)
+    if hung:
+        yield f"{hung} of the attempts hung, and ended themselves."
+    if account.away_seconds:
+        yield f"Between attempts no process was running for {duration_words(account.away_seconds)}."
+    if account.unrecorded_seconds:
+        before = duration_words(account.unrecorded_seconds)
+        yield f"Segments committed before attempts were recorded took {before}; they are not included."
+    if account.unreadable:
+        yield f"Unreadable attempt records, not included: {account.unreadable}."
+
+
+def _attempts(attempts: tuple[Attempt, ...], *, hosts: bool) -> Section:
+    rows = []
+    names = dict.fromkeys(attempt.record.host for attempt in attempts)
+    words = {} if hosts else {host: f"host {number}" for number, host in enumerate(names, start=1)}
+    for attempt in attempts[-_ATTEMPTS_SHOWN:]:
+        record = attempt.record
+        rows.append(
+            [
+                Cell(time_words(record.began)),
+                Cell(words.get(record.host) or cut(record.host, _HOST_CHARACTERS)),
+                number(duration_words(record.wall_seconds), record.wall_seconds),
+                number(f"{record.from_step:,} → {max(record.step, record.committed_step):,}", record.from_step),
+                number(duration_words(attempt.lost_seconds) if attempt.lost_seconds else "", attempt.lost_seconds),
+                Cell(_end_words(attempt, words), "wrap"),
+            ]
+        )
+    headings = ("began, UTC", "host", "lived", "steps", "lost", "ended")
+    hidden = len(attempts) - len(rows)
+    return Section(
+        heading="Attempts",
+        table=Table(headings=headings, rows=rows, numbers=frozenset({2, 3, 4})),
+        note=f"{hidden:,} earlier attempts are not shown." if hidden else "",
+    )
+
+
+def _end_words(attempt: Attempt, hosts: Mapping[str, str]) -> str:
+    record = attempt.record
+    if attempt.alive:
+        return f"running: {record.doing}"
+    if record.ended is None:
+        return f"killed or crashed in {record.doing}"
+    reason = record.ended.replace("_", " ")
+    message = " ".join((record.message or "").split())
+    for host, word in hosts.items():
+        if host and host in message:
+            message = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", word, message)
+    return f"{reason}: {cut(message, _ERROR_CHARACTERS)}" if message else reason

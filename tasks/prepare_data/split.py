@@ -1,0 +1,300 @@
+"""Splits a source into training and validation by a seeded hash of each example's index.
+
+Splits a source by groups: records with equal values of one feature are held out together.
+
+Splits a source by time: its last records are held out, in the order in which it gives them.
+"""
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import IO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.foundation.contracts.dataset import HeldOut
+from tasks.foundation.dataset.manifest import held_out_values
+from tasks.foundation.dataset.order import unit_interval
+from tasks.foundation.errors import SourceError
+from tasks.prepare_data.writing import disk_errors, scratch_file, scratch_folder
+
+T = TypeVar("T")
+_SMALL_CHUNK = 4096
+_CHUNK = 1 << 20
+
+
+def split(items: Iterable[T], *, fraction: float, seed: int) -> Iterator[tuple[bool, T]]:
+    """Yield (held out, item) for each item. With at least two items and fraction > 0, both parts get one.
+
+    An item is held out if its hash is below `fraction`. While all items so far belong to one part, the item whose hash
+    is closest to the fraction is kept back; if the items end, it goes to the other part.
+
+    Args:
+        items: in source order.
+        fraction: fraction that is held out, in [0, 1).
+        seed: the run's seed.
+
+    Raises:
+        SourceError: there is a single item, which cannot be split.
+    """
+    numbered = zip(_endless_values(seed), items, strict=False)
+    if fraction == 0:
+        yield from ((False, item) for _, item in numbered)
+        return
+    kept = next(numbered, None)
+    if kept is None:
+        return
+    part = kept[0] < fraction
+    alone = True
+    for value, item in numbered:
+        if (value < fraction) != part:
+            yield part, kept[1]
+            yield not part, item
+            yield from ((value < fraction, item) for value, item in numbered)
+            return
+        alone = False
+        closer = (value < kept[0]) != part
+        yield part, kept[1] if closer else item
+        kept = (value, item) if closer else kept
+    if alone:
+        raise _single_example_error(fraction)
+    yield not part, kept[1]
+
+
+def part_sizes(length: int, *, fraction: float, seed: int) -> tuple[int, int]:
+    """Return the sizes of training and validation for `length` items, at least 2 if fraction > 0; see `split`."""
+    if fraction == 0:
+        return length, 0
+    held_out = sum(int(np.count_nonzero(values < fraction)) for _, values in _chunked_values(length, seed))
+    held_out = min(max(held_out, 1), length - 1)
+    return length - held_out, held_out
+
+
+def held_out_rule(length: int, *, fraction: float, seed: int) -> HeldOut | None:
+    """Return the rule by which `split` splits `length` items; None if nothing is held out.
+
+    Raises:
+        SourceError: there is a single item, which cannot be split.
+    """
+    if fraction == 0:
+        return None
+    if length == 1:
+        raise _single_example_error(fraction)
+    base = HeldOut(fraction=fraction, seed=seed)
+    lowest, highest = (2.0, 0), (-1.0, 0)
+    for begin, values in _chunked_values(length, seed):
+        least, most = int(values.argmin()), int(values.argmax())
+        lowest = min(lowest, (float(values[least]), begin + least))
+        highest = max(highest, (float(values[most]), begin + most))
+    if lowest[0] >= fraction:
+        return base.model_copy(update={"exception": lowest[1]})
+    if highest[0] < fraction:
+        return base.model_copy(update={"exception": highest[1]})
+    return base
+
+
+def _chunked_values(length: int, seed: int) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+    for begin in range(0, length, _CHUNK):
+        yield begin, held_out_values(seed, begin, min(begin + _CHUNK, length))
+
+
+def _endless_values(seed: int) -> Iterator[float]:
+    begin = 0
+    while True:
+        yield from held_out_values(seed, begin, begin + _SMALL_CHUNK).tolist()
+        begin += _SMALL_CHUNK
+
+
+def _single_example_error(fraction: float) -> SourceError:
+    return SourceError(
+        f"data.validation_fraction: {fraction}: the source has a single example, which cannot be split; set it to 0, "
+        "or add examples"
+    )
+
+
+_PURPOSE = "validation"
+_KEY = "data.split_by"
+
+
+def split_by_group(
+    records: Iterable[bytes], *, feature: str, fraction: float, seed: int
+) -> Iterator[tuple[bool, bytes]]:
+    """Yield (held out, record) for each record; all records of a group get the same answer.
+
+    A group is held out if the seeded hash of its value is below `fraction`. So a group keeps its part when others are
+    added. While all groups so far belong to one part, the records of the group whose hash is closest to the fraction
+    are kept back, in memory; if the records end, that group goes to the other part.
+
+    Args:
+        records: in source order, as `shards.encode` returns them.
+        feature: name of a feature, `user_id` for `x/user_id` or `y/user_id` too.
+        fraction: fraction of the groups that is held out, above 0 and below 1.
+        seed: the run's seed.
+
+    Raises:
+        SourceError: the examples have no such feature, or all of them belong to one group.
+    """
+    name = ""
+    kept: list[bytes] = []
+    closest: tuple[float, bytes] | None = None  # hash and value of the group that is kept back
+    both_parts = several = False
+    for record in records:
+        values = _values(record)
+        name = name or _feature_name(feature, values)
+        value = values[name]
+        at = _hash(value, seed)
+        held_out = at < fraction
+        if both_parts:
+            yield held_out, record
+        elif closest is None or value == closest[1]:
+            closest = (at, value)
+            kept.append(record)
+        elif held_out != (closest[0] < fraction):
+            both_parts = True
+            yield from ((not held_out, each) for each in kept)
+            kept = []
+            yield held_out, record
+        else:
+            several = True
+            if abs(at - fraction) < abs(closest[0] - fraction):
+                yield from ((held_out, each) for each in kept)
+                closest, kept = (at, value), [record]
+            else:
+                yield held_out, record
+    if closest is None or both_parts:
+        return
+    if not several:
+        raise SourceError(
+            f"{_KEY}: {feature}: all {len(kept)} examples have the same value, so they are one group, which cannot be "
+            "split; name another feature, or give the validation examples under data.validation"
+        )
+    yield from ((closest[0] >= fraction, each) for each in kept)
+
+
+def _hash(value: bytes, seed: int) -> float:
+    """Return a number in [0, 1); the same for equal values in every process."""
+    word = int.from_bytes(hashlib.sha256(f"{_PURPOSE}/{seed}/".encode() + value).digest()[:8], "little")
+    return float(unit_interval(np.array([word], np.uint64))[0])
+
+
+def _values(record: bytes) -> dict[str, bytes]:
+    """Return the bytes of each feature of a record."""
+    from tensorflow.core.example.example_pb2 import Example
+
+    features = Example.FromString(record).features.feature
+    return {name: features[name].SerializeToString(deterministic=True) for name in features}
+
+
+def _feature_name(feature: str, values: dict[str, bytes]) -> str:
+    """Return the name of a feature as the examples have it."""
+    found = [name for name in (feature, f"x/{feature}", f"y/{feature}") if name in values]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise SourceError(f"{_KEY}: {feature}: the examples have {' and '.join(found)}; write one of them in full")
+    raise SourceError(
+        f"{_KEY}: {feature}: the examples have no such feature; they have {', '.join(sorted(values))}. Yield it as one "
+        "of the inputs: a dict of arrays"
+    )
+
+
+_MEMORY_BYTES = 64 << 20
+_LENGTH_BYTES = 8
+_AT_LEAST = 2
+
+
+def last_of(length: int, *, fraction: float) -> int:
+    """Return how many of `length` records are held out: the rounded fraction, at least 1, and not all of them."""
+    return min(max(math.floor(length * fraction + 0.5), 1), length - 1)
+
+
+def split_last(records: Iterable[bytes], *, fraction: float) -> Iterator[tuple[bool, bytes]]:
+    """Yield (held out, record) for each record, in source order; the last ones are held out.
+
+    The number of records need not be known: as many as would be held out if the source ended here wait in a queue.
+
+    Args:
+        records: in source order.
+        fraction: fraction that is held out, above 0 and below 1.
+
+    Raises:
+        SourceError: there is a single record.
+        StorageError: the temporary folder has too little space.
+    """
+    count = 0
+    with ExitStack() as stack:
+        waiting = _Queue(stack)
+        for count, record in enumerate(records, start=1):
+            waiting.append(record)
+            while len(waiting) > last_of(count, fraction=fraction):
+                yield False, waiting.popleft()
+        if 0 < count < _AT_LEAST:
+            raise SourceError(
+                "data.split: last: the source has a single example, which cannot be split; set "
+                "data.validation_fraction to 0, or add examples"
+            )
+        while len(waiting):
+            yield True, waiting.popleft()
+
+
+class _Queue:
+    """Records, first in, first out: in memory up to a size, then in a temporary file."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        """Create an empty queue; `stack` closes its file, if it needs one."""
+        self._stack = stack
+        self._recent: deque[bytes] = deque()
+        self._memory_bytes = 0
+        self._file: IO[bytes] | None = None
+        self._in_file = self._begin = self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._recent) + self._in_file
+
+    def append(self, record: bytes) -> None:
+        """Add a record. While the file has some, later ones go there too, because they come later."""
+        if not self._in_file and self._memory_bytes + len(record) <= _MEMORY_BYTES:
+            self._recent.append(record)
+            self._memory_bytes += len(record)
+            return
+        if self._file is None:
+            self._file = self._stack.enter_context(scratch_file())
+        with disk_errors(scratch_folder()):
+            self._file.seek(self._end)
+            data = memoryview(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+            while data:
+                written = self._file.write(data)
+                data, self._end = data[written:], self._end + written
+        self._in_file += 1
+
+    def popleft(self) -> bytes:
+        """Take the first record."""
+        if self._recent:
+            record = self._recent.popleft()
+            self._memory_bytes -= len(record)
+            return record
+        if self._file is None:
+            raise IndexError("the queue is empty")
+        with disk_errors(scratch_folder()):
+            self._file.seek(self._begin)
+            length = int.from_bytes(self._read(self._file, _LENGTH_BYTES), "little")
+            record = self._read(self._file, length)
+            self._begin += _LENGTH_BYTES + length
+            self._in_file -= 1
+            if not self._in_file:
+                self._begin = self._end = 0
+                self._file.truncate(0)
+        return record
+
+    @staticmethod
+    def _read(file: IO[bytes], size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = file.read(size - len(parts))
+            if not part:
+                raise OSError(f"a temporary file ends {size - len(parts)} bytes early")
+            parts += part
+        return bytes(parts)

@@ -1,0 +1,247 @@
+"""Call Keras callbacks at absolute steps. The calls depend on the state and the log, not on how a run is cut.
+
+An epoch ends with an evaluation, or with a logged row in a run without evaluations before its end. After an
+evaluation, callbacks are called when training starts from the evaluated checkpoint; after a row, as soon as it is read.
+From then on, the state includes theirs. After the run's last evaluation they are called in a segment without steps.
+Batch hooks are called at logged rows.
+
+Detect a loss that blows up. It reads logged rows only, so the result does not depend on how a run is cut.
+"""
+
+import logging
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Evaluation, MetricRow
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
+from tasks.foundation.errors import BlowUp, RunLogError
+from tasks.foundation.model.callbacks import (
+    LARGE_STATE_BYTES,
+    StartedCallbacks,
+    call_hook,
+    callback_state,
+    callbacks_identity,
+    large_state_words,
+    restore_callback_state,
+    same_callbacks,
+    start_callbacks,
+)
+from tasks.foundation.runlog.history import evaluation_of, recent_rows
+from tasks.foundation.runlog.log import RunLog
+from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.warm_state import WarmState
+
+_LOGGER = logging.getLogger(__name__)
+_TO_GO_ON = "correct it, and go on from the newest checkpoint with --accept callbacks"
+
+
+class Callbacks:
+    """The callbacks of one trainer. Their own state is part of the trainer's state.
+
+    Attributes:
+        ended: why they ended the run; None if they did not.
+        notes: how each callback is treated, a line each.
+    """
+
+    def __init__(self, spec: RunSpec, state: TrainState, started: StartedCallbacks, *, code_folder: Path) -> None:
+        self.ended: str | None = None
+        self._state = state
+        if state.host_state is None:
+            raise AssertionError("the state of a run with callbacks has no host state")
+        self._host_state = state.host_state
+        self._reference = spec.train.callbacks or ""
+        self._at_evaluations = callbacks_act_at_evaluations(spec)
+        self._epochs = epochs_of_callbacks(spec)
+        # These callbacks cannot use the state of others.
+        self._identity = callbacks_identity(spec, code_folder)
+        self._record = started.treatment.record
+        self._callbacks = started.callbacks
+        self._target = spec.train.target
+        self._log_every = spec.train.log_every_steps
+        self._has_batch_hooks = started.treatment.has_batch_hooks
+        self.notes = started.treatment.notes
+        # Of the newest epoch in this process; on_train_end gets it.
+        self._logs: dict[str, float] = {}
+        self._fresh = [callback_state(callback) for callback in self._callbacks]
+        self._said_size = LARGE_STATE_BYTES
+        # Metrics of the newest row, in a run whose epochs end with an evaluation; None if the state has none.
+        self._row: dict[str, float] | None = None
+
+    def recall(self) -> None:
+        """Restore the callbacks' state from the train state; keep the initial one if there is none."""
+        value = self._host_state.read()
+        if not same_callbacks(value.get("of"), self._identity, self._record):
+            value = {"memories": self._fresh, "row": value.get("row"), "ended": None}
+        self._row, self.ended = value["row"], value["ended"]
+        self._state.model.stop_training = False
+        for callback, memory, fresh in zip(self._callbacks, value["memories"], self._fresh, strict=True):
+            restore_callback_state(callback, memory, initial=fresh)
+
+    def need_evaluation(self, start: CheckpointRef) -> bool:
+        """Whether `begin` reads the evaluation of `start` in the log."""
+        return self._at_evaluations and (self._epochs.ends_at(start.step) or start.step == self._target)
+
+    @property
+    def have_row(self) -> bool:
+        """Whether the state has the newest row, which callbacks get with an evaluation; else it is in the log."""
+        return self._row is not None
+
+    def begin(self, log: RunLog, start: CheckpointRef, known: Evaluation | None = None) -> bool:
+        """Call the callbacks if they are due at `start`, where training begins; the state in memory is that of `start`.
+
+        Args:
+            log: the run's.
+            start: where training begins.
+            known: its evaluation, if this process has made it; it may not be logged yet. None: it is in the log.
+
+        Returns:
+            Whether they were due.
+
+        Raises:
+            RunLogError: callbacks need the evaluation of `start`, and the log has none.
+            ModelError: a callback raised.
+        """
+        if start.step == 0:
+            self._call_all("on_epoch_begin", 0, {})
+            self._begin_batch(0)
+        elif self.need_evaluation(start):
+            head = None if known is not None and self.have_row else log.require_head()
+            evaluation = known if head is None else evaluation_of(log, head, start.path)
+            if evaluation is None:
+                raise RunLogError(f"{log.home.uri}/{start.path} has not been evaluated, and callbacks need its metrics")
+            validation = {f"val_{name}": value for name, value in evaluation.metrics.items()}
+            if self._row is None and head is not None:  # the run had no callbacks before
+                self._row = next((row.metrics for row in recent_rows(log, head, 1)), {})
+            is_end = start.step == self._target  # no step follows; what is called here is not saved
+            self._end_epoch(start.step, {**(self._row or {}), **validation}, begin_next=not is_end)
+            if start.step % self._log_every == 0 and not is_end:
+                self._begin_batch(start.step)
+        else:
+            return False
+        self._keep()
+        return True
+
+    def take_row(self, row: MetricRow) -> None:
+        """Call the callbacks if they are due at a row that has just been read.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        if self._has_batch_hooks:
+            batch = row.step - 1 - self._epochs.end_of(self._epochs.ended_by(row.step - 1))
+            self._call_all("on_train_batch_end", batch, dict(row.metrics))
+        if self._at_evaluations:
+            self._row = dict(row.metrics)
+        else:
+            self._end_epoch(row.step, dict(row.metrics), begin_next=True)
+        if not (self._at_evaluations and self._epochs.ends_at(row.step)):  # else after the evaluation
+            self._begin_batch(row.step)
+        self._keep()
+
+    def end_training(self) -> None:
+        """Call `on_train_end`: the run has reached its target, or callbacks have ended it. Its changes are not saved.
+
+        Raises:
+            ModelError: a callback raised.
+        """
+        self._call_all("on_train_end", self._logs)
+
+    def _begin_batch(self, step: int) -> None:
+        """Call the batch hooks before the step after `step`.
+
+        After a row this does not depend on the target: a run that is extended has the state of one with a later target.
+        """
+        if self._has_batch_hooks and self.ended is None:
+            self._call_all("on_train_batch_begin", step - self._epochs.end_of(self._epochs.ended_by(step)), {})
+
+    def _end_epoch(self, step: int, logs: dict[str, float], *, begin_next: bool) -> None:
+        epoch = self._epochs.last(step)
+        self._call_all("on_epoch_end", epoch, logs)
+        self._logs = logs
+        if self.ended is None and begin_next:
+            self._call_all("on_epoch_begin", epoch + 1, {})
+
+    def _call_all(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of all callbacks; the arguments are as in Keras: the number of the epoch or batch, and logs."""
+        model, unit = self._state.model, "batch" if "batch" in hook else "epoch"
+        with self._state.accelerator.strategy.scope():
+            for callback in self._callbacks:
+                call_hook(callback, hook, *arguments, reference=self._reference, hints=[_TO_GO_ON])
+                if model.stop_training and self.ended is None:
+                    self.ended = f"{type(callback).__name__} set model.stop_training in {hook} of {unit} {arguments[0]}"
+
+    def _keep(self) -> None:
+        memories: list[Any] = [callback_state(callback) for callback in self._callbacks]
+        value = {"of": self._identity, "memories": memories, "row": self._row, "ended": self.ended}
+        size = self._host_state.write(value)
+        if size > self._said_size:  # again if it has doubled
+            self._said_size = 2 * size
+            for words in filter(None, map(large_state_words, self._callbacks)):
+                _LOGGER.warning("%s: %s", self._reference, words)
+
+
+def callbacks_of(warm: WarmState) -> Callbacks:
+    """The callbacks that init-or-restore has started on this model, or new ones.
+
+    Args:
+        warm: a state that no trainer has used. What it holds is forgotten if callbacks are started here.
+    """
+    spec, state, code_folder = warm.spec, warm.state, warm.code_folder
+    started = warm.companion(StartedCallbacks)
+    if started is None:
+        # Before any restore, because Keras's callbacks reset their state in on_train_begin.
+        warm.forget_content()
+        strategy = state.accelerator.strategy
+        started = start_callbacks(state.model, spec, code_folder=code_folder, strategy=strategy)
+    else:
+        started.random_states.restore()
+    return Callbacks(spec, state, started, code_folder=code_folder)
+
+
+# A median of fewer rows is too noisy; one of more rows would include old losses.
+MIN_ROWS = 5
+MEDIAN_ROWS = 21
+_LOSS = "loss"
+
+
+class LossWatch:
+    """Compares each logged loss with the running median of the losses before it."""
+
+    def __init__(self, factor: float | None, rows: Iterable[MetricRow] = ()) -> None:
+        """Start with the rows that the run has logged so far.
+
+        Args:
+            factor: a loss above `factor` times the median is a blow-up; None turns detection off.
+            rows: the last `MEDIAN_ROWS` rows before the checkpoint that training starts from, oldest first.
+        """
+        self._factor = factor
+        self._losses: deque[float] = deque(maxlen=MEDIAN_ROWS)
+        for row in rows:
+            self._add(row)
+
+    def check(self, row: MetricRow) -> None:
+        """Check a new row.
+
+        Raises:
+            BlowUp: its loss is more than `factor` times the absolute value of the running median.
+        """
+        loss = row.metrics.get(_LOSS)
+        if self._factor is not None and loss is not None and len(self._losses) >= MIN_ROWS:
+            median = statistics.median(self._losses)
+            if loss > self._factor * abs(median):
+                raise BlowUp(
+                    f"the loss logged at step {row.step} is {loss:.4g}, more than train.blowup_factor = "
+                    f"{self._factor:g} times the median {median:.4g} of the {len(self._losses)} rows before; this is "
+                    "not committed. Lower the learning rate, clip gradients, or look at the data of these steps",
+                    step=row.step,
+                )
+        self._add(row)
+
+    def _add(self, row: MetricRow) -> None:
+        if _LOSS in row.metrics:
+            self._losses.append(row.metrics[_LOSS])

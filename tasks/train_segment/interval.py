@@ -1,0 +1,384 @@
+"""The commits of a segment: where the next one starts from, its base, and how it is saved.
+
+A segment without commits in its middle is one interval. Each commit ends an interval and starts the next one.
+`interval.py` has what a commit says besides the state.
+
+What a commit says of the steps since the one before: rows, seconds by cause, what each host did.
+"""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from tasks.foundation.checkpoint.cadence import CommitCadence
+from tasks.foundation.checkpoint.retention import rewind_run
+from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.contracts.attempt import INPUT_WAIT
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import (
+    BorderReason,
+    Commit,
+    ExitReason,
+    MetricRow,
+    SegmentRequest,
+    SegmentResult,
+    StopReason,
+    TracedStep,
+    WorkerStats,
+)
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.errors import BlowUp, StorageError
+from tasks.foundation.hosts import Hosts
+from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.runlog.attempt_packs import pack_beside
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.commits import finish
+from tasks.foundation.runlog.losses import losses_of
+from tasks.foundation.telemetry.events import CommitPace, Note, Sink
+from tasks.foundation.telemetry.formatting import duration_words
+from tasks.foundation.telemetry.ledger import Stopwatch, seconds_between
+from tasks.train_segment.trainer import HostStats, InnerLoop, Trainer
+
+# About 3 MB in an entry of the log, which may have 16.
+_MOST_VALUES = 100_000
+
+
+class IntervalWork:
+    """The work since the last commit.
+
+    Attributes:
+        metrics: of the newest logged row.
+    """
+
+    def __init__(self, spec: RunSpec, *, telemetry: Sink, clock: Callable[[], float]) -> None:
+        """Begin with none.
+
+        Args:
+            spec: the run file.
+            telemetry: receives the causes that time is spent on.
+            clock: monotonic time in seconds.
+        """
+        self.metrics: dict[str, float] = {}
+        self._rows: list[MetricRow] = []
+        self._values = 0
+        self._spec = spec
+        self._telemetry = telemetry
+        self._clock = clock
+        self._trains_since = 0.0
+        self._host_stats = HostStats()
+        self._workers: tuple[WorkerStats, ...] = ()
+        self._traced: TracedStep | None = None
+        self._stopwatch = Stopwatch(telemetry, clock)
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds since training last began, after a commit or at the start."""
+        return self._clock() - self._trains_since
+
+    @property
+    def fills_an_entry(self) -> bool:
+        """Whether there are as many logged values as an entry of the log should have; more may be too many to read."""
+        return self._values >= _MOST_VALUES
+
+    def begin_cause(self, cause: str) -> None:
+        """Count the time from now on as `cause`, one of the ledger's causes."""
+        self._stopwatch.begin(cause)
+        if cause == "train":
+            self._trains_since = self._clock()
+
+    def log(self, row: MetricRow) -> None:
+        """Keep a logged row for the next commit."""
+        self._rows.append(row)
+        self._values += len(row.metrics)
+        self.metrics = row.metrics
+
+    def add_inner_loop(self, loop: InnerLoop, seconds: float) -> None:
+        """Count an inner loop. Its wait for input becomes a separate cause.
+
+        Args:
+            loop: what the loop did.
+            seconds: its duration, including the wait for input.
+        """
+        self._host_stats.add(loop, seconds)
+        self._stopwatch.move(min(loop.input_wait_seconds, seconds), "train", INPUT_WAIT)
+
+    def gather_from_hosts(self, accelerator: Accelerator, *, traced: TracedStep | None) -> None:
+        """Collect what goes into the next commit besides the state. With several hosts, all of them call it.
+
+        Args:
+            accelerator: the process's.
+            traced: the step as this process traced it.
+        """
+        self._workers = self._host_stats.gather_from_hosts(
+            accelerator, self._spec.train.global_batch_size, telemetry=self._telemetry
+        )
+        self._host_stats = HostStats()
+        self._traced = traced
+
+    def result(
+        self,
+        start: CheckpointRef,
+        reason: ExitReason,
+        *,
+        staged: CheckpointRef | None = None,
+        in_flight: CheckpointRef | None = None,
+    ) -> SegmentResult:
+        """The result of this work.
+
+        Args:
+            start: the checkpoint that it started from.
+            reason: why the segment or the interval ends.
+            staged: its checkpoint; None if nothing was staged.
+            in_flight: its checkpoint, if it is being written beside the training.
+        """
+        saved = staged or in_flight
+        trained = 0 if saved is None else saved.step - start.step
+        return SegmentResult(
+            staged=staged,
+            parent=start.path,
+            exit_reason=reason,
+            history=tuple(self._rows),
+            examples=trained * self._spec.train.global_batch_size,
+            seconds=self._stopwatch.seconds,
+            workers=self._workers if saved is not None else (),
+            traced=self._traced if saved is not None else None,
+            in_flight=in_flight,
+        )
+
+    def begin_next(self) -> None:
+        """Begin the work of the next commit."""
+        self._rows, self._values = [], 0
+        self._stopwatch = Stopwatch(self._telemetry, self._clock)
+
+
+# A commit stages the state, then verifies it. Verifying takes at most as long as staging.
+_COMMIT_PER_STAGING = 2.0
+
+
+class CommitInterval:
+    """The way from the last commit to the next one.
+
+    Attributes:
+        run_log: the log of the run.
+        work: the rows and the seconds since the last commit.
+        start: the checkpoint that the work started from; while it is being written, a reference without digests.
+        base: number of the log entry that the work started from; while `start` is being written, it is not known.
+        skipped_batches: see `Head`; the batch index is the step plus these.
+    """
+
+    def __init__(self, request: SegmentRequest, saver: Saver, *, telemetry: Sink, clock: Callable[[], float]) -> None:
+        self.run_log = saver.log
+        self.work = IntervalWork(request.spec, telemetry=telemetry, clock=clock)
+        self.start: CheckpointRef = request.start
+        self.base = request.base
+        self.skipped_batches = request.skipped_batches
+        self._in_flight = request.start.is_in_flight
+        self._spec = request.spec
+        self._telemetry = telemetry
+        self._clock = clock
+        self._saver = saver
+        self._number = request.number
+
+    def commit_is_due(self, step: int, cadence: CommitCadence) -> bool:
+        """Whether a step was trained since the last commit, and its time has come or its rows fill an entry."""
+        if step == self.start.step:
+            return False
+        return self.work.fills_an_entry or self.work.training_seconds >= cadence.interval_seconds
+
+    def land(self, hosts: Hosts) -> None:
+        """Wait until the checkpoint that the interval starts from is committed. With several hosts, all call it.
+
+        Raises:
+            NonFinite: it has weights that are not finite, and is not committed.
+            StaleWriter: another writer moved the tip first.
+            StorageError: the store failed.
+        """
+        if not self._in_flight:
+            return
+        self.work.begin_cause("commit")
+        self._in_flight = False
+        self.base = self.start.base  # if it fails: nothing is committed on top of the commit before
+        number = self._saver.land(hosts)
+        if number is None:
+            raise AssertionError("the save in flight has neither landed nor failed")
+        self.base = number
+        committer = self._saver.committer
+        if committer is not None and committer.landed is not None and isinstance(committer.landed.body, Commit):
+            self.start = committer.landed.body.checkpoint
+
+    def reserve_memory(self, trainer: Trainer) -> None:
+        """Get memory for the first save ready; see `Saver.reserve_memory`. Call it after each inner loop."""
+        self._saver.reserve_memory(trainer.state)
+
+    def raise_failed_save(self, hosts: Hosts) -> None:
+        """Raise what failed beside the training. With several hosts, all of them call it."""
+        self.land(hosts)
+        self._saver.land(hosts)  # what failed after the commit, such as logging an evaluation
+
+    def earliest(self, fault: BlowUp, hosts: Hosts) -> BlowUp:
+        """The blow-up of the save in flight if it has one, because it is of an earlier step; otherwise `fault`.
+
+        Without this, what is rewound would depend on when the save was written.
+
+        Raises:
+            BatonError: the save in flight failed for another reason.
+        """
+        try:
+            self.land(hosts)
+        except BlowUp as earlier:
+            return earlier
+        return fault
+
+    def stage(self, trainer: Trainer) -> CheckpointRef | None:
+        """Stage the state in line. With several hosts, all of them call it; only the chief gets the checkpoint.
+
+        Raises:
+            NonFinite: a weight is NaN or infinite.
+            StaleWriter: another writer moved the tip, and deleted what was being staged.
+        """
+        self._prepare_save(trainer)
+        began = self._clock()
+        staged = self._saver.stage(trainer.state, base=self.base, attempt=uuid.uuid4().hex, where=self._where)
+        trainer.staging_seconds = seconds_between(began, self._clock())
+        trainer.holds(staged)
+        return staged
+
+    def commit(self, trainer: Trainer, reason: ExitReason) -> None:
+        """Commit within the segment, and start a new interval from this commit.
+
+        Raises:
+            BatonError: this save failed, or the one before that ran beside the training.
+        """
+        began = self._clock()
+        beside = self._saver.saves_beside(trainer.state, trainer.accelerator)
+        if beside:
+            result = self._begin_save(trainer, reason)
+            if result.in_flight is None:
+                raise AssertionError("a save was begun and is not in flight")
+            self._saver.commit_beside(lambda staged: self._commit_of(result.landed(staged)), trainer.accelerator)
+            self.start, self._in_flight = result.in_flight, True
+        else:
+            result = self.result(reason, staged=self.stage(trainer))
+            self.work.begin_cause("commit")
+            body = self._commit_of(result) if trainer.accelerator.is_chief else None
+            head = self._saver.commit(body, trainer.accelerator)
+            self.start, self.base = head.tip or self.start, head.number
+        trainer.cadence.stalled(seconds_between(began, self._clock()))
+        if trainer.accelerator.is_chief and trainer.cadence.is_auto:
+            if beside and self._saver.committer is not None:
+                self._saver.committer.then(lambda _: self._learn(trainer.cadence))
+            else:
+                self._learn(trainer.cadence)
+        self.work.begin_next()
+
+    def _commit_of(self, result: SegmentResult) -> Commit:
+        return Commit.of(result, target=self._spec.train.known_target)
+
+    def end(self, trainer: Trainer, reason: BorderReason) -> SegmentResult:
+        """End the segment: begin to stage its checkpoint beside the training, or stage it in line.
+
+        Raises:
+            BatonError: staging failed, or the save before that ran beside the training.
+        """
+        committer = self._saver.committer
+        across = committer is not None and committer.across_segments
+        if across and self._saver.saves_beside(trainer.state, trainer.accelerator):
+            return self._begin_save(trainer, reason)
+        return self.result(reason, staged=self.stage(trainer))
+
+    def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
+        """Commit before a stop, unless the last save shows that there is too little time.
+
+        Args:
+            trainer: holds the state.
+            reason: of the stop.
+            grace_left: seconds until the machine may end.
+        """
+        # The chief's, because only the chief writes.
+        cost = float(trainer.accelerator.gather_from_hosts([self._seconds_of_save(trainer)]).max())
+        if cost <= grace_left:
+            self.commit(trainer, reason)
+            return
+        self._telemetry.emit(
+            Note(
+                text=f"a commit takes about {duration_words(cost)} and {duration_words(max(grace_left, 0))} of "
+                f"stop.grace_seconds are left: steps {self.start.step + 1} to {trainer.state.step} are not committed "
+                "and will be trained again",
+                warning=True,
+            )
+        )
+
+    def rewind(self, fault: BlowUp, accelerator: Accelerator) -> SegmentResult:
+        """Log a rewind to a segment border, where the next segment starts. With several hosts, the chief logs it.
+
+        Raises:
+            BlowUp: no rewind is left, see `train.rewind_tries`, or no border.
+            StaleWriter: another writer moved the tip first.
+        """
+        if accelerator.is_chief:
+            rewind_run(self.run_log, fault, base=self.base, spec=self._spec, telemetry=self._telemetry)
+        return self.result("rewind")
+
+    def finish(self, reason: str, accelerator: Accelerator) -> SegmentResult:
+        """Log that callbacks ended the run where the interval started. With several hosts, the chief logs it.
+
+        The checkpoint there must have landed.
+
+        Raises:
+            StaleWriter: another writer moved the tip first.
+        """
+        if accelerator.is_chief:
+            finish(self.run_log, self.start, base=self.base, reason=reason, attempt=uuid.uuid4().hex)
+        self._telemetry.emit(Note(text=f"training ended at step {self.start.step}: {reason}"))
+        return self.result("finished")
+
+    def result(
+        self, reason: ExitReason, *, staged: CheckpointRef | None = None, in_flight: CheckpointRef | None = None
+    ) -> SegmentResult:
+        """The result of the work since the last commit, see `IntervalWork.result`."""
+        return self.work.result(self.start, reason, staged=staged, in_flight=in_flight)
+
+    def _learn(self, cadence: CommitCadence) -> None:
+        """Read once how often attempts were lost, and say how often this process commits."""
+        if cadence.losses is None:
+            with suppress(StorageError):  # then the prior stays, until the next commit
+                home, now = self.run_log.home, datetime.now(UTC)
+                attempts = read_attempts(home)
+                cadence.losses = losses_of(attempts.records, now=now)
+                pack_beside(home, attempts.records, attempts.files, now=now)
+        self._telemetry.emit(
+            CommitPace(
+                every_seconds=cadence.interval_seconds,
+                cost_seconds=cadence.cost_seconds,
+                between_losses_seconds=cadence.between_seconds,
+            )
+        )
+
+    @property
+    def _where(self) -> str:
+        return f", in segment {self._number}"
+
+    def _prepare_save(self, trainer: Trainer) -> None:
+        """Wait for the save before, and collect what goes into the commit besides the state."""
+        self.land(trainer.accelerator)
+        self.work.begin_cause("stage")
+        self.work.gather_from_hosts(trainer.accelerator, traced=trainer.traced)
+
+    def _begin_save(self, trainer: Trainer, reason: ExitReason) -> SegmentResult:
+        self._prepare_save(trainer)
+        reference = self._saver.begin(
+            trainer.state,
+            base=self.base,
+            where=self._where,
+            hosts=trainer.accelerator,
+            processed=trainer.cadence.processed,
+        )
+        trainer.holds(reference)
+        return self.result(reason, in_flight=reference)
+
+    def _seconds_of_save(self, trainer: Trainer) -> float:
+        """Estimate of the seconds until a save that begins now has landed."""
+        committer = self._saver.committer
+        in_line = 0.0 if trainer.staging_seconds is None else _COMMIT_PER_STAGING * trainer.staging_seconds
+        return in_line if committer is None else max(in_line, committer.seconds_of_save())
