@@ -1,7 +1,4 @@
-"""The evaluations of a command: with the model in memory, or in another process while the training goes on.
-
-Evaluations in another process, while the training goes on.
-"""
+"""The evaluations of a command: with the model in memory, or in another process while the training goes on."""
 
 import dataclasses
 import threading

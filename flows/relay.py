@@ -2,9 +2,8 @@
 
 prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate
 
-The segments of a command: train one, begin its commit, and say what comes next.
-
-Whether a command reads retained checkpoints again while it trains, and when it pauses.
+A segment is trained, its commit begins, and what comes next is decided, until the goal is reached; the training of the
+next segment does not wait for the commit.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""What a command reached, read from the run's log.
-
-Curves for the trackers that a run file names under `tracking`, sent beside the training.
-"""
+"""What a command reached, read from the run's log, and its curves for the trackers that the run file names."""
 
 import os
 from collections.abc import Callable, Iterator

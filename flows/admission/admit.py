@@ -1,10 +1,8 @@
 """Whether a command may train a run: every cheap check, once, before Prefect or TensorFlow is waited for.
 
-Cheap checks of the run file, the code and the data files of a run, before anything is written.
-
-Refuses a run that another process is training, before a second process wastes minutes of training.
-
-This is no lock. Two processes that start together find nobody, and the log lets only one of them commit.
+Run file, code and data files are checked before anything is written, and a run that another process trains is refused
+before a second process wastes minutes. That is no lock. Two processes that start together find nobody, and the log lets
+only one of them commit.
 """
 
 import importlib.util

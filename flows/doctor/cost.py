@@ -1,6 +1,6 @@
-"""Measure what a commit and a restore take, with the writer and the reader that training uses.
+"""What a commit, a restore and a preemption cost, and so how often to commit.
 
-What a preemption costs, and how often to commit.
+Commit and restore are measured with the writer and the reader that training uses.
 """
 
 import dataclasses

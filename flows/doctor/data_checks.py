@@ -1,7 +1,4 @@
-"""A small sample of the run's data, for one training step and for measuring the speed of the input pipeline.
-
-Reads batches of the data sample: one for a training step, and many for measuring the input pipeline.
-"""
+"""A small sample of the run's data: batches for one training step, and for the speed of the input pipeline."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence

@@ -1,9 +1,4 @@
-"""Checks that need only the run file: the file, accelerator, batch size, code, and the preflight of `baton run`.
-
-Check that the storage can be reached and written to.
-
-The result of a check, and a class that runs checks one after the other.
-"""
+"""Checks that need only the run file: the file, accelerator, batch size, code, storage, preflight of `baton run`."""
 
 import os
 import secrets

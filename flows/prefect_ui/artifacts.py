@@ -1,7 +1,4 @@
-"""The artifacts that show a run in Prefect's UI, made from its log, and the API calls that store them.
-
-The rows of the commits artifact, kept up to date from the log.
-"""
+"""The artifacts that show a run in Prefect's UI, made from its log, and the API calls that store them."""
 
 import base64
 import hashlib

@@ -1,7 +1,4 @@
-"""A sink that writes to a flow run's log in Prefect.
-
-Tags by which Prefect's pages find the flow runs and task runs of a training run.
-"""
+"""A sink that writes to a flow run's log in Prefect, and the tags by which Prefect's pages find a run's flow runs."""
 
 import logging
 import threading

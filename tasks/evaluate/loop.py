@@ -3,14 +3,9 @@
 Full batches run on all replicas. The remainder runs unpadded on replica 0 alone: metrics from `metrics=[…]` ignore
 sample weights, so padding would count.
 
-The metrics of a model as an evaluation adds them up.
-
-Averaged weights of optimizers with `use_ema`.
-
-What an evaluation changes in the train state. `state/warm_state.py` puts it back.
-
 An evaluation uses the model that training uses. It resets and updates metrics, may draw random numbers or assign
-variables in the user's own `test_step`, and evaluates the averages of `use_ema`. All of that is put back, bit for bit.
+variables in the user's own `test_step`, and evaluates the averages of `use_ema`. All of that is put back, bit for bit,
+by `state/warm_state.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

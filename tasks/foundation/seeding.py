@@ -1,10 +1,7 @@
 """Make the random numbers of user code a function of `train.seed`, during its import and while it yields examples.
 
-Without this, a layer that a module creates at import would start with other weights in every process.
-
-Makes `np.random.default_rng()` without a seed draw from the run's seed, while user code runs.
-
-NumPy seeds such a generator from the operating system, so each process would get other examples.
+Without this, a layer that a module creates at import would start with other weights in every process. NumPy seeds
+`np.random.default_rng()` from the operating system, so while user code runs it draws from the run's seed instead.
 """
 
 import hashlib

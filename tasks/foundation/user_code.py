@@ -1,14 +1,12 @@
 """Load the user's functions, such as `model.py:build_model` or `package.module:build`.
 
 A file's folder is loaded as a package with a private name. Sibling modules can then import each other relatively
-(`from .layers import Block`), and a user's `tasks.py` cannot shadow Baton's packages.
+(`from .layers import Block`), and a user's `tasks.py` cannot shadow Baton's packages. Packages that its files import
+and that are missing are found without importing these, which would import TensorFlow.
 
-Relative paths in user code start at the run file's folder.
-
-The working folder belongs to the whole process, so it is changed only while user code runs. Baton's own paths are
-absolute: storage roots, run files and temporary folders do not depend on it.
-
-Find missing packages in the imports of the user's files, without importing these: that would import TensorFlow.
+Relative paths in user code start at the run file's folder. The working folder belongs to the whole process, so it is
+changed only while user code runs. Baton's own paths are absolute: storage roots, run files and temporary folders do
+not depend on it.
 """
 
 import ast

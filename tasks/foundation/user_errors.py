@@ -1,10 +1,8 @@
 """Messages for errors of user code: they begin with the user's own line, and leave out what TensorFlow repeats.
 
-Finds the user's own lines in an error: in its traceback, in AutoGraph's copy of it, and in TensorFlow's message.
-
 TensorFlow reports an operation that fails in a graph with the stack of the code that made it, and an error in a
 `tf.py_function` with its traceback, both as text. AutoGraph runs a copy of the user's code, and attaches the original
-lines to the error.
+lines to the error. So the user's lines are looked for in all three.
 """
 
 import inspect

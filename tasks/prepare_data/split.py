@@ -1,8 +1,7 @@
-"""Splits a source into training and validation by a seeded hash of each example's index.
+"""Splits a source into training and validation: by a seeded hash of each example's index, by groups, or by time.
 
-Splits a source by groups: records with equal values of one feature are held out together.
-
-Splits a source by time: its last records are held out, in the order in which it gives them.
+Records with equal values of the group's feature are held out together. By time, the last records are held out, in the
+order in which the source gives them.
 """
 
 import hashlib

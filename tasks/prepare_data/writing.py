@@ -1,12 +1,8 @@
-"""Writes checked examples to shards of equal counts, in a seeded order, or in that of the source.
+"""Writes checked examples to shards of equal counts, in a seeded order or in that of the source.
 
-Writes shards to local files, one at a time, and uploads them in parallel.
-
-Shuffles a whole part of any size: scatters its records to their shards through a temporary file.
-
-A seeded permutation. It uses integer arithmetic only, so machines and NumPy versions agree.
-
-Checks free disk space before writing, and reports full disks as errors.
+A whole part of any size is shuffled by scattering its records to their shards through a temporary file. Shards are
+written to local files, one at a time, and uploaded in parallel; free disk space is checked before. Permutations use
+integer arithmetic only, so machines and NumPy versions agree.
 """
 
 import os

@@ -1,9 +1,7 @@
-"""The commits of a segment: where the next one starts from, its base, and how it is saved.
+"""The commits of a segment: where the next one starts from, its base, how it is saved, and what it says.
 
-A segment without commits in its middle is one interval. Each commit ends an interval and starts the next one.
-`interval.py` has what a commit says besides the state.
-
-What a commit says of the steps since the one before: rows, seconds by cause, what each host did.
+A segment without commits in its middle is one interval. Each commit ends an interval and starts the next one. Besides
+the state it has the interval's rows, its seconds by cause, and what each host did.
 """
 
 import uuid

@@ -1,16 +1,11 @@
-"""The compiled training loop.
+"""The compiled training loop, the batches that it reads, and what comes before each inner loop.
 
 It replaces `model.fit`: steps are counted absolutely, nothing is read or reset where a run is cut, and
 `fit(steps_per_execution=…)` crashes under MirroredStrategy. It calls Keras's own `model.train_step`, so compiled
 losses, metrics, custom `train_step`s, clipping and mixed precision work.
 
-What to do before the next inner loop, decided by all hosts together.
-
-Clocks and signals differ between hosts. A host that ran one step more than the others would wait for them forever.
-
-The stream of batches that a training reads, from any batch on.
-
-What a user should know about the traced train step.
+All hosts decide together what comes next. Clocks and signals differ between them, and a host that ran one step more
+than the others would wait for them forever.
 """
 
 import math

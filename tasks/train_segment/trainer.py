@@ -1,8 +1,6 @@
-"""The trainer: model, compiled loop, data and state of one process.
+"""The trainer: model, compiled loop, data and state of one process, kept from one segment to the next.
 
-The trainer that a process keeps from one segment to the next.
-
-Statistics of each host between two commits; they show a slow host.
+Statistics of each host between two commits show a slow host.
 """
 
 import math

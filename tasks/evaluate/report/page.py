@@ -1,7 +1,4 @@
-"""The report's page: what it says of a run.
-
-A page of tiles, charts and tables: one HTML file without references to other files.
-"""
+"""The report's page: what it says of a run, in one HTML file of tiles, charts and tables that refers to no other."""
 
 import base64
 import hashlib

@@ -1,18 +1,8 @@
-"""Sections and tables of the report's page, as plain text; the template turns them into HTML.
+"""The sections of the report's page and their tables, as plain text; the template turns them into HTML.
 
-The start of a run and its changes: sections of the report's page.
-
-Proofs and audits of a run: a section of the report's page.
-
-Checkpoints and evaluations: sections of the report's page.
-
-What accepted changes did to the run file and the user's code: a section of the report's page.
-
-The newest confusion matrix: a section of the report's page.
-
-The model, the run file and the user's code, as the home has them: sections of the report's page.
-
-Where the time went, the attempts and the workers: sections of the report's page.
+They are the start of the run and its changes, with what these did to run file and code; where the time went, attempts
+and workers; checkpoints and evaluations; the newest confusion matrix; the model and the code as the home has them;
+proofs and audits.
 """
 
 import difflib

@@ -2,15 +2,11 @@
 
 A checkpoint is `<prefix>.data-0000i-of-0000n`, the tensors' bytes, and `<prefix>.index`, which says where each is. See
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h. TensorFlow's
-own writer needs live tensors and a local file, copies through the page cache, and reads nothing back.
+own writer needs live tensors and a local file, copies through the page cache, and reads nothing back. The index is a
+sorted table of keys and values in the format of LevelDB, without compression, see
+https://github.com/google/leveldb/blob/main/doc/table_format.md.
 
-The file format of a checkpoint's index: a sorted table of keys and values, in the format of LevelDB.
-
-See https://github.com/google/leveldb/blob/main/doc/table_format.md. TensorFlow reads it; blocks are not compressed.
-
-Which value of the train state goes into which data file of a checkpoint.
-
-Files whose bytes stay are not written again (`write.py`), so values that do not change are kept apart.
+Files whose bytes stay are not written again (`write.py`), so values that do not change have data files of their own.
 """
 
 import struct

@@ -2,13 +2,10 @@
 
 A save is begun with a function that writes the checkpoint, then gets one that commits it, and then work that follows
 the commit. The thread runs them in this order. After a failure it runs nothing until the failure has been raised in the
-training thread, so nothing is committed on top of what failed.
+training thread, so nothing is committed on top of what failed. All hosts wait for the save in flight together.
 
-Commit a staged checkpoint: verify its files, append the log entry, retire older checkpoints.
-
-The stage checkpoint-to-GCS calls this at segment ends, `save.py` everywhere else. It needs no TensorFlow.
-
-Wait for the save in flight, on all hosts together.
+`commit_staged` verifies a staged checkpoint, appends the log entry and retires older ones. The stage checkpoint-to-GCS
+calls it at segment ends, `save.py` everywhere else. Nothing here needs TensorFlow.
 """
 
 import contextvars

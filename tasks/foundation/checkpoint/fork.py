@@ -1,9 +1,5 @@
 """Fork a run: copy a committed checkpoint of one run into a new run, with its lineage in the log.
 
-For homes that a crash left incomplete, see `fork.py`.
-
-Which fork a home holds, and whether it is complete.
-
 A fork writes its lineage into `fork.json` first, then the copied checkpoint, the origin entry, and the commit. So a
 home that a crash left incomplete is recognized as a fork, and init-or-restore does not begin a new run there. Without
 an origin entry, any fork may be made there. With one, the copy is there too: the same command commits it, even if the

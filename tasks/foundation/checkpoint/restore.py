@@ -1,7 +1,4 @@
-"""Restore the train state from a checkpoint, on the same or on another number of replicas.
-
-Restore a checkpoint into the state that a process keeps.
-"""
+"""Restore the train state from a checkpoint, on the same or on another number of replicas."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,11 +1,8 @@
-"""Which checkpoints are kept, and the deletion of the others.
+"""Which checkpoints are kept, the deletion of the others, and the ways back from a damaged or diverged tip.
 
 Policies are values, like `max_to_keep` and `keep_checkpoint_every_n_hours` of `tf.train.CheckpointManager`. They count
-in steps, because clocks differ between machines.
-
-Find the newest whole checkpoint of a run, and quarantine the damaged ones after it.
-
-Go back to a segment border after a blow-up, and say so.
+in steps, because clocks differ between machines. Damaged checkpoints are quarantined up to the newest whole one; after
+a blow-up the run goes back to a segment border. Both are said in the log.
 """
 
 import uuid

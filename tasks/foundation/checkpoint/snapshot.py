@@ -1,6 +1,6 @@
 """The train state at one step, copied into host memory, so that training can go on while it is written.
 
-Refuses weights that are not finite, before anything of them is written.
+Weights that are not finite are refused before anything of them is written.
 """
 
 import os

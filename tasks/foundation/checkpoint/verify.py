@@ -4,11 +4,10 @@ One read that differs may be an error of the network. A file is damaged when a s
 the store itself does not report the bytes that were written. Refusals, time-outs and full disks say nothing about the
 bytes.
 
-Reads the files of a checkpoint while the process still imports TensorFlow, which restores it later.
-
-Files in a bucket are downloaded into a temporary folder, and `verify.fetch` takes them from there. For files on this
-machine, the kernel is asked to read them into memory. Nothing depends on it: `fetch` verifies every file as if it had
-read it itself, and reads again whatever is not there.
+A start reads the files ahead, while the process still imports TensorFlow. Files in a bucket are downloaded into a
+temporary folder, and `fetch` takes them from there. For files on this machine, the kernel is asked to read them into
+memory. Nothing depends on it: `fetch` verifies every file as if it had read it itself, and reads again whatever is not
+there.
 """
 
 import atexit

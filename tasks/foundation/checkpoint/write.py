@@ -3,8 +3,6 @@
 A checkpoint whose manifest is there is *staged*: all of its files are complete. A log entry makes it *committed*, see
 `committer.py`. Any thread may write a snapshot: it needs neither TensorFlow nor the model.
 
-Data files whose bytes are those of the checkpoint before: linked or copied in the store, not written again.
-
 A frozen backbone, or an embedding that no batch touched, is neither written nor uploaded at each commit. On a local
 disk the checkpoints share the file by hard links, on Cloud Storage the bucket copies the object. So each checkpoint
 still has all of its files, and deleting one takes nothing from another. If the earlier file is deleted meanwhile, the

@@ -1,14 +1,9 @@
 """The base class of all contracts: the values that stages, processes and files exchange.
 
-Strings that become paths or file names. They come from files that others can write, so each has a strict pattern.
-
-What a change of a run-file key means for a run that has begun. Every field of `RunSpec` carries one `ChangeClass`.
-
-An identity key decides what the log records of the run (identity.py): a change is refused, or the user accepts it by
-name and it is logged. An operational key may change freely. The environment is recorded too; a change of it is reported
-and logged.
-
-How a run file names a function of the user: `file.py:function` or `package.module:function`.
+Strings that become paths or file names come from files that others can write, so each has a strict pattern. Every field
+of `RunSpec` carries one `ChangeClass`, which says what another value means for a run that has begun. An identity key
+decides what the log records of the run (identity.py): a change is refused, or the user accepts it by name and it is
+logged. An operational key may change freely. The environment is recorded too; a change of it is reported and logged.
 """
 
 import re

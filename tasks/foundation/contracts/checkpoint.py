@@ -1,7 +1,4 @@
-"""A checkpoint: its files, its manifest, and the reference to it.
-
-What happened to initial weights: the report covers every variable of the model and of each source.
-"""
+"""A checkpoint: its files, its manifest, the reference to it, and what happened to initial weights in its model."""
 
 from collections import Counter
 from collections.abc import Iterable

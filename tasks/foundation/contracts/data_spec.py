@@ -1,10 +1,7 @@
 """`data` in the run file: where the examples come from and how they are laid out.
 
-`data.pad` and `data.pack` in the run file: how sequences of different lengths become arrays of one shape.
-
-Mixtures: `data.sources` in the run file, and what the manifest of a prepared mixture has.
-
-The sets that a model is evaluated on: `data.validation` and `data.test` in the run file, and their references.
+`data.pad` and `data.pack` make arrays of one shape from sequences of different lengths. `data.sources` is a mixture,
+which the manifest of the prepared dataset describes too. `data.validation` and `data.test` are sets of their own.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""How large the files of a home and of a dataset may be: no larger one is written, and none is read beyond its limit.
+"""The files of a home beside its log and checkpoints, and how large each kind of file may be.
 
 A home may come from a stranger, or be damaged. A file of some gigabytes in the place of a small one must not fill the
 memory of whoever lists the runs of a folder. So every store asks here before it reads a whole file, and again before it
@@ -9,13 +9,8 @@ Bytes alone do not bound memory: `[],` has three, and takes hundreds once it is 
 values of JSON are counted too. The parser bounds how deeply they are nested; `MOST_NESTED` is the bound for what people
 nest in a run file, which other files repeat within their own levels.
 
-The run file and the user's code as they are saved in a run's home.
-
-The layers and parameters of a model, as a run's home has them.
-
-The confusion matrix of a checkpoint, as a run's home has it.
-
-The receipts of `baton prove` and `baton audit`, which lie in the home of a run: what was compared, the verdict.
+Beside the limits stand the contracts of saved code, with the layers and parameters of the model, of confusion matrices,
+and of the receipts of `baton prove` and `baton audit`.
 """
 
 import base64

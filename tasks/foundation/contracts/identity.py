@@ -1,19 +1,10 @@
 """The identity of a run, as its log records it, and the changes of it that a user can accept.
 
-The fields of `RunSpec` say which keys of the run file are part of it, see base.py.
-
-The keys of a run's identity: what another value would mean, and what an accepted change does.
-
-The types of a recorded identity's values, which code relies on wherever a home is from.
-
-Values that are only compared with others, such as the configuration of a model, may be any JSON. So may those of keys
-that this version does not know.
-
-The identity of a run as its log has it, read when it is needed: it may be large, and few commands look at it.
-
-What Baton does in place of a run's callbacks, as its log records it beside the identity.
-
-Write values in messages as people do: 0.001, not 0.0010000000474974513, which a float32 becomes as a double.
+The fields of `RunSpec` say which keys of the run file are part of it, see base.py. Each recorded key says what another
+value would mean and what an accepted change does. Values that are only compared with others, such as the configuration
+of a model, may be any JSON; the types of those that code relies on are checked, wherever a home is from. An identity
+may be large, and few commands look at it, so it is read when it is needed. Numbers in messages are written as people
+write them: 0.001, not 0.0010000000474974513, which a float32 becomes as a double.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Entries of the run log. Each has the folded state, so reading the newest entry is enough.
 
-The request for a training segment, and its result.
+What a training segment was asked for and gave is here too, because a commit holds its rows and its times.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
-"""Reads a YAML file and `--set` overrides into a `RunSpec`, or refuses them with a remedy.
+"""Reads a YAML file and `--set` overrides into a `RunSpec`, or refuses them with key, value and remedy.
 
-Reads YAML of plain values only and records where each value was given; errors have file, line and remedy.
-
-Why a run file is refused: pydantic's findings as sentences with key, value and remedy.
+The YAML has plain values only. Where each was given is recorded, so errors have file and line; what pydantic finds is
+said in sentences.
 """
 
 import json

@@ -1,12 +1,7 @@
-"""The run file's content. The descriptions double as remedies in error messages and as documentation.
+"""The run file's content: `RunSpec`, with `train` and `init`; `data` and `accelerator` are in data_spec and placement.
 
-`train` in the run file: how far to train, in which segments, and with which arithmetic.
-
-`init` in the run file: initial weights and frozen variables.
-
-Where a run's curves are sent besides its home.
-
-The length of an epoch, and absolute steps at which something is due.
+The descriptions double as remedies in error messages and as documentation. What is due at absolute steps and epochs has
+arithmetic of its own here, because the run file gives it in either.
 """
 
 import re

@@ -1,8 +1,6 @@
-"""The calls of the five stages, one class each.
+"""The calls of the five stages, one class each, and the error that a stage in another process answers with.
 
 A stage that runs in another process gets its call as one flat JSON object, together with a `RemoteContext`.
-
-A `BatonError` as JSON, to send it to another process.
 """
 
 import json

@@ -1,12 +1,10 @@
-"""A local cache of byte ranges of remote files, limited in bytes.
+"""A local cache of byte ranges of remote files, limited in bytes, and the one that a process has for all its shards.
 
 Ranges that are in use or read ahead are pinned. Other ranges stay while there is room, and the least recently used is
-removed first. So a small dataset is downloaded once, and a large one needs room for the windows in use only.
-
-The shard cache of the process, shared by training and validation in all its segments.
-
-The environment variable BATON_CACHE_BYTES limits it, in bytes. The default is 8 GiB, or half of the free space in the
-temporary folder (TMPDIR) if that is less. The limit is read when the first shard is opened.
+removed first. So a small dataset is downloaded once, and a large one needs room for the windows in use only. Training
+and validation share the cache of the process in all segments. The environment variable BATON_CACHE_BYTES limits it, in
+bytes. The default is 8 GiB, or half of the free space in the temporary folder (TMPDIR) if that is less. The limit is
+read when the first shard is opened.
 """
 
 import atexit

@@ -1,6 +1,6 @@
-"""Reads the set that a model is evaluated on: held-out examples, or an own set, each example once.
+"""Reads the set that a model is evaluated on, held-out examples or an own set, each example exactly once.
 
-Reads the examples that a model is evaluated on with `tf.data`, each exactly once; see `reader.py`.
+Training reads without end, see `reader.py`; both read the same shards and decode them with the same functions.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,9 +7,8 @@ follows from the counts. Where the remainder is dropped, an epoch ends with its 
 would follow are left out.
 
 With `data.shuffle: false` nothing is permuted: every epoch has the order of the shards, which is that of the source.
-Windows, batches and positions are the same arithmetic.
-
-A seeded hash of an index. It uses integer arithmetic only, so machines and NumPy versions agree.
+Windows, batches and positions are the same arithmetic. Hashes of an index use integers only, so machines and NumPy
+versions agree.
 """
 
 import hashlib

@@ -1,10 +1,8 @@
-"""Reads prepared datasets with `tf.data`: training data without end. `evaluation_sets.py` reads what is held out.
+"""Reads prepared datasets with `tf.data`: training data without end, of one dataset or of a mixture of several.
 
 Python only makes the plan, one element per window: which shards, in which order, and how many examples to skip.
-TensorFlow reads, permutes, batches and parses. Iterate inside `original_read_errors` to get Baton's
-errors.
-
-Streams of the records that training reads, without end: of one dataset, or of a mixture of several.
+TensorFlow reads, permutes, batches and parses. Iterate inside `original_read_errors` to get Baton's errors. What is
+held out is read by `evaluation_sets.py`.
 """
 
 from collections.abc import Callable, Iterator

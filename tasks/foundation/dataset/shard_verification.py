@@ -1,6 +1,7 @@
 """Verifies shards against the manifest before TensorFlow reads them, and downloads remote shards ahead.
 
-Restores Baton's errors that TensorFlow wraps while it reads a dataset.
+TensorFlow asks for a shard in the middle of its pipeline and wraps what that raises in an error of its own;
+`original_read_errors` gives Baton's error back.
 """
 
 import threading

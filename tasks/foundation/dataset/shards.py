@@ -1,11 +1,9 @@
-"""The shard format: TFRecord files of `tf.train.Example`, one bytes value per feature; text has one per string.
+"""The shard format, and batches of examples from the records of planned shards: what training and evaluation share.
 
-The value holds the array's raw little-endian bytes. So every fixed-width dtype is preserved, and three operations per
-feature parse a whole vector of records. Records that other tools wrote may hold lists of values, or images.
-
-Decodes JPEG and PNG; preparation and training use the same function.
-
-Batches of examples from the records of planned shards, with `tf.data`: what training and evaluation share.
+Shards are TFRecord files of `tf.train.Example`, one bytes value per feature; text has one per string. The value holds
+the array's raw little-endian bytes. So every fixed-width dtype is preserved, and three operations per feature parse a
+whole vector of records. Records that other tools wrote may hold lists of values, or JPEG and PNG images; preparation
+and training decode them with the same function.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,13 +1,9 @@
 """Applies transforms to examples and batches within the reader's pipeline; see reader.py for what comes before.
 
-Transforms run in parallel, in the order of the data. Each gets a seed that follows from the position of its example or
-batch, so the result does not depend on threads, cuts, hosts or replicas.
-
-Seeds of transforms: a pure function of (purpose, run's seed, position), computed inside the input pipeline.
-
-The position of a training example is its place in the stream of all epochs (order.py). The epoch and the example's
-index within it follow from the position, so each epoch gives an example another seed. No cut, host or replica count
-enters.
+Transforms run in parallel, in the order of the data. Each gets a seed, a pure function of (purpose, run's seed,
+position), which is computed inside the pipeline; so the result does not depend on threads, cuts, hosts or replicas. The
+position of a training example is its place in the stream of all epochs (order.py). The epoch and the example's index
+within it follow from the position, so each epoch gives an example another seed.
 """
 
 import hashlib

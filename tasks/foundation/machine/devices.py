@@ -1,11 +1,7 @@
 """The accelerator of a process: one `tf.distribute.Strategy` and what it runs on.
 
 TensorFlow fixes devices and threads at first use, and a second MirroredStrategy in one process crashes. So the first
-`acquire` decides for the process; a call with other settings is refused.
-
-The kind of accelerator that `kind: auto` chooses: a TPU, else GPUs, else the CPU.
-
-The GPUs of this process, and the strategy over them.
+`acquire` decides for the process; a call with other settings is refused. `kind: auto` is a TPU, else GPUs, else CPU.
 """
 
 import os

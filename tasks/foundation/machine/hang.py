@@ -1,15 +1,14 @@
-"""When a process counts as hung: nothing that it waits for has ended within a limit, counted while the process runs.
+"""Ends a process that hangs, with exit code 3, so that whoever started it can start it again.
 
-An inner loop lasts about a second, or as long as one step, so a short limit applies to it. Six times that limit applies
+A collective that never returns, a stuck input or a store that never answers blocks the training thread inside
+TensorFlow, where no exception reaches it. So another thread watches, records the stacks of all threads, and exits.
+
+A process counts as hung when nothing that it waits for has ended within a limit, counted while the process runs. An
+inner loop lasts about a second, or as long as one step, so a short limit applies to it. Six times that limit applies
 to what is of unknown length: restore, compilation and the first inner loop after it, evaluation, callbacks, commits. A
 process that computes during these is not hung, and none is while bytes of a download arrive. Preparing data, waiting
 for a remote stage and what follows the training have no limit: they have limits of their own, or depend on a machine
 that may come late. Once the process was asked to stop, an inner loop may last as long as the grace period.
-
-End a process that hangs, with exit code 3, so that whoever started it can start it again.
-
-A collective that never returns, a stuck input or a store that never answers blocks the training thread inside
-TensorFlow, where no exception reaches it. So another thread watches, records the stacks of all threads, and exits.
 """
 
 import contextvars

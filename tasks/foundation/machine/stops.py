@@ -1,16 +1,10 @@
 """Requests to stop training: signals, notices of Google Compute Engine, and the time budget.
 
-The stop requests, work thread and exit of a process: the only mutable global state of `stops/`.
-
 A process has one main thread, which receives its signals, and one terminal. So it runs one piece of uninterrupted work
-at a time, in one thread.
-
-Several hosts stop together: all of them obey a stop request of any of them, at the same step.
-
-SIGHUP, which arrives when a terminal is closed or a connection is lost, is handled like SIGTERM.
-
-It becomes a SIGTERM, so the usual handler of SIGTERM runs: Prefect's, the command's, or that of uninterrupted work. A
-SIGHUP that is ignored stays ignored, as with nohup.
+at a time, in one thread; `PROCESS_STOP` keeps its requests, and is the only state of a process that stops share.
+Several hosts obey a request of any of them, at the same step. SIGHUP, which arrives when a terminal is closed or a
+connection is lost, becomes a SIGTERM, so the usual handler of SIGTERM runs: Prefect's, the command's, or that of
+uninterrupted work. A SIGHUP that is ignored stays ignored, as with nohup.
 """
 
 import contextvars

@@ -1,24 +1,15 @@
-"""Run work in the work thread of the process, while the main thread waits and receives signals.
+"""The work thread of a process: work on the model runs in it, and the main thread waits and receives signals.
 
-Run work on the model in the work thread of the process, where training runs.
+So a signal is handled at once, even if the work is inside one TensorFlow call for seconds, and the signal's handler
+stays in place. Prefect needs that: its runner asks the process for a receipt before it sends SIGTERM. It gets one only
+while Prefect's own handler is installed, and kills the process at once without one (seen with 3.8.8 and `flow-run
+execute` set to reschedule).
 
-Run work to completion; signals that arrive meanwhile are delivered after it returns.
-
-The work runs in a separate thread, and the main thread waits for signals. So a signal is handled at once, even if the
-work is inside one TensorFlow call for seconds, and the signal's handler stays in place. Prefect needs that: its runner
-asks the process for a receipt before it sends SIGTERM. It gets one only while Prefect's own handler is installed, and
-kills the process at once without one (seen with 3.8.8 and `flow-run execute` set to reschedule).
-
-The stop requests of work that runs beside the uninterrupted work of a process, in a thread of its own.
-
-End the process at once, as after a second Ctrl-C, even if its threads or its terminal are blocked.
-
-End a process that was asked to stop when its grace period is over, whatever keeps it.
-
-A handler of a signal raises an exception in the main thread, and the process then unwinds. User code can keep it from
-that: a pool of processes waits for ever for a lock that a killed child had, a thread or an exit handler never ends, or
-the main thread is inside a library and no handler is called. So another thread counts from the signal. It learns of it
-by `signal.set_wakeup_fd`, which needs no handler.
+A process ends at once after a second Ctrl-C, even if its threads or its terminal are blocked. It also ends when it was
+asked to stop and its grace period is over, whatever keeps it. A handler raises an exception in the main thread, and the
+process unwinds; but a pool of processes may wait for ever for a lock that a killed child had, a thread or an exit
+handler may never end, or the main thread may be inside a library where no handler is called. So another thread counts
+from the signal. It learns of it by `signal.set_wakeup_fd`, which needs no handler.
 """
 
 import contextvars

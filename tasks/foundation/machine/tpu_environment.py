@@ -1,13 +1,10 @@
-"""Google Cloud's TPU types, by name.
+"""Finds this machine's TPU without TensorFlow, and sets the variables that TensorFlow reads when it is imported.
 
-Sizes and memory are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to "v6e", as of
-2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e (`v5litepod-…`) and
+It reads only device files, environment variables and installed packages, so it never waits for a network. Sizes and
+memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to "v6e", as
+of 2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e (`v5litepod-…`) and
 v6e. TensorFlow has one replica per core on v2 and v3, and one per chip on the others. Gigabytes are decimal, because
 the runtime reserves some of the memory.
-
-Finds this machine's TPU without TensorFlow, and sets the variables that TensorFlow reads when it is imported.
-
-It reads only device files, environment variables and installed packages, so it never waits for a network.
 """
 
 import importlib

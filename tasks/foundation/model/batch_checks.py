@@ -1,9 +1,8 @@
-"""Checks that a model can be evaluated on the last, smaller batch of a set; a fixed batch size prevents it.
-
-Finds the parts of a train step whose result depends on how a global batch is split over replicas.
+"""Finds what in a model depends on how a global batch is split over replicas, or on one batch size.
 
 A step that is a mean over the examples gives the same result on any number of replicas, except for rounding.
-Statistics over one replica's examples, random masks, and clipping before the gradients are summed do not.
+Statistics over one replica's examples, random masks, and clipping before the gradients are summed do not. A fixed batch
+size prevents the evaluation of the last, smaller batch of a set.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,17 +1,12 @@
-"""Builds the user's model and creates all its variables.
-
-The arguments of the user's build function: `model.options`, and the run's length if the function asks for it.
+"""Builds the user's model with all its variables, in the way that the model needs.
 
 Learning-rate schedules often depend on the steps of an epoch or of the whole run. A build function that has a
 parameter named `steps_per_epoch` or `train_steps` gets them. They are recorded with `model.options`, so a run whose
 schedule would change with another target is refused, as for any other change of these arguments.
 
-Builds the user's model with all its variables, in the way that the model needs.
-
-Batch sizes in a model's configuration: those that its author fixed, and those of the batch it was built with.
-
 A layer that is built on its first call records the shape of that call. The first dimension is the per-replica batch
-size, so without this module the same model would look like another one on another number of replicas.
+size, so it is told from the batch sizes that the author fixed; else the same model would look like another one on
+another number of replicas.
 """
 
 import inspect

@@ -1,14 +1,12 @@
-"""The user's Keras callbacks: creates them, decides how each is treated, and attaches them to the model.
+"""The user's Keras callbacks: creates them, decides how each is treated, attaches them, and saves their state.
 
-How each callback is treated: called, replaced by what Baton does itself, or refused.
+A callback is called, replaced by what Baton does itself, or refused. Keras's callbacks that save, log or show are
+replaced, and what they would do is done from the log, so it is right after any restart. Batch hooks are called at each
+logged row: at an absolute step, with metrics that are read there anyway.
 
-Keras's callbacks that save, log or show are replaced, and what they would do is done from the log, so it is right after
-any restart. Batch hooks are called at each logged row: at an absolute step, with metrics that are read there anyway.
-
-The state of a callback as JSON values: the plain values among its attributes, or what its `get_state()` returns.
-
-A callback may define `get_state()`, which returns plain values, and `set_state(state)`; then nothing else is saved. The
-numbers of a large array are bytes, which are no JSON: `HostState` keeps them beside it.
+The state of a callback is JSON values: the plain values among its attributes. A callback may define `get_state()`,
+which returns plain values, and `set_state(state)`; then nothing else is saved. The numbers of a large array are bytes,
+which are no JSON: `HostState` keeps them beside it.
 """
 
 import copy

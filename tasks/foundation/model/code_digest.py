@@ -1,10 +1,8 @@
-"""Digests of the user's code. Comments, docstrings, layout and the folder's path do not change a digest.
+"""Digests of the user's code, and the code and run file as a home keeps them.
 
-Saves a run's resolved run file and code in its home, create-only and named by content.
-
-The log's identity names the newest; an accepted change adds another file. So the code of each commit can be found.
-
-The Git revision of the user's code, where its folder is in a Git checkout.
+Comments, docstrings, layout and the folder's path do not change a digest. The saved code is create-only and named by
+content. The log's identity names the newest; an accepted change adds another file. So the code of each commit can be
+found, with its Git revision where the folder is in a Git checkout.
 """
 
 import ast

@@ -1,14 +1,10 @@
-"""The part of a run's identity that its model determines.
+"""The part of a run's identity that its model determines: its configuration, and what it keeps beside its variables.
 
-What a model keeps beside its variables: vocabularies, tables and arrays of its layers, and what its code reads.
-
-No checkpoint holds them. A process that resumes the run, evaluates or exports it builds the model anew, from files
-that may have grown since, or from a set that has another order. So the identity has a record of each
-(contracts/contents.py), and another content is refused by the name of its layer.
-
-What follows from variables is left out: layers make it again after each restore (`finalize_layers`).
-
-The Python attributes of a model: what a trace of its steps depends on besides its variables.
+Vocabularies, tables and arrays of layers, and what its code reads, are in no checkpoint. A process that resumes the
+run, evaluates or exports it builds the model anew, from files that may have grown since, or from a set that has another
+order. So the identity has a record of each (contracts/contents.py), and another content is refused by the name of its
+layer. What follows from variables is left out: layers make it again after each restore (`finalize_layers`). What a
+trace of the steps depends on besides variables, the Python attributes of the model, is compared too.
 """
 
 import hashlib

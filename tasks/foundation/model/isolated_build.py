@@ -1,6 +1,6 @@
-"""Isolates a model build from other work: a build seeds all random generators, and clears Keras's global state.
+"""Isolates a model build from other work, and sets its dtype policy (`train.precision`).
 
-`train.precision`: the Keras dtype policy of a build. Variables stay float32.
+A build seeds all random generators, and clears Keras's global state. Variables stay float32 whatever the policy.
 """
 
 import random

@@ -1,7 +1,4 @@
-"""Calls train and test steps as Keras does.
-
-Finds the user's own line behind an operation of a traced function.
-"""
+"""Calls train and test steps as Keras does, and finds the user's own line behind an operation of a traced one."""
 
 import linecache
 import sys

@@ -1,17 +1,13 @@
-"""A model's metrics as numbers with names.
+"""A model's metrics, and what its own step or `compute_metrics` returns, as numbers with names.
 
 The result of a metric may be one number, several (`F1Score()` has one for each class), or a dict of both. A row and an
 evaluation have one number for each name, so several become `f1_score/0`, `f1_score/1` and so on. What decides, such as
 `checkpoint.keep_best` and a callback's monitor, needs one number.
 
-What a model's own step or `compute_metrics` returns: Keras logs these values, although no metric may hold them.
-
-A value that no metric computes becomes a running mean over the examples since the last reset. A value that is computed
-from metrics only is computed anew from their sums, so it is the same on any number of replicas; one that is computed
-from metrics and a batch is kept as it was last. Metrics that the step neither updates nor returns are left out; they
-would stay 0.
-
-The learning rate that a compiled model's optimizer uses next, for people to see.
+Keras logs what a step returns, although no metric may hold it. A value that no metric computes becomes a running mean
+over the examples since the last reset. A value that is computed from metrics only is computed anew from their sums, so
+it is the same on any number of replicas; one that is computed from metrics and a batch is kept as it was last. Metrics
+that the step neither updates nor returns are left out; they would stay 0.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,22 +1,14 @@
-"""Finds the operations of a traced function whose state no checkpoint holds.
-
-Stateless operations with the results of TensorFlow's random operations: same shapes, dtypes and distributions.
-
-Each takes the arguments of the generated function of the same name, and an int32 seed [2] in place of the two numbers
-that TensorFlow calls seeds. Philox is named, because the default algorithm depends on the device.
-
-Seeds of the random operations in train and test steps, as functions of the run's seed, the step and the replica.
+"""Makes what train and test steps draw a function of the run's seed, the step and the replica.
 
 TensorFlow's random operations and `keras.random` without a generator draw from hidden states that no checkpoint holds.
-While a step is traced, `randomness.py` replaces them by stateless operations that take their seeds from here. Each
-replica counts its draws within a step, so an operation in a loop, or in a function that is called twice, draws anew.
-The count starts again at each step. So it is no part of the train state, however a run is cut.
-
-Replaces random operations while user code is traced, so that they draw as functions of the step.
-
 TensorFlow's functions for random numbers, layers of it and gradients of them all come to the generated functions of
 `gen_random_ops`, and `keras.random` without a generator comes to one global generator. Within `exact_draws` these few
 emit stateless operations with seeds from `StepDraws`. Calls outside of a traced function stay as they are.
+
+Each replica counts its draws within a step, so an operation in a loop, or in a function that is called twice, draws
+anew. The count starts again at each step. So it is no part of the train state, however a run is cut. The stateless
+operations have the shapes, dtypes and distributions of those that they replace; Philox is named, because the default
+algorithm depends on the device. What of hidden state is left in a traced function is found and named.
 """
 
 import hashlib

@@ -1,15 +1,13 @@
 """Builds and traces train steps, and reports their errors; used when a run starts and when it trains.
 
-What `compile` says about how a step runs, above all `jit_compile=True`: one program of XLA, as in `fit`.
+`compile(jit_compile=True)` makes a step one program of XLA, as in `fit`. `auto` means what it means in Keras: no XLA on
+a machine that has only CPUs, with deterministic operations, or within a distribution strategy. A TPU compiles every
+step with XLA, whatever `compile` says. Evaluations are not compiled.
 
-`auto` means what it means in Keras: no XLA on a machine that has only CPUs, with deterministic operations, or within a
-distribution strategy. A TPU compiles every step with XLA, whatever `compile` says. Evaluations are not compiled.
-
-Creates what a custom train step creates at its first use, as Keras does: layers' variables, metrics, optimizers.
-
-Keras traces `train_step` with the first batch. Layers that are called for the first time create their variables, and an
-optimizer is built with the variables that it is first applied to. Here the step is traced into a graph that is thrown
-away, outside of any replica, because a replica cannot create variables. Nothing runs, so no value changes.
+A custom train step creates layers' variables, metrics and optimizers at its first use. Keras traces `train_step` with
+the first batch: layers that are called for the first time create their variables, and an optimizer is built with the
+variables that it is first applied to. Here the step is traced into a graph that is thrown away, outside of any replica,
+because a replica cannot create variables. Nothing runs, so no value changes.
 """
 
 import re

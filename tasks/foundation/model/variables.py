@@ -4,13 +4,8 @@ The object graph of `tf.train.Checkpoint` is not enough: its keys are positions,
 Keras 3's `MultiHeadAttention`. Keras's own lists are not enough either: they miss raw `tf.Variable`s and
 `tf.random.Generator`s in layers. So both are read, and `untracked_variables` asks the traced step for the rest.
 
-The layers of a model by path: `encoder/block/dense` for a nested layer.
-
-Patterns that match paths of layers and variables.
-
-`init.freeze`: excludes layers and variables from training.
-
-The devices that hold a model's variables.
+Layers have paths too, `encoder/block/dense` for a nested one. Patterns match paths: `init.freeze` excludes what they
+match from training.
 """
 
 from collections import Counter

@@ -3,8 +3,6 @@
 It is saved beside the model's variables and counts in the digest. A checkpoint without it, or with one that this
 process does not use, belongs to the same model. Values of type bytes, such as the numbers of large arrays, follow the
 JSON text as they are, after one zero byte, which JSON never has. The text has their places.
-
-The values of variables on this host, as arrays.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature.
+"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature and the digest.
 
-The digest of a train state: sha256 over the sorted (path, dtype, shape, bytes) of its keys.
-
-The object graph that TensorFlow keeps in a checkpoint: which key belongs to which variable of the tree.
+The digest is sha256 over the sorted (path, dtype, shape, bytes) of the keys. TensorFlow keeps an object graph in a
+checkpoint, which says which key belongs to which variable of the tree.
 """
 
 import hashlib

@@ -1,17 +1,12 @@
-"""The random seed of each replica, derived from replica 0's.
-
-By default Keras gives every replica the same seed, so all replicas draw the same dropout masks.
-
-The variables in which replicas may differ: one for each replica, in the order of the replicas.
+"""The variables in which replicas may differ: one for each replica, in the order of the replicas.
 
 A host holds the variables of its own replicas only. For the replicas of other hosts it has plain variables as
 placeholders. A collective fills them before the state is written or compared; a restore fills them from the checkpoint.
 On one host there are none.
 
-The means of the metrics that a custom `train_step` returns, as part of the train state.
-
-They are saved, so that a logged row is the same wherever a run is cut. A checkpoint without them, or with others,
-belongs to the same model.
+By default Keras gives every replica the same seed, so all replicas would draw the same dropout masks; each gets a seed
+derived from replica 0's. The means of the metrics that a custom `train_step` returns are part of the state, so that a
+logged row is the same wherever a run is cut. A checkpoint without them, or with others, belongs to the same model.
 """
 
 import hashlib

@@ -1,10 +1,7 @@
 """The train state of one process: the model and every variable that a checkpoint of it holds.
 
-`checkpoint/` writes, restores and commits it; see `checkpoint/save.py`.
-
-The data files of the checkpoint that a train state was last saved to or restored from.
-
-Checks that a checkpoint fits into the temporary folder, and explains errors with files there.
+`checkpoint/` writes, restores and commits it; see `checkpoint/save.py`. The state remembers the data files that it was
+last saved to or restored from, so that unchanged ones are not written again.
 """
 
 import shutil

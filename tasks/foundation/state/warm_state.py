@@ -2,9 +2,8 @@
 
 A process has one distribution strategy, and a second model may not fit on its devices. So init-or-restore,
 train-segment and evaluate share one state. A stage takes it out, and puts it back when it succeeds. After an exception
-nobody puts it back, and the next stage builds a state and restores it from storage.
-
-Values of the train state that are put back, bit for bit, after something has used the model.
+nobody puts it back, and the next stage builds a state and restores it from storage. What an evaluation changes is put
+back bit for bit.
 """
 
 import gc

@@ -1,6 +1,4 @@
-"""Numbers as people write them, for the console, the commands and the report.
-
-What a stream can show to people: its width, colors, and one color for each kind of word.
+"""How values look to people: numbers, and what a stream can show, its width and colors.
 
 The console of a run and all verbs use it, so that a word has the same color everywhere. The names of the styles are
 those of rich.

@@ -1,10 +1,8 @@
 """The time of a process by cause, with heartbeats, so that little is lost if it is killed.
 
-Seconds of training that are not committed yet, and would be lost if the process died now.
-
-The time of a stage by cause.
-
-Measured values for the log. A commit must not fail because someone set the clock.
+`Ledger` books every second of an attempt and writes its record; `Stopwatch` does so for one stage. Seconds of training
+that are not committed yet are counted apart: they would be lost if the process died now. A clock that someone sets must
+not fail a commit, so measured values are made sound before they go into the log.
 """
 
 import atexit

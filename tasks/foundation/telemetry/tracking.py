@@ -1,10 +1,8 @@
-"""The curves of a run for a tracking server, made from its log.
+"""The curves of a run for a tracking server, made from its log, and the thread that sends them.
 
 Nothing but the tracker itself remembers what it has. A process first compares the tracker's points with the log, and
 sends those that are missing; so a kill at any moment neither loses nor repeats a point. A rewind or a quarantine can
-abandon points that were sent. The tracker then starts over. Training depends on none of it.
-
-A thread that keeps a tracker up to date, so that no training and no commit waits for it.
+abandon points that were sent. The tracker then starts over. No training and no commit waits for it.
 """
 
 import logging

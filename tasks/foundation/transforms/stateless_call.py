@@ -4,9 +4,8 @@ TensorFlow's stateful random operations, and other operations with hidden state,
 the line that creates them. Keras's seed generators are state too. During the trace each draw from one of them is
 replaced by a seed that follows from the function's own seed, so that Keras's random layers can be used as they are.
 
-Notices a function that takes random numbers from Python while it is traced, where they become constants.
-
-A function is traced once per start and not once per example, so a resumed run would get other constants.
+A function is traced once per start and not once per example. So random numbers that it takes from Python become
+constants, and a resumed run would get other ones; it is noticed and refused.
 """
 
 import random

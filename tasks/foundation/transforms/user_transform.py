@@ -1,10 +1,8 @@
 """A function of the run file that transforms examples or batches: loads it, calls it, checks what it returns.
 
-The form in which a transform receives and returns an example: x, (x, y) or (x, y, sample_weight), as in a source.
-
-Several inputs or outputs are a flat dict, or a list: a bare tuple would look like (x, y).
-
-Errors of operations in a transform, which TensorFlow raises in the training loop.
+It receives and returns an example as a source gives it: x, (x, y) or (x, y, sample_weight). Several inputs or outputs
+are a flat dict, or a list: a bare tuple would look like (x, y). Errors of its operations, which TensorFlow raises in
+the training loop, get the user's line.
 """
 
 import inspect

@@ -1,7 +1,4 @@
-"""Loads initial weights into a new model: reads and matches all sources first, then assigns.
-
-Describes what happened to initial weights.
-"""
+"""Loads initial weights into a new model and reports on every variable: reads and matches all, then assigns."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Matches the variables of a source with those of the model, by name. Nothing is guessed or silently skipped.
 
 Pure functions of names, shapes and dtypes.
-
-The variables that were found in a source of weights, and their names.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Finds the files of a source, on this machine or in a store.
+"""The files of a source, on this machine or in a store: found, opened, and identified by their content.
 
-A file that a source reads, on this machine or in a store.
-
-Identifies the content of files, and detects files that change while they are read.
+A file that changes while it is read is detected.
 """
 
 import hashlib

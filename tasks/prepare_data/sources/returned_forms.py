@@ -1,16 +1,10 @@
-"""Iterates over what a user's function returned, in the run file's folder, and reports its errors.
-
-Notices a source that never ends, before it fills the disk.
-
-Reads what a `load` function returns: arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one.
+"""Reads what a `load` function returns: arrays, a `tf.data.Dataset`, a `PyDataset`, or examples or batches one by one.
 
 The form decides how it is read, never a guess: what can be read two ways is refused, with both readings by their
-shapes. How it was read is said in the log.
-
-Refuses a `load` function that returns several sets, or a list of whole arrays, which may be a few examples.
-
-Keras's data functions return `x, y` or `(x_train, y_train), (x_test, y_test)`. Iterating over that yields two items,
-which with equal shapes would pass as two examples, test data included.
+shapes. How it was read is said in the log. Several sets, or a list of whole arrays that may be a few examples, are
+refused: Keras's data functions return `x, y` or `(x_train, y_train), (x_test, y_test)`, and iterating over that yields
+two items, which with equal shapes would pass as two examples, test data included. Iteration runs in the run file's
+folder, and a source that never ends is noticed before it fills the disk.
 """
 
 import ast
