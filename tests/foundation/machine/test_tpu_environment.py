@@ -198,7 +198,7 @@ def test_variables_are_set_before_tensorflow_is_imported(
     (devices / "vfio").mkdir(parents=True)
     (devices / "vfio" / "0").touch()
     code = (
-        "from tests.foundation.accelerator import test_tpu_environment as here\n"
+        "from tests.foundation.machine import test_tpu_environment as here\n"
         f"here.import_on_tpu_vm({str(devices)!r}, {entry!r}, {distributions!r})"
     )
     kept = {name: value for name, value in os.environ.items() if name not in ANNOUNCED}
