@@ -203,7 +203,7 @@ def _write_message(text: str) -> None:
 
 def _run_actions() -> None:
     for action in PROCESS_STOP.before_exit:
-        with suppress(Exception):  # the process ends anyway
+        with suppress(OSError, ValueError, AssertionError):  # a child that has ended, or is not of this process
             action()
     for stream in (sys.stderr, sys.stdout):
         # AttributeError: the streams of a process without a console are None.
@@ -407,7 +407,7 @@ def _watch(reader: int, ended: threading.Event) -> None:
 def _kill_children() -> None:
     """End the processes of pools, which may wait for this one for ever."""
     processes = sys.modules.get("multiprocessing")
-    with suppress(Exception):  # the process ends anyway
+    with suppress(OSError, ValueError, AssertionError):  # a child that has ended, or is not of this process
         for child in processes.active_children() if processes is not None else ():
             child.kill()
 
