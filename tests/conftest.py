@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tasks.foundation.process_folder import process_folder
 from tests.support.checkout import CHECKOUT
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ def _threads_before_tensorflow_is_used() -> None:
         from tasks.foundation.machine.devices import acquire
 
         acquire(AcceleratorSpec(), None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _process_folder_before_a_test_moves_temporary_files() -> None:
+    """Make the folder of this process now: not in a test's own folder, which is looked at and removed."""
+    process_folder()
 
 
 @pytest.fixture(scope="module", autouse=True)

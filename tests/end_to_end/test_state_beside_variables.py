@@ -219,7 +219,7 @@ def test_run_keeps_the_vocabulary_that_it_began_with(tmp_path: Path, monkeypatch
 
     def baton(*words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-P", "-m", *words]
-        return forked.run(command, capture_output=True, text=True, check=False)
+        return forked.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     continues = ("flows.without_prefect", "run.yaml")
     exports = ("flows.commands.main", "export", "run.yaml", "--format", "keras", "--to", "words.keras")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,8 +71,15 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The address of a socket, such as that of a fork server, has at most 107 characters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-def test_children_import_as_their_parent(tmp_path: Path) -> None:
+def test_children_import_as_their_parent(tmp_path: Path, short_folder: Path) -> None:
     parts = tmp_path / "user" / "parts"
     parts.mkdir(parents=True)
     (parts.parent / "data.py").write_text(DATA)
@@ -80,12 +88,10 @@ def test_children_import_as_their_parent(tmp_path: Path) -> None:
     (parts / "__init__.py").write_text("import random\nLATE = random.random()\n")
     (parts / "table.py").write_text(TABLE)
     (tmp_path / "script.py").write_text(SCRIPT)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     done = subprocess.run(
         [sys.executable, "script.py"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(CHECKOUT), "TMPDIR": str(temporary), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={"PYTHONPATH": str(CHECKOUT), "TMPDIR": str(short_folder), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -97,7 +103,7 @@ def test_children_import_as_their_parent(tmp_path: Path) -> None:
         assert siblings == [[2, table], [4, table]]
         assert seen == [[[[6, table], drawn, table, late, False]], [[[8, table], drawn, table, late, False]]]
     assert in_child == model
-    assert not list(temporary.iterdir())
+    assert not list(short_folder.iterdir())
 
 
 @pytest.fixture

@@ -356,7 +356,6 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from tests.prepare_data.conftest import LocalStorage, Workshop
-from tasks.prepare_data import shard_upload
 
 class Deadly(LocalStorage):
     def at(self, folder):
@@ -382,11 +381,11 @@ def test_kill_leaves_shards_in_the_store_and_no_local_files(
     environment = {**os.environ, "TMPDIR": str(temporary)}
     killed = subprocess.run(program, check=False, capture_output=True, env=environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(list(temporary.iterdir())) == 1
+    assert len(list(temporary.glob("baton-preparing-*"))) == 1
     shards = {file: (file.stat().st_ino, checksum_file(file)) for file in root.rglob("*.tfrecord")}
     assert len(shards) == 3
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     ref = workshop.prepare("data.py:load", shard_examples=7)
-    assert list(temporary.iterdir()) == []
+    assert list(temporary.glob("baton-preparing-*")) == []
     assert {file: (file.stat().st_ino, checksum_file(file)) for file in shards} == shards
     assert sorted(workshop.labels(ref) + workshop.labels(ref, "validation")) == list(range(100))

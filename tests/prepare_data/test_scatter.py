@@ -177,13 +177,11 @@ def test_thousands_of_shards_need_one_open_file() -> None:
     program = """
 import os, resource
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.prepare_data import scatter
-from tasks.prepare_data.writing import ScatterWriter
-from tasks.prepare_data.writing import scratch_file
-from tasks.prepare_data.writing import ShardUploads
+from tasks.prepare_data import writing
+from tasks.prepare_data.writing import ScatterWriter, ShardUploads, scratch_file
 import tensorflow as tf
 
-scatter._WAITING_BYTES = 100_000
+writing._WAITING_BYTES = 100_000
 opened = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 10, opened + 10))
 with scratch_file() as scratch, ShardUploads(MemoryStorage("store")) as uploads:

@@ -351,6 +351,7 @@ def leaving_in_time() -> Iterator[None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    process, outer = os.getpid(), PROCESS_STOP.signals
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     PROCESS_STOP.signals = writer
     ended = threading.Event()
@@ -359,8 +360,8 @@ def leaving_in_time() -> Iterator[None]:
     try:
         yield
     finally:
-        if PROCESS_STOP.signals == writer:  # not in a fork
-            PROCESS_STOP.signals = None
+        if os.getpid() == process:  # a fork has no watch
+            PROCESS_STOP.signals = outer
             signal.set_wakeup_fd(before)
             ended.set()
             with suppress(OSError):
@@ -393,7 +394,7 @@ def _watch(reader: int, ended: threading.Event) -> None:
     with open(reader, "rb", buffering=0) as pipe:
         while not _STOPS.intersection(found := pipe.read(64)):
             PROCESS_STOP.signalled = PROCESS_STOP.signalled or signal.SIGINT in found
-            if ended.is_set():
+            if ended.is_set() or not found:
                 return
         PROCESS_STOP.signalled = True
         until = time.monotonic() + PROCESS_DEADLINE.grace_seconds

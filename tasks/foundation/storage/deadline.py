@@ -63,6 +63,7 @@ class Deadline:
     def clear(self) -> None:
         """Remove the deadline: this process begins another command."""
         self._at, self._store_unreachable, self._has_written = math.inf, False, False
+        self.grace_seconds = _GRACE_SECONDS
         self._is_set.clear()
 
     def mark_written(self) -> None:

@@ -17,7 +17,7 @@ from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.dataset.manifest import load_manifest
+from tasks.foundation.dataset.manifest import read_manifest as read_dataset_manifest
 from tasks.foundation.dataset.shard_verification import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing
 from tasks.foundation.runlog.entry_paths import entry_path
@@ -92,12 +92,9 @@ class Commands:
     def read_shards(self) -> None:
         root = self.home.run.root
         identity = self.log.require_head().identity
-        ref = DatasetRef(
-            folder=identity["data.folder"], content_digest=identity["data.content_digest"], train_examples=1,
-            validation_examples=0, already_prepared=True,
-        )  # fmt: skip
-        manifest = load_manifest(root, ref)
-        with VerifiedShards(root.at(ref.folder)) as shards:
+        folder = identity["data.folder"]
+        manifest = read_dataset_manifest(root, folder)
+        with VerifiedShards(root.at(folder)) as shards:
             shards.open((*manifest.train, *manifest.validation))
 
     def commit_what_is_handed_on(self) -> None:

@@ -238,4 +238,3 @@ def test_digits_train_on_a_stand_in_and_survive_its_loss(tmp_path: Path) -> None
     assert "accelerator: TPU (" in notes
     assert "variables: " in notes
     assert "on each of CPU:0, CPU:1" in notes
-    assert "10 examples per replica are padded to 16, so 38% of the work is padding: use 8 or 16 per replica" in notes
