@@ -32,7 +32,6 @@ from flows.process.library_output import mask_library_output  # noqa: E402
 from flows.process.main_module import keep_main_module_from_children  # noqa: E402
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers  # noqa: E402
 from flows.process.stop_signals import (  # noqa: E402
-    RESUMABLE,
     Terminated,
     sigterm_raises,
     stop_reason,
@@ -45,7 +44,7 @@ from flows.run import Run  # noqa: E402
 from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
-from tasks.foundation.machine.stops import terminal_closed  # noqa: E402
+from tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
 from tasks.foundation.messages import shown_lines  # noqa: E402
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402

@@ -17,12 +17,13 @@ from flows.launching.devices import import_stages, read_tip_ahead
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
 from flows.process.standard_streams import has_temporary_home
-from flows.process.stop_signals import RESUMABLE, Terminated, stop_reason
+from flows.process.stop_signals import Terminated, stop_reason
 from flows.result import RelayResult, result_of_interrupted
 from flows.run import Run
 from flows.summary.run_summary import print_summary
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
+from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.masking import masked
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note

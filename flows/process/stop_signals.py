@@ -10,8 +10,6 @@ from tasks.foundation.errors import BatonError, StoreUnreachable
 from tasks.foundation.machine.stops import sighup_as_sigterm, terminal_closed
 from tasks.foundation.machine.threads import leaving_in_time, report_signal
 
-RESUMABLE = 3  # the exit code of a run that stopped with work left to do
-
 
 class Terminated(BaseException):
     """SIGTERM arrived. A BaseException, so that no handler of errors catches it."""

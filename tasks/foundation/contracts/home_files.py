@@ -285,8 +285,8 @@ class TrainingEnd(Contract):
     content_digest: str = Field(description="sha256 of the prepared examples, in their order")
 
 
-class ProofReceipt(Contract):
-    """What a proof compared, in which environment, and its verdict; below `proofs/`."""
+class Receipt(Contract):
+    """What the receipts of proofs and audits both say."""
 
     schema_version: Literal[1] = 1
     time: str = Field(description="UTC, ISO 8601")
@@ -294,9 +294,14 @@ class ProofReceipt(Contract):
     run: str
     run_file: str = Field(description="name of the run file")
     spec_digest: str = Field(description="sha256 of the run file with all overrides and defaults, as JSON")
+    baton: str = Field(description="version")
+
+
+class ProofReceipt(Receipt):
+    """What a proof compared, in which environment, and its verdict; below `proofs/`."""
+
     identity: dict[str, Any] = Field(description="identity keys, as the log of a run of this file records them")
     environment: Environment
-    baton: str = Field(description="version")
     steps: int = Field(ge=1)
     cuts: tuple[int, ...] = Field(description="steps of the commits between the first step and the last")
     killed_at_step: int = Field(ge=1, description="step of the tip when SIGKILL ended the first process")
@@ -332,16 +337,9 @@ class AuditedStretch(Contract):
     environment: tuple[str, ...] = Field(default=(), description="how the environment differs from the log's")
 
 
-class AuditReceipt(Contract):
+class AuditReceipt(Receipt):
     """What an audit executed, and its verdict; below `audits/`."""
 
-    schema_version: Literal[1] = 1
-    time: str = Field(description="UTC, ISO 8601")
-    verdict: Verdict
-    run: str
-    run_file: str = Field(description="name of the run file")
-    spec_digest: str = Field(description="sha256 of the run file with all overrides and defaults, as JSON")
-    baton: str = Field(description="version")
     seed: int | None = Field(description="that drew the sample; None: --last or --all")
     auditable: int = Field(ge=1, description="stretches between retained checkpoints that could be executed")
     stretches: tuple[AuditedStretch, ...]

@@ -35,7 +35,7 @@ def validation_dataset(
         storage: the storage root; `ref.folder` is relative to it.
         ref: the prepared dataset.
         batch_size: examples per batch.
-        part: train: the examples of a dataset that is an own set as a whole, see `evaluation_sets.py`.
+        part: train: the examples of a dataset that is an own set as a whole.
         function: transforms each example; None: examples as they were prepared.
         seed: the run's seed; `function` gets seeds that follow from it and the example's index.
 

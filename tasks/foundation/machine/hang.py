@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import IO, Final, Literal, Self
 
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.machine.stops import PROCESS_STOP, no_save
+from tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, no_save
 from tasks.foundation.messages import shown_lines
 from tasks.foundation.storage.transfers import DOWNLOADED
 from tasks.foundation.telemetry.events import Committed, Event, Hung, Phase, Sink, Training, Waiting
@@ -182,7 +182,6 @@ class HangRule:
             self._longest, self._first = max(self._longest, seconds), None
 
 
-_EXIT_CODE: Final = 3  # stopped with work left to do
 _STDERR: Final = 2
 _RECORD_SECONDS: Final = 10.0
 _LAST_RECORD_SECONDS: Final = 5.0
@@ -289,7 +288,7 @@ class HangWatch:
                 _run_within(_LAST_RECORD_SECONDS, [self._ledger.heartbeat])
             _run_within(_ACTION_SECONDS, PROCESS_STOP.before_exit)
         finally:
-            self._leave(_EXIT_CODE)
+            self._leave(RESUMABLE)
 
 
 def stacks_of_all_threads() -> str:

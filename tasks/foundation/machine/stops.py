@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import get_args
+from typing import Final, get_args
 
 from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
@@ -38,6 +38,8 @@ _MESSAGES: dict[StopReason, str] = {
     "maintenance": f"host maintenance is about to stop this machine: {_NEXT}",
 }
 _HANGUP_MESSAGE = f"terminal closed (SIGHUP): {_NEXT}"
+
+RESUMABLE: Final = 3  # the exit code of a process that stopped with work left to do
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ execute` set to reschedule).
 
 A process ends at once after a second Ctrl-C, even if its threads or its terminal are blocked. It also ends when it was
 asked to stop and its grace period is over, whatever keeps it. A handler raises an exception in the main thread, and the
-process unwinds; but a pool of processes may wait for ever for a lock that a killed child had, a thread or an exit
+process unwinds; but a pool of processes may wait forever for a lock that a killed child had, a thread or an exit
 handler may never end, or the main thread may be inside a library where no handler is called. So another thread counts
 from the signal. It learns of it by `signal.set_wakeup_fd`, which needs no handler.
 """
@@ -28,7 +28,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.machine.metadata_server import watching_metadata
-from tasks.foundation.machine.stops import PROCESS_STOP, Stop, Stops, sighup_as_sigterm, terminal_closed
+from tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, Stop, Stops, sighup_as_sigterm, terminal_closed
 from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Silent, Sink
 
@@ -333,7 +333,6 @@ def _default_sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-_RESUMABLE: Final = 3
 _LOOK_SECONDS: Final = 0.2
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 _LEFT: Final = (
@@ -402,11 +401,11 @@ def _watch(reader: int, ended: threading.Event) -> None:
             if ended.wait(_LOOK_SECONDS):
                 return
     _kill_children()
-    leave_at_once(_LEFT.format(grace=PROCESS_DEADLINE.grace_seconds), _RESUMABLE)
+    leave_at_once(_LEFT.format(grace=PROCESS_DEADLINE.grace_seconds), RESUMABLE)
 
 
 def _kill_children() -> None:
-    """End the processes of pools, which may wait for this one for ever."""
+    """End the processes of pools, which may wait for this one forever."""
     processes = sys.modules.get("multiprocessing")
     with suppress(OSError, ValueError, AssertionError):  # a child that has ended, or is not of this process
         for child in processes.active_children() if processes is not None else ():

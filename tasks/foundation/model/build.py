@@ -5,7 +5,7 @@ parameter named `steps_per_epoch` or `train_steps` gets them. They are recorded 
 schedule would change with another target is refused, as for any other change of these arguments.
 
 A layer that is built on its first call records the shape of that call. The first dimension is the per-replica batch
-size, so it is told from the batch sizes that the author fixed; else the same model would look like another one on
+size, so batch sizes that the author fixed are kept apart from it; else the same model would look like another one on
 another number of replicas.
 """
 

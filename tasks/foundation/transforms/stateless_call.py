@@ -112,7 +112,7 @@ def call_stateless(
         takes_seed: whether it does.
         where: the key and the function's name, for messages.
         generator: a `keras.random.SeedGenerator` that stands in for Keras's global one.
-        number: of the trace; Python's generators are seeded with it, see stateless_call.py.
+        number: of the trace; Python's generators are seeded with it.
 
     Returns:
         What the function returned.
