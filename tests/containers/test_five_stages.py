@@ -8,7 +8,6 @@ import itertools
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from tasks.foundation.storage.opening import open_storage
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.engine import Engine
-from tests.support.prefect_server import environment_with, interrupt, post, prefect, running_server
+from tests.support.prefect_server import environment_with, interrupt, patch, post, prefect, running_server
 from tests.support.shipped_runs import DRIVER, SHORT, run_file
 from tests.support.watching import wait_until
 
@@ -83,7 +82,7 @@ class Cluster:
                 "volumes": [f"{CHECKOUT / 'deploy' / 'runs'}:/code:ro"],
                 "env": {**found["job_variables"].get("env", {}), **env},
             }
-            _patch(f"{self.url}/deployments/{found['id']}", {"job_variables": variables})
+            patch(self.url, f"deployments/{found['id']}", {"job_variables": variables})
 
     @contextmanager
     def process(self, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -109,14 +108,6 @@ class Cluster:
         made = [self.containers(str(run["id"]), "--all") for stage in IMAGES for run in self.flow_runs(stage)]
         for container in itertools.chain.from_iterable(made):
             self.engine.podman("rm", "--force", "--time", "0", container)
-
-
-def _patch(url: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
-        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}, method="PATCH"
-    )
-    with urllib.request.urlopen(request, timeout=60):  # noqa: S310
-        pass
 
 
 def segments_of(home: Storage) -> list[AttemptRecord]:

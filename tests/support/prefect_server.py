@@ -164,22 +164,33 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def graph(url: str, flow_run: str) -> dict[str, list[str]]:
     """The names of a flow run's task runs, each with those that it waits for, as Prefect's page draws them."""
-    with urllib.request.urlopen(f"{url}/flow_runs/{flow_run}/graph-v2", timeout=300) as response:  # noqa: S310
-        nodes = dict(json.load(response)["nodes"])
+    nodes = dict(_answer(f"{url}/flow_runs/{flow_run}/graph-v2", "GET", None)["nodes"])
     return {node["label"]: [nodes[each["id"]]["label"] for each in node["parents"]] for node in nodes.values()}
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> Any:
-    """Send a POST request with a JSON body to Prefect's API; returns the JSON response. Retries while it is busy."""
+    """Send a POST request with a JSON body to Prefect's API; returns the JSON response."""
+    return _answer(f"{url}/{path}", "POST", body)
+
+
+def patch(url: str, path: str, body: dict[str, Any]) -> None:
+    """Send a PATCH request with a JSON body to Prefect's API."""
+    _answer(f"{url}/{path}", "PATCH", body)
+
+
+def _answer(url: str, method: str, body: dict[str, Any] | None) -> Any:
+    """Send a request, and retry while the server is busy; returns the JSON response, or None if it is empty."""
+    data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(  # noqa: S310 - a server of the tests on 127.0.0.1
-        f"{url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        url, data=data, headers={"Content-Type": "application/json"}, method=method
     )
     deadline = time.monotonic() + 300
     while True:
         try:
             # Prefect's database can block for a minute when several flow runs start at once.
             with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310
-                return json.load(response)
+                text = response.read()
+                return json.loads(text) if text else None
         except urllib.error.HTTPError as fault:
             # 503: the database is busy and nothing was done. Prefect's own client retries too.
             if fault.code != http.client.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
