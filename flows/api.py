@@ -4,22 +4,24 @@
     trained.evaluations().frame()
     model = trained.best_model()
 
-Importing it imports neither TensorFlow nor Prefect. It works inside a running event loop, and prints nothing.
+Importing it imports neither TensorFlow nor Prefect. It works inside a running event loop, and prints nothing. Its error
+messages name parameters where those of the command name options.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flows.admission.admit import require_lasting_storage
+from flows.admit import require_lasting_storage
 from flows.bare_process import read_process_report, start_bare_process
-from flows.python_words import errors_in_python_words
-from flows.run import Run as OpenedRun
-from flows.run import RunHome, holds_a_log, open_run
+from flows.opened_run import Run as OpenedRun
+from flows.opened_run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
 from tasks.evaluate.export.target import Form, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
@@ -40,6 +42,40 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flows.commands.status_json import StatusJson
+
+
+_Words = str | Callable[[re.Match[str]], str]
+_VALUE = r"[\w.,]*[\w]"
+_WORDS: tuple[tuple[str, _Words], ...] = (
+    (r"--set ([\w.]+)=", lambda found: f"{found[1].replace('.', '__')}="),
+    (r"--(until-step|max-segments|max-seconds)\b", lambda found: found[1].replace("-", "_")),
+    (r"--(take-over|try-again|trust-code)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
+    (rf"--accept ({_VALUE})", r'accept="\1"'),
+    (rf"--format ({_VALUE})", r'form="\1"'),
+    (r"--to ", "to="),
+    (r"--step ", "step="),
+    (r"--run-file FILE", "Run('run.yaml')"),
+    # A whole command, whose options are parameters by now.
+    (r"baton run (\S+)((?: \w+=[^\s;]+)+)", lambda found: f"run({', '.join([found[1], *found[2].split()])})"),
+)
+
+
+def in_python_words(text: str) -> str:
+    """Return a message with the parameters of `flows.api` in place of the options of the command."""
+    for pattern, words in _WORDS:
+        text = re.sub(pattern, words, text)
+    return text
+
+
+@contextmanager
+def errors_in_python_words() -> Iterator[None]:
+    """Change the messages of errors that are raised inside; also a decorator."""
+    try:
+        yield
+    except BatonError as fault:
+        fault.args = tuple(in_python_words(each) if isinstance(each, str) else each for each in fault.args)
+        raise
+
 
 _LINES_SHOWN = 15
 

@@ -25,8 +25,7 @@ from flows.train_run import run_name
 from tasks.foundation.contracts.home_files import AuditReceipt
 from tasks.foundation.errors import BatonError
 from tasks.foundation.runlog.receipts import store_receipt
-from tasks.foundation.telemetry.events import Note
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
+from tasks.foundation.telemetry.events import Note, warnings_as_notes
 
 
 @flow(name="audit", flow_run_name=run_name, validate_parameters=True)

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from flows.admission.admit import preflight
+from flows.admit import preflight
 from flows.launching.runner import Runner
-from flows.run import Run, holds_a_log
+from flows.opened_run import Run, holds_a_log
 from tasks.foundation.checkpoint.selection import select_checkpoint
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.checkpoint import CheckpointRef

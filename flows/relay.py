@@ -14,15 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flows.admission.admit import Admitted, require_same_on_hosts
-from flows.admission.first_example import features_check
+from flows.admit import Admitted, features_check, require_same_on_hosts
 from flows.commits import Commits, is_in_flight
 from flows.evaluating import EvaluationBeside, Evaluations
-from flows.goal import Goal
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
-from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted, tracking
-from flows.run import Run
+from flows.opened_run import Goal, RelayResult, Run, leaves_time, result_of, result_of_interrupted
 from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef
@@ -40,11 +37,11 @@ from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Phase, Several, Silent, Sink, Waiting
+from tasks.foundation.telemetry.events import Note, Phase, Several, Silent, Sink, Waiting, warnings_as_notes
 from tasks.foundation.telemetry.formatting import checkpoint_name
 from tasks.foundation.telemetry.ledger import Ledger
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.foundation.telemetry.tensorboard import CurveFiles
+from tasks.foundation.telemetry.trackers import tracking
 from tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 if TYPE_CHECKING:
@@ -217,7 +214,7 @@ def relay(
             sinks = Several((telemetry, ledger, watch))
             try:
                 with (
-                    tracking(run) as track,  # ends last, when everything is committed
+                    tracking(run.spec, run.home) as track,  # ends last, when everything is committed
                     Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
                     second_look(run, runner, committer, telemetry=sinks) as looking,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
+from flows.opened_run import Run, RunHome, names_run_file, open_run
 from flows.process.hash_seed import keep_hash_seed
-from flows.run import Run, RunHome, names_run_file, open_run
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, folders_up, is_saved_code, saved_code_path
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.placement import StagesSpec

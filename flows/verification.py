@@ -6,7 +6,7 @@ The size of a file is compared before its bytes are read, so a file that is too 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from flows.run import Run, RunHome
+from flows.opened_run import Run, RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord

@@ -22,11 +22,11 @@ from tasks.foundation.machine.tpu_environment import announce_tpu
 quiet_tensorflow()
 announce_tpu()
 
-from flows.admission.admit import admit  # noqa: E402
+from flows.admit import admit  # noqa: E402
 from flows.bare_process import process_report  # noqa: E402
-from flows.goal import Goal  # noqa: E402
 from flows.launching.devices import import_stages, read_tip_ahead  # noqa: E402
 from flows.launching.runner import InProcess, Runner  # noqa: E402
+from flows.opened_run import Goal, RelayResult, Run  # noqa: E402
 from flows.process.fast_imports import fast_imports  # noqa: E402
 from flows.process.library_output import mask_library_output  # noqa: E402
 from flows.process.main_module import keep_main_module_from_children  # noqa: E402
@@ -39,8 +39,6 @@ from flows.process.stop_signals import (  # noqa: E402
     unreachable_store,
 )
 from flows.relay import relay  # noqa: E402 - TensorFlow must be quiet before it is imported
-from flows.result import RelayResult  # noqa: E402
-from flows.run import Run  # noqa: E402
 from tasks.foundation.contracts.identity import accepted_keys  # noqa: E402
 from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
@@ -48,8 +46,11 @@ from tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E
 from tasks.foundation.messages import shown_lines  # noqa: E402
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
-from tasks.foundation.telemetry.events import Several, Sink  # noqa: E402
-from tasks.foundation.telemetry.log_handler import warnings_as_notes  # noqa: E402
+from tasks.foundation.telemetry.events import (  # noqa: E402
+    Several,
+    Sink,
+    warnings_as_notes,
+)
 
 
 def train(

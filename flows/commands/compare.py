@@ -9,7 +9,7 @@ import typer
 
 from flows.commands.options import AsJson, Verbose
 from flows.commands.output import Output, say_json
-from flows.run import open_run
+from flows.opened_run import open_run
 from flows.summary.comparison import (
     ComparedRun,
     compared,
@@ -136,7 +136,7 @@ def _write_page(
     page: Path, runs: Sequence[ComparedRun], settings: dict[str, list[object]], names: Sequence[str]
 ) -> None:
     from tasks.evaluate.report.charts import Line
-    from tasks.evaluate.report.comparison_page import RunColumn, comparison_page
+    from tasks.evaluate.report.page import RunColumn, comparison_page
 
     lines = {
         name: [

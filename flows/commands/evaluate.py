@@ -20,8 +20,8 @@ from flows.commands.options import (
 from flows.commands.output import Output, Painted, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
+from flows.opened_run import Run, RunHome
 from flows.process.fast_imports import fast_imports
-from flows.run import Run, RunHome
 from flows.saved_run import hint_at_other_files
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
@@ -30,9 +30,8 @@ from tasks.foundation.errors import InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.messages import counted
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Sink
+from tasks.foundation.telemetry.events import Sink, warnings_as_notes
 from tasks.foundation.telemetry.formatting import BAD, GOOD, metric_words
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
 
 
 def evaluate(

@@ -9,9 +9,7 @@ import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from flows.commands.output import Output, command_line, say_json
-from flows.goal import override_to_continue
-from flows.result import target_of
-from flows.run import Run, RunHome, open_run
+from flows.opened_run import Run, RunHome, open_run, override_to_continue, target_of
 from tasks.foundation.checkpoint.fork import fork as fork_run
 from tasks.foundation.contracts.run_spec import check_run_name
 from tasks.foundation.errors import RunFileError

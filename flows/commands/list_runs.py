@@ -9,7 +9,7 @@ import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from flows.commands.output import Output, Painted, say, say_json, status
-from flows.run import names_run_file, refuse_overrides, storage_of
+from flows.opened_run import names_run_file, refuse_overrides, storage_of
 from flows.summary.run_list import ListedRun, list_page, state_in_list
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError

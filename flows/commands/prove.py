@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from flows.admission.admit import preflight, require_lasting_storage
+from flows.admit import preflight, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath, Verbose
 from flows.commands.output import Output, Painted, say, say_json
+from flows.opened_run import Run
 from flows.proof.compare import difference_words
 from flows.proof.execute import FreshProcesses, Laboratory, hosts_of, termination_as_interrupt
 from flows.proof.prove import prove as proof_of
-from flows.run import Run
 from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.messages import counted

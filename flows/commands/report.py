@@ -8,7 +8,7 @@ import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides
 from flows.commands.output import say, say_json
-from flows.run import open_run
+from flows.opened_run import open_run
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.local import LocalStorage
 
@@ -24,7 +24,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's report into its home."""
-    from tasks.evaluate.report.report import write_report
+    from tasks.evaluate.report.page import write_report
 
     opened = open_run(address, overrides)
     if in_browser and not isinstance(opened.home, LocalStorage):

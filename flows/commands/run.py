@@ -9,25 +9,22 @@ from typing import Annotated
 
 import typer
 
-from flows.admission.admit import Admitted, admit, require_lasting_storage
+from flows.admit import Admitted, admit, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, say_json
-from flows.goal import Goal, override_to_continue
 from flows.launching.devices import import_stages, read_tip_ahead
+from flows.opened_run import Goal, RelayResult, Run, override_to_continue, result_of_interrupted
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
 from flows.process.standard_streams import has_temporary_home
 from flows.process.stop_signals import Terminated, stop_reason
-from flows.result import RelayResult, result_of_interrupted
-from flows.run import Run
 from flows.summary.run_summary import print_summary
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.machine.stops import RESUMABLE
 from tasks.foundation.masking import masked
 from tasks.foundation.telemetry.console import Console
-from tasks.foundation.telemetry.events import Note
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
+from tasks.foundation.telemetry.events import Note, warnings_as_notes
 
 _TEMPORARY_RECORDS = (
     "HOME is not set and this user id has no home folder, so Prefect's records of this run go to a temporary one and "

@@ -26,8 +26,7 @@ from flows.commands.status_json import (
     WholeReadJson,
     WorkerJson,
 )
-from flows.result import target_in_run_file, target_of
-from flows.run import Run, RunHome, open_run
+from flows.opened_run import Run, RunHome, open_run, target_in_run_file, target_of
 from flows.summary.goodput import account_facts, account_words
 from flows.summary.run_list import pace_of, state_of
 from tasks.foundation.contracts.attempt import LAUNCH, AttemptRecord, utc_time

@@ -7,7 +7,7 @@ import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from flows.commands.output import Output, Painted, say_json
-from flows.run import RunHome, open_run
+from flows.opened_run import RunHome, open_run
 from flows.verification import Findings, verify_home
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.messages import counted

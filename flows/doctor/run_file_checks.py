@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.admission.admit import preflight, require_advancing, require_lasting_storage
-from flows.run import Run, storage_of
+from flows.admit import preflight, require_advancing, require_lasting_storage
+from flows.opened_run import Run, storage_of
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, StorageError

@@ -53,9 +53,8 @@ from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.opening import open_storage
-from tasks.foundation.telemetry.events import Note, Phase, Several
+from tasks.foundation.telemetry.events import Note, Phase, Several, warnings_as_notes
 from tasks.foundation.telemetry.ledger import Ledger
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
 from tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT
 
 quiet_tensorflow()

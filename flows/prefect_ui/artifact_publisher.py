@@ -25,7 +25,7 @@ from flows.prefect_ui.artifacts import (
     progress_of,
     report_of,
 )
-from tasks.evaluate.report.report import PAGE
+from tasks.evaluate.report.page import PAGE
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.schedule import with_recorded_examples

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from tasks.evaluate.report.charts import curves_of as curves_in_log
 from tasks.evaluate.report.charts import pictures_of
-from tasks.evaluate.report.report import PAGE
+from tasks.evaluate.report.page import PAGE
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.masking import masked
 from tasks.foundation.messages import counted

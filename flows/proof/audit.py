@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.admission.admit import preflight
+from flows.admit import preflight
+from flows.opened_run import Run
 from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretches_of
 from flows.proof.compare import Outcome, compare_arrays, difference_words, read_outcome
 from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
-from flows.run import Run
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt

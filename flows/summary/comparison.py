@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flows.run import RunHome
+from flows.opened_run import RunHome
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import Best, Environment, Head
 from tasks.foundation.contracts.schedule import recorded_epoch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from flows.run import RunHome, holds_a_log
+from flows.opened_run import RunHome, holds_a_log
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation
 from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError

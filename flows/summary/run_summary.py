@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from flows.result import leaves_time, target_in_run_file, target_of_command
-from flows.run import Run
+from flows.opened_run import Run, leaves_time, target_in_run_file, target_of_command
 from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.messages import shown
 from tasks.foundation.telemetry.console import Console

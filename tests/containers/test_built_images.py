@@ -59,12 +59,12 @@ EXPECTED = {
         tensorflow="tensorflow-cpu",
     ),
     "evaluate": Content(
-        imports=("tasks.evaluate.stage", "tasks.evaluate.report.report"),
+        imports=("tasks.evaluate.stage", "tasks.evaluate.report.page"),
         lacks=("scikit-learn",),
         tensorflow="tensorflow-cpu",
     ),
     "orchestrator": Content(
-        imports=("tasks.evaluate.report.report", "flows.train_run", "flows.evaluate_best", "gcsfs"),
+        imports=("tasks.evaluate.report.page", "flows.train_run", "flows.evaluate_best", "gcsfs"),
         lacks=("keras", "h5py", "scikit-learn", "tensorboard"),
     ),
 }

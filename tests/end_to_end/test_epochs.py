@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import result as results
+from flows import opened_run as results
 from flows.commands.main import main
-from flows.goal import Goal
-from flows.result import RelayResult
-from flows.run import Run
+from flows.opened_run import Goal, RelayResult, Run
 from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.log_entry import Commit, Evaluation
 from tasks.foundation.contracts.run_file import load_run_file

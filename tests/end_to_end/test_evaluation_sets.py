@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.admission.admit import Admitted
-from flows.goal import Goal
+from flows.admit import Admitted
 from flows.launching.runner import InProcess
+from flows.opened_run import Goal, RelayResult, Run
 from flows.relay import relay
-from flows.result import RelayResult
-from flows.run import Run
 from flows.verification import verify_home
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest

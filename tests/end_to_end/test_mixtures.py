@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.doctor.data_checks import check_data
-from flows.run import RunHome
+from flows.opened_run import RunHome
 from flows.verification import verify_home
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import RunSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.verbs import VERBS
+from flows.commands.main import VERBS
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
 from tests.support.homes import read_history, tip_of

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tasks.evaluate.confusion import MOST_CLASSES, Confusion, Counts, labels_of
 from tasks.evaluate.loop import Evaluator
-from tasks.evaluate.report.report import write_report
+from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.errors import RunLogError, StorageError
 from tasks.foundation.state.warm_state import PROCESS_STATE

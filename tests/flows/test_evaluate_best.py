@@ -11,7 +11,7 @@ from flows.evaluate_best import ended, evaluate_best, stopped
 from flows.fresh_evaluation import Chosen, Step, chosen_of, differences, evaluate_again
 from flows.launching import prefect_api
 from flows.launching.runner import StageStopped
-from flows.run import Run
+from flows.opened_run import Run
 from flows.train_run import MachineIsGoing
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import Evaluation

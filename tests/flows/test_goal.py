@@ -8,7 +8,7 @@ import pytest
 
 from flows.api import Run
 from flows.commands.main import main
-from flows.goal import override_to_continue
+from flows.opened_run import override_to_continue
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedCode, saved_code_path
 from tasks.foundation.contracts.run_spec import RunSpec
 from tests.support.fake_run import FakeRun

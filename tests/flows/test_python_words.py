@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from flows.api import Run, run
-from flows.python_words import in_python_words
+from flows.api import Run, in_python_words, run
 from tests.support.checkout import CHECKOUT
 
 OPTION = re.compile(r"--([a-z][a-z-]+)")

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.admission.admit import Admitted, admit
-from flows.goal import Goal
+from flows.admit import Admitted, admit
+from flows.opened_run import Goal, RelayResult, Run
 from flows.relay import relay
-from flows.result import RelayResult
-from flows.run import Run
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import StaleWriter

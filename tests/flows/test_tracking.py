@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import result
-from flows.admission.admit import Admitted, admit
-from flows.goal import Goal
+from flows.admit import Admitted, admit
+from flows.opened_run import Goal, RelayResult, Run
 from flows.relay import relay
-from flows.result import RelayResult
-from flows.run import Run
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunFileError
 from tasks.foundation.runlog.history import history_of
+from tasks.foundation.telemetry import trackers
 from tests.flows.test_relay import FakeRunner
 from tests.foundation.telemetry.test_tracking import Recording
 from tests.support.event_recorder import EventRecorder
@@ -25,8 +23,8 @@ from tests.support.wandb_folder import in_folder
 
 @pytest.fixture(autouse=True)
 def _wait_for_slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result, "_END_SECONDS", 300.0)
-    monkeypatch.setattr(result, "LAST_SECONDS", 300.0)  # an earlier test of this process may have asked it to stop
+    monkeypatch.setattr(trackers, "_END_SECONDS", 300.0)
+    monkeypatch.setattr(trackers, "LAST_SECONDS", 300.0)  # an earlier test of this process may have asked it to stop
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def logged(run: FakeRun) -> set[tuple[str, int]]:
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A tracker in memory instead of MLflow, which can be made to fail."""
     recording = Recording()
-    monkeypatch.setattr(result, "_mlflow", lambda *_: recording)
+    monkeypatch.setattr(trackers, "_mlflow", lambda *_: recording)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: name if name == "mlflow" else find(name, *rest)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.admission.admit import Admitted, admit
-from flows.goal import Goal
-from flows.run import Run
+from flows.admit import Admitted, admit
+from flows.opened_run import Goal, Run
 from flows.train_beside import waits_for_flow_run
 from tasks.foundation.contracts.run_file import load_run_file
 from tests.support.event_recorder import EventRecorder

@@ -12,11 +12,10 @@ from prefect.client.schemas.objects import State
 
 from flows import recorded_relay
 from flows import train_run as module
-from flows.admission.admit import Admitted, admit
+from flows.admit import Admitted, admit
 from flows.evaluate_best import evaluate_best
-from flows.goal import Goal
+from flows.opened_run import Goal, Run
 from flows.prefect_compat.flow_run_beside import FlowRunBeside
-from flows.run import Run
 from flows.train_beside import train_beside
 from flows.train_run import train_run
 from tasks.foundation.contracts.run_file import load_run_file

@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from flows.goal import Goal
-from flows.run import Run
+from flows.opened_run import Goal, Run
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError

@@ -16,8 +16,8 @@ import pytest
 
 from flows import relay as relay_segments
 from flows.commits import Commits, is_in_flight
-from flows.goal import Goal
 from flows.launching.runner import InProcess
+from flows.opened_run import Goal
 from flows.relay import Segments
 from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.checkpoint.save import Saver

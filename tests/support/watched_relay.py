@@ -5,12 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.admission.admit import Admitted
-from flows.goal import Goal
+from flows.admit import Admitted
 from flows.launching.runner import InProcess, Runner
+from flows.opened_run import Goal, RelayResult, Run
 from flows.relay import relay
-from flows.result import RelayResult
-from flows.run import Run
 from tasks.foundation.contracts.log_entry import Commit
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.storage.base import Storage

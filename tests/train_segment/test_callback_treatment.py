@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows import result as results
-from flows.goal import Goal
-from flows.run import Run
+from flows import opened_run as results
+from flows.opened_run import Goal, Run
 from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.train_segment.stage import forget_trainer

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import result as results
-from flows.goal import Goal
-from flows.result import RelayResult
-from flows.run import Run
+from flows import opened_run as results
+from flows.opened_run import Goal, RelayResult, Run
 from flows.without_prefect import train as train_to
 from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish

@@ -1,4 +1,8 @@
-"""The report's page: what it says of a run, in one HTML file of tiles, charts and tables that refers to no other."""
+"""The pages: the report of a run, and the comparison of several, each one HTML file that refers to no other.
+
+A page has tiles, charts (`charts.py`) and tables (`sections.py`). The report is made from a run's log, attempts, proofs
+and audits, so the same files give the same page.
+"""
 
 import base64
 import hashlib
@@ -6,22 +10,28 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Curves, svg_of
+from tasks.evaluate.report.charts import EVENT_WORDS, STYLE, Curves, Line, curves_of, metric_chart, svg_of
 from tasks.evaluate.report.sections import (
     Cell,
     Section,
     Table,
     changes_section,
+    check_sections,
     checkpoints_section,
+    code_changes_section,
+    confusion_section,
     cut,
     evaluations_section,
     goodput_words,
+    number,
     origin_lines,
+    saved_code_sections,
     time_sections,
     time_words,
     workers_section,
@@ -29,11 +39,15 @@ from tasks.evaluate.report.sections import (
 from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.schedule import recorded_epoch
+from tasks.foundation.errors import FileMissing, NoSuchRun
 from tasks.foundation.masking import masked
-from tasks.foundation.runlog.accounting import Account
-from tasks.foundation.runlog.history import History
+from tasks.foundation.runlog.accounting import Account, account_of
+from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.history import History, history_of
+from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.worker_stats import workers_of
-from tasks.foundation.telemetry.formatting import duration_words, epoch_words, number_words
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.telemetry.formatting import duration_words, epoch_words, metric_words, number_words
 
 
 class Tile(NamedTuple):
@@ -257,3 +271,124 @@ def _facts(facts: Mapping[str, Any]) -> Table:
 def _value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(readable(value), ensure_ascii=False)
     return cut(text, _VALUE_CHARACTERS)
+
+
+_FOLDER = "report"
+PAGE = f"{_FOLDER}/index.html"  # relative to the run's home
+_FIRST_BYTES = 64
+_ENTRY = re.compile(rb"<!-- log entry (\d{1,12}) -->")
+
+
+def write_report(log: RunLog, *, title: str, now: datetime | None = None, places: bool = False) -> str:
+    """Write the report of a run. The same log, attempts and audits give the same page.
+
+    Args:
+        log: the run's log, which remembers the entries that this process has read.
+        title: the page's title, such as the run's name.
+        now: current time in UTC, to decide which attempts are still running; None for the machine's clock.
+        places: see `render`.
+
+    Returns:
+        Address of the page.
+
+    Raises:
+        NoSuchRun: the home has no log.
+    """
+    home = log.home
+    entries = tuple(log.entries(blocks="written"))
+    if not entries:
+        raise NoSuchRun(f"no run is at {home.uri}; start it with `baton run`")
+    history = history_of(entries)
+    account = account_of(read_attempts(home), entries, history, now=now or datetime.now(UTC))
+    page = render(
+        title=title,
+        address=home.uri,
+        entries=entries,
+        history=history,
+        account=account,
+        curves=curves_of(history, entries, account),
+        confusion=list(confusion_section(home, history)),
+        more=[
+            *check_sections(home),
+            *code_changes_section(home, entries),
+            *saved_code_sections(home, entries[-1].head),
+        ],
+        places=places,
+    )
+    home.write(PAGE, f"<!-- log entry {entries[-1].number} -->\n{page}".encode())
+    return f"{home.uri}/{PAGE}"
+
+
+def reported_entry(home: Storage) -> int | None:
+    """Return the number of the newest log entry in the report; None if there is no report, or it does not say."""
+    try:
+        found = _ENTRY.match(home.read_range(PAGE, 0, _FIRST_BYTES))
+    except FileMissing:
+        return None
+    return None if found is None else int(found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunColumn:
+    """What the page says of one run."""
+
+    name: str
+    step: int
+    validation: Mapping[str, float]
+    best: str
+
+
+def comparison_page(
+    *,
+    runs: Sequence[RunColumn],
+    settings: Mapping[str, Sequence[str]],
+    curves: Mapping[str, Sequence[Line]],
+) -> str:
+    """The page as HTML.
+
+    Args:
+        runs: at least two.
+        settings: where the runs differ: by key, the value of each run.
+        curves: by metric, the curves of each run, in the order of the runs.
+    """
+    charts = [metric_chart(name, lines) for name, lines in curves.items()]
+    rows = [
+        [
+            Cell(run.name, strong=True),
+            number(f"{run.step:,}", run.step),
+            Cell(metric_words(run.validation)),
+            Cell(run.best),
+        ]
+        for run in runs
+    ]
+    sections = [
+        Section(
+            heading="Runs",
+            table=Table(headings=("run", "step", "validation", "best"), rows=rows, numbers=frozenset({1})),
+        )
+    ]
+    if settings:
+        different = [[Cell(key), *(Cell(value, "wrap code") for value in values)] for key, values in settings.items()]
+        sections.append(
+            Section(
+                heading="Differing settings",
+                table=Table(headings=("setting", *(run.name for run in runs)), rows=different),
+            )
+        )
+    else:
+        sections.append(Section(heading="Differing settings", note="None: data, code and environment are the same."))
+    return html_page(
+        title=" / ".join(run.name for run in runs),
+        address=f"{len(runs)} runs",
+        introduction=["Lines are the training, dots the validation set."],
+        tiles=[],
+        curves=Curves(
+            charts=tuple(chart for chart in charts if chart.curves),
+            borders=(),
+            events=(),
+            epochs_per_step=None,
+            segments=(),
+        ),
+        keys=[Key(f"run{place}", run.name) for place, run in enumerate(runs)],
+        sections=sections,
+    )

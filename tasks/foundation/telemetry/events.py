@@ -1,6 +1,8 @@
-"""The events of a run. Stages emit them; sinks show or keep them."""
+"""The events of a run. Stages emit them; sinks show or keep them. Warnings that Baton's modules log become notes."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -153,3 +155,32 @@ class Several:
         """Pass the event to each sink."""
         for sink in self.sinks:
             sink.emit(event)
+
+
+_BATON = logging.getLogger("tasks")
+
+
+class _Notes(logging.Handler):
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(logging.WARNING)
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._sink.emit(Note(text=record.getMessage(), warning=True))
+        except Exception:  # noqa: BLE001 - as logging handlers do: a record that cannot be handled ends nothing
+            self.handleError(record)
+
+
+@contextmanager
+def warnings_as_notes(sink: Sink) -> Iterator[None]:
+    """Within the block, warnings and errors that Baton's modules log go to `sink` only, from any thread.
+
+    Blocks may be nested; the innermost gets the records.
+    """
+    before = _BATON.handlers[:], _BATON.propagate
+    _BATON.handlers[:], _BATON.propagate = [_Notes(sink)], False
+    try:
+        yield
+    finally:
+        _BATON.handlers[:], _BATON.propagate = before

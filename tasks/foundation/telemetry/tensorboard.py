@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 
@@ -19,7 +19,29 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
 from tasks.foundation.errors import BatonError, FileAlreadyThere
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.transfers import masked_crc32c
-from tasks.foundation.telemetry.curves import training_curves
+
+
+def training_curves(entry: Entry, body: Commit) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield step and values by name: metrics, learning rate, epochs that are done, and at its end the commit's speed.
+
+    Args:
+        entry: the entry of the commit.
+        body: the commit.
+    """
+    epoch = None if entry.totals is None else entry.totals.epoch
+    for row in body.history:
+        yield (
+            row.step,
+            {
+                **row.metrics,
+                **({} if row.learning_rate is None else {"learning_rate": row.learning_rate}),
+                **({} if epoch is None else {"epoch": epoch.after(row.step)}),
+            },
+        )
+    seconds = body.seconds.get("train", 0.0)
+    if body.history and body.examples and seconds > 0:
+        yield body.checkpoint.step, {"examples_per_second": body.examples / seconds}
+
 
 _LOGGER = logging.getLogger(__name__)
 _TRAIN, _VALIDATION = "tensorboard/train", "tensorboard/validation"

@@ -12,8 +12,7 @@ from flows.without_prefect import train  # isort: skip - it quiets TensorFlow
 
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # no public hook notes variables
 
-from flows.goal import Goal
-from flows.run import Run
+from flows.opened_run import Goal, Run
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.events import Committed, Event, Training
 

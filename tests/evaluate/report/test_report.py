@@ -17,7 +17,7 @@ import pytest
 
 from flows.commands.main import main
 from tasks.evaluate.report.charts import curves_of, pictures_of
-from tasks.evaluate.report.report import write_report
+from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import (
     Change,

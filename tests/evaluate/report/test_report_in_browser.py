@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluate.report.report import write_report
+from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.log_entry import MetricRow
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tasks.evaluate.report.report import write_report
+from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
 from tasks.foundation.contracts.log_entry import Change, Origin
 from tasks.foundation.contracts.run_spec import RunSpec

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flows.commands.main import main
-from flows.run import open_run
+from flows.opened_run import open_run
 from flows.verification import Damage, verify_home
 from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
 from tasks.foundation.errors import AnotherVersion

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.admission.admit import result_if_done
+from flows.admit import result_if_done
 from flows.commands.main import main
-from flows.goal import Goal
-from flows.run import Run
+from flows.opened_run import Goal, Run
 from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import finish

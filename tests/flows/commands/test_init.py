@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from flows.commands.main import VERBS as DESCRIBED
 from flows.commands.main import app, main
-from flows.commands.verbs import VERBS as DESCRIBED
 from tests.support import forked
 
 VERBS = list(getattr(typer.main.get_command(app), "commands"))  # noqa: B009 - a group has it, a command has not
@@ -122,4 +122,4 @@ def test_summary_is_the_first_line_of_the_help(verb: str, capsys: pytest.Capture
 def test_help_imports_no_verb() -> None:
     program = "import sys\nfrom flows.commands.main import main\nmain(['--help'])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {"flows.run", "flows.commands.run", "yaml"} & set(done.stdout.splitlines()[-1].split())
+    assert not {"flows.opened_run", "flows.commands.run", "yaml"} & set(done.stdout.splitlines()[-1].split())

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-from flows import run as opening
+from flows import opened_run as opening
 from flows.commands import run, status
 from flows.commands.main import main
 from tasks.foundation import errors

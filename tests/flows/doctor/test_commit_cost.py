@@ -10,7 +10,7 @@ import pytest
 from flows.doctor import cost as commit_cost
 from flows.doctor.cost import check_commit
 from flows.doctor.run_file_checks import Checks
-from flows.run import storage_of
+from flows.opened_run import storage_of
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import StoreRefused
 from tasks.foundation.machine.devices import acquire

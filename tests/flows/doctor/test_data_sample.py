@@ -9,7 +9,7 @@ import tensorflow as tf
 from flows.doctor import data_checks
 from flows.doctor.data_checks import DataSample, check_data, check_input, first_batch
 from flows.doctor.run_file_checks import check_accelerator
-from flows.run import storage_of
+from flows.opened_run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.errors import SourceError

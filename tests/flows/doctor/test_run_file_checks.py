@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.doctor.run_file_checks import check_accelerator, check_batch, check_preflight
-from flows.run import storage_of
+from flows.opened_run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.machine.tpu_environment import tpu_type

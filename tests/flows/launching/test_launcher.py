@@ -10,11 +10,11 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Cancelling, Completed, Failed, Pending, Running, Scheduled
 
-from flows.admission.admit import preflight
+from flows.admit import preflight
 from flows.launching.launcher import runner_for
 from flows.launching.runner import InProcess, StageStopped
 from flows.launching.user_code import code_digests, require_same_code
-from flows.run import Run
+from flows.opened_run import Run
 from tasks.foundation.contracts.log_entry import Change, MetricRow
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import (

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import result
-from flows.admission.admit import result_if_done
+from flows import opened_run
+from flows.admit import result_if_done
 from flows.commands.main import main
-from flows.goal import Goal
-from flows.result import result_of, result_of_interrupted
-from flows.run import Run
+from flows.opened_run import Goal, Run, result_of, result_of_interrupted
 from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.console import Console
@@ -90,10 +88,10 @@ def test_a_stop_writes_the_report_if_the_machine_stays(reason: str, written: boo
     began = run.head
     run.train(100)
     opened = Run.open(load_run_file(run.run_file(steps=300)))
-    result = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began, telemetry=Silent())
-    assert result is not None
-    assert (result.exit_reason, result.step, result.stopped) == (reason, 100, True)
-    assert run.path("report/index.html").is_file() == written == (result.report is not None)
+    opened_run = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began, telemetry=Silent())
+    assert opened_run is not None
+    assert (opened_run.exit_reason, opened_run.step, opened_run.stopped) == (reason, 100, True)
+    assert run.path("report/index.html").is_file() == written == (opened_run.report is not None)
 
 
 @pytest.mark.parametrize("why", ["in the way", "KeyError"])
@@ -104,7 +102,7 @@ def test_a_report_that_fails_is_a_warning(run: FakeRun, monkeypatch: pytest.Monk
     if why == "in the way":
         run.path("report").write_text("in the way of the folder")
     else:
-        monkeypatch.setattr(result, "write_report", lambda *_given, **_named: {}["KeyError"])
+        monkeypatch.setattr(opened_run, "write_report", lambda *_given, **_named: {}["KeyError"])
     opened = Run.open(load_run_file(run.run_file(steps=100)))
     goal, recorder = Goal.of(opened.spec), EventRecorder()
     for done in (

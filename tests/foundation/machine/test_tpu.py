@@ -187,8 +187,7 @@ def train_on_stand_in(folder: str) -> dict[str, Any]:
     look_like_a_tpu_vm(Path(folder) / "dev")
     system = StandInSystem()
     system.install()
-    from flows.goal import Goal
-    from flows.run import Run, storage_of
+    from flows.opened_run import Goal, Run, storage_of
     from flows.without_prefect import train
     from tasks.foundation.contracts.run_file import load_run_file
     from tasks.foundation.runlog.log import RunLog

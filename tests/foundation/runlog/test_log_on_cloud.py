@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.run import RunHome
+from flows.opened_run import RunHome
 from flows.verification import verify_home
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import fetch, find_damage, read_manifest

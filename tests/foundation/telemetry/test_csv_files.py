@@ -8,7 +8,7 @@ from typing import Any
 from tasks.foundation.contracts.identity import CALLBACK_RECORD, CallbackRecord, CsvFile, recorded_callbacks
 from tasks.foundation.contracts.log_entry import MetricRow, Origin, Rewind
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.telemetry.csv_files import write_csv_files
+from tasks.foundation.telemetry.trackers import write_csv_files
 from tests.support.fake_run import FakeRun
 
 

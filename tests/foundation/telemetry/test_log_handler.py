@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from tasks.foundation.telemetry.events import Event, Note
-from tasks.foundation.telemetry.log_handler import warnings_as_notes
+from tasks.foundation.telemetry.events import Event, Note, warnings_as_notes
 
 LOGGER = logging.getLogger("tasks.foundation.somewhere")
 

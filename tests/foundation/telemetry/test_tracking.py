@@ -12,7 +12,7 @@ from tasks.foundation.runlog.commits import commit, quarantine, rewind
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.tracking import Point, PointKey, TrackedRun
+from tasks.foundation.telemetry.trackers import Point, PointKey, TrackedRun
 from tests.support.counting_storage import Counting
 from tests.support.small_logs import begin, committing, evaluation, head_of, on_test, stage
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tasks.foundation.storage.memory import MemoryStorage
-from tasks.foundation.telemetry.tracking import Point, TrackedRun, TrackingSender
+from tasks.foundation.telemetry.trackers import Point, TrackedRun, TrackingSender
 from tests.foundation.telemetry.test_tracking import Recording, assert_as_logged, train
 from tests.support.small_logs import begin
 

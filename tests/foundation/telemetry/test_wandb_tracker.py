@@ -11,7 +11,7 @@ import pytest
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.tracking import TrackedRun
+from tasks.foundation.telemetry.trackers import TrackedRun
 from tests.foundation.telemetry.test_tracking import evaluate, go_back, train
 from tests.support.small_logs import begin
 from tests.support.wandb_folder import in_folder
@@ -25,8 +25,8 @@ import os, sys
 from pathlib import Path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tasks.foundation.telemetry.tracking import TrackedRun
-from tasks.foundation.telemetry.wandb_tracker import WandbTracker
+from tasks.foundation.telemetry.trackers import TrackedRun
+from tasks.foundation.telemetry.trackers import WandbTracker
 
 home = Path(sys.argv[1])
 storage = LocalStorage(home)
@@ -48,7 +48,7 @@ def shown(home: Path) -> list[tuple[str, int, float]]:
 
 
 def test_offline_run_has_each_point_once(tmp_path: Path) -> None:
-    from tasks.foundation.telemetry.wandb_tracker import WandbTracker
+    from tasks.foundation.telemetry.trackers import WandbTracker
 
     home = tmp_path / "home"
     storage = LocalStorage(home)

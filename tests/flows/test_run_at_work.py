@@ -8,14 +8,12 @@ import pytest
 from prefect.client.schemas.objects import State
 from prefect.logging import disable_run_logger
 
-from flows import result, train_run
-from flows.admission import admit as run_at_work
-from flows.admission.admit import Admitted, LivenessProbe, admit, require_idle
+from flows import admit as run_at_work
+from flows import opened_run, train_run
+from flows.admit import Admitted, LivenessProbe, admit, require_idle
 from flows.commands.main import main
-from flows.goal import Goal
+from flows.opened_run import Goal, RelayResult, Run
 from flows.prefect_compat.flow_run_beside import FlowRunBeside
-from flows.result import RelayResult
-from flows.run import Run
 from flows.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
@@ -160,7 +158,7 @@ def test_a_scheduled_run_beside_a_run_at_work_does_not_fail(rival: FakeRun, monk
 
 
 def test_a_complete_run_does_not_check_for_other_processes(rival: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result, "write_report", lambda *_given, **_named: None)
+    monkeypatch.setattr(opened_run, "write_report", lambda *_given, **_named: None)
     file = load_run_file(rival.run_file(100))
     rival.evaluate(0.5)
     assert train(Run.open(file), Goal.of(file.spec), telemetry=EventRecorder()).exit_reason == "nothing_to_do"

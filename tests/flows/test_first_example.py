@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.goal import Goal
 from flows.launching.runner import InProcess
-from flows.run import Run
+from flows.opened_run import Goal, Run
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
@@ -105,7 +104,7 @@ def prepared(folder: Path, storage: LocalStorage, check: Any = None) -> list[str
 
 def test_the_model_check_does_not_change_the_dataset(folder: Path) -> None:
     """The examples use NumPy's global random state, which building a model seeds."""
-    from flows.admission.first_example import features_check
+    from flows.admit import features_check
     from tasks.foundation.machine.devices import acquire
 
     run = load_run_file(folder / "run.yaml")

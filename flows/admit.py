@@ -2,25 +2,24 @@
 
 Run file, code and data files are checked before anything is written, and a run that another process trains is refused
 before a second process wastes minutes. That is no lock. Two processes that start together find nobody, and the log lets
-only one of them commit.
+only one of them commit. A new run's model is built as soon as the first example is known, before a dataset is written.
 """
 
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.goal import Goal
+from flows.opened_run import Goal, RelayResult, Run, result_of
 from flows.process.hash_seed import keep_hash_seed
-from flows.result import RelayResult, result_of
-from flows.run import Run
 from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from tasks.foundation.contracts.data_spec import DataSpec
+from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.home_files import SAVED_CODE
 from tasks.foundation.contracts.identity import (
     CALLBACKS,
@@ -41,7 +40,7 @@ from tasks.foundation.model.code_digest import collect_code, edited_files, requi
 from tasks.foundation.process import is_gone, is_running, process_name
 from tasks.foundation.runlog.attempts import AttemptReader, Attempts, is_alive
 from tasks.foundation.runlog.progress import require_progress
-from tasks.foundation.telemetry.events import Note, Sink
+from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
 from tasks.foundation.user_code import require_function, require_imports
@@ -449,3 +448,38 @@ def require_advancing(run: Run, head: Head | None, attempts: Attempts | None = N
     if head is not None:
         limit = run.spec.stop.attempts_without_progress
         require_progress(run.home, head, limit=limit, now=datetime.now(UTC), attempts=attempts)
+
+
+def features_check(
+    run: Run, accelerator: "Accelerator | OneHost", *, remote: Set[str], telemetry: Sink
+) -> Callable[[tuple[Feature, ...], Reading], None] | None:
+    """The check of the first example for a new run: it builds the model as the run would, and writes nothing.
+
+    Args:
+        run: the run, which has not begun.
+        accelerator: this process's.
+        remote: names of the stages that run in other processes.
+        telemetry: receives the phases of the check.
+
+    Returns:
+        None if the data or the model belong to another process, where init-or-restore checks first of all. None with
+        several hosts, where only the chief prepares the data but all hosts build the model together.
+    """
+    if remote & {"prepare_data", "init_or_restore"} or isinstance(accelerator, OneHost) or accelerator.hosts > 1:
+        return None
+
+    def check(features: tuple[Feature, ...], reading: Reading) -> None:
+        from tasks.init_or_restore.new_run import check_new_run
+
+        telemetry.emit(Phase(cause="build"))
+        check_new_run(
+            run.spec,
+            features,
+            reading=reading,
+            code_folder=run.folder,
+            accelerator=accelerator,
+            telemetry=telemetry,
+        )
+        telemetry.emit(Phase(cause="prepare-data"))
+
+    return check

@@ -61,8 +61,8 @@ def test_input_is_refused_before_prefect_and_tensorflow_import(
 
 
 def test_requirements_of_remote_stages_are_not_checked(file: Path) -> None:
-    from flows.admission.admit import require_packages_and_source
-    from flows.run import Run
+    from flows.admit import require_packages_and_source
+    from flows.opened_run import Run
 
     overrides = ["data={source: csv, options: {path: t.csv, label: y}}", "model=other.py:build"]
     places = [f"stages.{stage}=a/b" for stage in ("prepare_data", "init_or_restore", "train_segment")]

@@ -1,1 +1,0 @@
-"""What is refused before an accelerator is rented, a file is written or Prefect is started."""
