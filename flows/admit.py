@@ -28,22 +28,20 @@ from tasks.foundation.contracts.identity import (
     require_same_identity,
 )
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.contracts.placement import per_replica_batch_size
+from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.errors import RunAtWork, RunFileError, StorageError
-from tasks.foundation.hosts import OneHost
-from tasks.foundation.keras_config import require_keras_file
-from tasks.foundation.machine.batches import per_replica_batch_size
-from tasks.foundation.machine.cluster import cluster_of, is_chief
 from tasks.foundation.machine.environment import backend_note, quiet_tensorflow
+from tasks.foundation.machine.hosts import OneHost, cluster_of, is_chief
+from tasks.foundation.machine.processes import is_gone, is_running, process_name
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.code_digest import collect_code, edited_files, require_savable, source_digest
-from tasks.foundation.process import is_gone, is_running, process_name
 from tasks.foundation.runlog.attempts import AttemptReader, Attempts, is_alive
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.telemetry.events import Note, Phase, Sink
 from tasks.foundation.telemetry.formatting import duration_words
 from tasks.foundation.telemetry.ledger import heartbeat_interval
-from tasks.foundation.user_code import require_function, require_imports
+from tasks.foundation.user_code import require_function, require_imports, require_keras_file
 from tasks.init_or_restore.weights.location import locate_weights
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentReq
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tasks.foundation.errors import BlowUp
-from tasks.foundation.hosts import Hosts
+from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.runlog.folding import fold
 from tasks.foundation.runlog.multi_host import require_broadcast_head
 from tasks.foundation.stage import Place

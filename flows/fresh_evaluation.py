@@ -16,7 +16,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.identity import VALIDATION, identity_in_run_file, require_same_identity
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest, Head
-from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.contracts.stage_calls import EvaluateCall, PrepareDataCall
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput, NoSuchRun, RunFileError
 from tasks.foundation.runlog.history import evaluation_of, evaluation_on_test_of

@@ -18,8 +18,7 @@ from tasks.evaluate.report.page import PAGE, reported_entry, write_report
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import needs_examples, with_recorded_examples
+from tasks.foundation.contracts.run_spec import RunSpec, needs_examples, with_recorded_examples
 from tasks.foundation.errors import (
     AnotherVersion,
     BatonError,
@@ -30,7 +29,7 @@ from tasks.foundation.errors import (
     RunLogError,
     StorageError,
 )
-from tasks.foundation.machine.cluster import is_chief
+from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.commits import evaluation_due, is_test_due
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number

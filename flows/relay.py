@@ -26,17 +26,16 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import recorded_callbacks
 from tasks.foundation.contracts.log_entry import Head, Rewind, SegmentRequest, SegmentResult
-from tasks.foundation.contracts.schedule import callbacks_act_at_end, next_border
+from tasks.foundation.contracts.run_spec import callbacks_act_at_end, next_border
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall, TrainSegmentCall
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
-from tasks.foundation.hosts import Hosts, OneHost
-from tasks.foundation.machine.cluster import is_chief
 from tasks.foundation.machine.hang import HangWatch
+from tasks.foundation.machine.hosts import Hosts, OneHost, is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP, Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.stage import Place
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Phase, Several, Silent, Sink, Waiting, warnings_as_notes
 from tasks.foundation.telemetry.formatting import checkpoint_name
 from tasks.foundation.telemetry.ledger import Ledger

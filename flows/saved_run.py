@@ -23,11 +23,10 @@ from tasks.foundation.contracts.placement import StagesSpec
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import TrackingSpec
 from tasks.foundation.errors import FileMissing, ForeignFile, InvalidInput, ModelError, RunLogError, SourceError
-from tasks.foundation.keras_config import require_keras_file
-from tasks.foundation.masking import MASK
-from tasks.foundation.messages import HINT, listed, message
+from tasks.foundation.messages import HINT, MASK, listed, message
 from tasks.foundation.model.code_digest import functions_of
 from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.user_code import require_keras_file
 
 
 @dataclass(frozen=True, slots=True)

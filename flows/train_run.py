@@ -37,8 +37,8 @@ from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunAtWork
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu_environment import announce_tpu
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.machine.tpu import announce_tpu
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import metric_words, step_words
 

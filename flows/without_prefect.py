@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu_environment import announce_tpu
+from tasks.foundation.machine.tpu import announce_tpu
 
 quiet_tensorflow()
 announce_tpu()
@@ -44,7 +44,7 @@ from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.errors import BatonError  # noqa: E402
 from tasks.foundation.machine.stops import RESUMABLE, terminal_closed  # noqa: E402
 from tasks.foundation.messages import shown_lines  # noqa: E402
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE  # noqa: E402
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE  # noqa: E402
 from tasks.foundation.telemetry.console import Console  # noqa: E402
 from tasks.foundation.telemetry.events import (  # noqa: E402
     Several,

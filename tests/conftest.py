@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tasks.foundation.process_folder import process_folder
+from tasks.foundation.child_imports import process_folder
 from tests.support.checkout import CHECKOUT
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _collect_new_objects_only() -> None:
 def _no_exit_deadline() -> Iterator[None]:
     """Clear the exit deadline that a test may have set for this process."""
     yield
-    from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+    from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     PROCESS_DEADLINE.clear()
 

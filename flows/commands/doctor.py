@@ -18,7 +18,7 @@ from flows.process.hash_seed import keep_hash_seed
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu_environment import tpu_type
+from tasks.foundation.machine.tpu import tpu_type
 from tasks.foundation.telemetry.formatting import BAD, GOOD, NOTICE
 
 _FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -28,10 +28,10 @@ from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from flows.process.standard_streams import provide_home_folder, tolerate_closed_readers
 from flows.process.stop_signals import Terminated, sigterm_raises, stop_signal_name
+from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.errors import BatonError, InvalidInput
 from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.masking import masked
-from tasks.foundation.version import baton_version
+from tasks.foundation.messages import masked
 
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _UNEXPECTED = 1

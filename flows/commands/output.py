@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self, TextIO
 
-from tasks.foundation.masking import masked_values
-from tasks.foundation.messages import folded, shown, wrapped_lines
+from tasks.foundation.messages import folded, masked_values, shown, wrapped_lines
 from tasks.foundation.telemetry.formatting import (
     Style,
     ago_words,

@@ -22,7 +22,7 @@ from flows.summary.run_summary import print_summary
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note, warnings_as_notes
 

@@ -19,8 +19,8 @@ from flows.doctor.run_file_checks import (
 )
 from flows.process.fast_imports import fast_imports
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.schedule import with_examples
-from tasks.foundation.machine.tpu_environment import TpuType
+from tasks.foundation.contracts.run_spec import with_examples
+from tasks.foundation.machine.tpu import TpuType
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local_files import DOCTOR_PREFIX, temporary_folder
 

@@ -26,7 +26,7 @@ from flows.doctor.run_file_checks import Finding, Target, Verdict, examples_per_
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.machine.devices import Accelerator, acquire

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from flows.admit import preflight, require_advancing, require_lasting_storage
 from flows.opened_run import Run, storage_of
 from tasks.foundation.contracts.identity import identity_in_run_file, require_same_identity
+from tasks.foundation.contracts.placement import micro_batch_size
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.machine.batches import micro_batch_size
-from tasks.foundation.machine.tpu_environment import TpuType
+from tasks.foundation.machine.tpu import TpuType
 from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.log_entry import Environment, Head
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.hosts import OneHost
-from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.hosts import OneHost, cluster_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.stages import EVALUATE, STAGES, TRAIN_SEGMENT

@@ -22,7 +22,7 @@ from prefect.states import Cancelling
 from flows.prefect_compat.api_refusals import require_temporary
 from tasks.foundation.errors import InvalidInput, StageLost
 from tasks.foundation.machine.threads import last_stop
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 from tasks.foundation.telemetry.events import Note, Sink
 
 T = TypeVar("T")

@@ -36,10 +36,10 @@ from tasks.foundation.errors import (
     StorageError,
     StoreUnreachable,
 )
+from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.machine.stops import Stops
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.messages import with_place
-from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.runlog.progress import require_progress
 from tasks.foundation.runlog.stage_results import take_answer, take_error
 from tasks.foundation.stage import Place, Stage, label_of

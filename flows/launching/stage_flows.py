@@ -46,13 +46,13 @@ from tasks.foundation.errors import BatonError, FileMissing, StaleWriter, Storag
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.hang import HangWatch
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.machine.tpu_environment import announce_tpu
+from tasks.foundation.machine.tpu import announce_tpu
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.stage_results import handed_on, write_answer, write_error
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.opening import open_storage
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Phase, Several, warnings_as_notes
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.stages import CHECKPOINT_TO_GCS, EVALUATE, INIT_OR_RESTORE, PREPARE_DATA, TRAIN_SEGMENT

@@ -6,7 +6,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 
 _SERVER_FAULT: Final = 500
 _TEMPORARY: Final = frozenset({408, 429})  # timeout, too many requests

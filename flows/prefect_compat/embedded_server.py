@@ -24,8 +24,7 @@ from typing import IO, Final, NoReturn
 from flows.process.children import start_child
 from tasks.foundation.errors import PrefectUnavailable
 from tasks.foundation.machine.threads import before_leaving_at_once
-from tasks.foundation.masking import masked
-from tasks.foundation.messages import message
+from tasks.foundation.messages import masked, message
 
 SERVER_LEVEL: Final = "PREFECT_SERVER_LOGGING_LEVEL"
 SILENT: Final = "CRITICAL"  # Baton's default for the server's log

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.stop_signals import Terminated, is_clean_stop, stop_reason
 from tasks.foundation.errors import BatonError
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 from tasks.foundation.telemetry.events import Event, Hung, Training
 
 if TYPE_CHECKING:

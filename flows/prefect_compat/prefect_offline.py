@@ -25,7 +25,7 @@ from uuid import UUID
 from flows.process.stop_signals import is_clean_stop
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.stage_calls import StageCall
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 from tasks.foundation.stage import Place, Stage
 from tasks.foundation.telemetry.events import Note, Sink
 

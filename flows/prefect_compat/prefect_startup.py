@@ -22,7 +22,7 @@ from flows.prefect_compat.require_prefect import DATABASE_FILE, require_database
 from flows.process.children import start_child
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.machine.environment import quiet_tensorflow
-from tasks.foundation.machine.tpu_environment import announce_tpu
+from tasks.foundation.machine.tpu import announce_tpu
 
 _PREFECT_DEFAULTS = {
     # Prefect's run logs go to its API; the console belongs to the command.

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import httpx
 
 from tasks.foundation.errors import PrefectUnavailable
-from tasks.foundation.masking import masked
-from tasks.foundation.messages import message
+from tasks.foundation.messages import masked, message
 
 if TYPE_CHECKING:
     from prefect.exceptions import PrefectHTTPStatusError

@@ -27,8 +27,7 @@ from flows.prefect_ui.artifacts import (
 )
 from tasks.evaluate.report.page import PAGE
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import with_recorded_examples
+from tasks.foundation.contracts.run_spec import RunSpec, with_recorded_examples
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Note, Silent, Sink, Training
 

@@ -16,8 +16,7 @@ from tasks.evaluate.report.charts import curves_of as curves_in_log
 from tasks.evaluate.report.charts import pictures_of
 from tasks.evaluate.report.page import PAGE
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, Head
-from tasks.foundation.masking import masked
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, masked
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.telemetry.events import Training

@@ -37,7 +37,7 @@ def exits_with(code: int) -> int:
         `code`, for `sys.exit`.
     """
     from tasks.foundation.machine.threads import limit_exit
-    from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+    from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
     _STATE.code = code
     # Python waits for the threads of abandoned transfers, so the deadline limits how long those wait for the store.

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 
-from tasks.foundation.process import HASH_SEED, hash_seed
+from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 
 _DEFAULT = 0
 # The verbs that run the user's code.

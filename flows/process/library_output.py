@@ -6,7 +6,7 @@ Their records go to terminals and, with tracebacks, to Prefect's server, past ev
 import logging
 import warnings
 
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 
 
 class _MaskedRecord(logging.LogRecord):

@@ -17,6 +17,7 @@ from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretch
 from flows.proof.compare import Outcome, compare_arrays, difference_words, read_outcome
 from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
 from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
+from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt
 from tasks.foundation.contracts.log_entry import Commit, Environment, Head, Origin
@@ -28,7 +29,6 @@ from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.local_files import PROOF_PREFIX, temporary_folder
 from tasks.foundation.telemetry.events import Sink
-from tasks.foundation.version import baton_version
 
 # These settings could stop the process early, or commit by the clock. None of them changes the bits.
 _SWITCHED_OFF = ("train.stop_after_seconds=null", "checkpoint.every_seconds=null")

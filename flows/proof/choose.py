@@ -16,8 +16,7 @@ from flows.proof.execute import Execution
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations
+from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 from tasks.foundation.runlog.history import commit_of, history_of

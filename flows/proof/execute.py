@@ -24,7 +24,7 @@ from flows.proof.compare import Arrays, read_arrays
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
-from tasks.foundation.machine.cluster import cluster_of
+from tasks.foundation.machine.hosts import cluster_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage

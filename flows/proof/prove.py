@@ -8,10 +8,10 @@ from signal import SIGKILL
 from flows.proof.choose import cut_length, require_enough_steps, training_of
 from flows.proof.compare import causes_of, compare
 from flows.proof.execute import CommitWatcher, Execution, Laboratory, error_of
+from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.contracts.home_files import ProofReceipt
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import BatonError
-from tasks.foundation.version import baton_version
 
 # A process may finish before it can be killed. Each further try trains twice as many steps.
 _TRIES = 5

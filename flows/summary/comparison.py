@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flows.opened_run import RunHome
 from tasks.foundation.contracts.identity import differences
 from tasks.foundation.contracts.log_entry import Best, Environment, Head
-from tasks.foundation.contracts.schedule import recorded_epoch
+from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.runlog.history import History, commit_of, history_of
 
 ABSENT = "absent"

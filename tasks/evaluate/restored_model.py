@@ -8,21 +8,20 @@ from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import Environment, Head
+from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.keras_config import keep_keras_config
-from tasks.foundation.machine.batches import per_replica_batch_size
 from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.messages import message
 from tasks.foundation.model.build import lengths_asked_for
 from tasks.foundation.model.identity import model_identity
-from tasks.foundation.process import HASH_SEED, hash_seed
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.transforms.model_inputs import model_inputs
-from tasks.foundation.user_code import load_function
+from tasks.foundation.user_code import keep_keras_config, load_function
 
 
 def restored_model(

@@ -19,12 +19,12 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.contracts.identity import keep_best_of
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Evaluation, EvaluationOnTest, Head
+from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
 from tasks.foundation.contracts.stage_calls import EvaluateCall
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.errors import FileAlreadyThere, StorageError
-from tasks.foundation.machine.batches import per_replica_batch_size
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.machine.threads import run_in_work_thread
 from tasks.foundation.model.isolated_build import preserved_random_states

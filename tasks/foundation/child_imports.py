@@ -3,22 +3,70 @@
 A child of `multiprocessing` with the start method *spawn* or *forkserver* has no modules of its parent, and imports
 those of the functions and values that it is sent. It gets the parent's `sys.path`. So a folder there has a file for
 each private package: it says where the user's folder is, and how the modules were imported in the parent. In a child
-they are imported with the same seeds, because what a module draws at its import must be equal in all processes.
+they are imported with the same seeds, because what a module draws at its import must be equal in all processes. Each
+child imports this module, so it imports little.
+
+That folder is one of this process, below the folder for temporary files: files that others name and make go into it. It
+is locked while its process lives (`storage/local_files.py`), so what is left of a killed process is swept by the next
+one, and no process id or clock says whose it is.
 """
 
+import atexit
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
-from tasks.foundation.process_folder import process_folder
 from tasks.foundation.seeding import seeded_import
+from tasks.foundation.storage.local_files import temporary_folder
+
+_PREFIX = "baton-process-"
+# The folder of each process, by its id: a fork inherits its parent's entry. It is empty until the folder is needed.
+_folders: dict[int, Path] = {}
+
+
+def process_folder() -> Path | None:
+    """Return this process's folder, which is made at the first call; None if no folder can be made."""
+    own = os.getpid()
+    if own not in _folders:
+        kept = ExitStack()
+        try:
+            _folders[own] = kept.enter_context(temporary_folder(_PREFIX)).resolve()
+        except OSError:
+            return None  # what needs temporary files says so, with the size that it needs
+
+        def remove() -> None:
+            if os.getpid() == own:  # a fork runs the functions of its parent, too
+                kept.close()
+
+        atexit.register(remove)
+    return _folders[own]
+
+
+def keep_generated_sources_together() -> None:
+    """Let AutoGraph write the sources that it generates to this process's folder, if TensorFlow is imported.
+
+    It removes them when the process exits, and a process that is killed does not exit.
+    """
+    if "tensorflow" not in sys.modules:
+        return
+    folder = process_folder()
+    with suppress(ImportError):
+        from tensorflow.python.autograph.pyct import loader  # no public setting names the folder
+
+        if folder is not None and hasattr(loader, "tempfile"):
+            named = partial(tempfile.NamedTemporaryFile, dir=folder)
+            loader.tempfile = SimpleNamespace(NamedTemporaryFile=named)
+
 
 _FOLDER = "packages"
 _TENSORFLOW = (b"tensorflow", b"keras")

@@ -46,7 +46,7 @@ import traceback
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 
 _TRACEBACK_CHARACTERS = 40_000
 

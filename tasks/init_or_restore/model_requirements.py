@@ -24,8 +24,7 @@ from keras import tree
 
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef, ExtremeValue, Feature, Reading
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations
+from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.evaluation_sets import place_of_set
 from tasks.foundation.dataset.features import (

@@ -22,13 +22,12 @@ from tasks.foundation.contracts.identity import (
     CallbackRecord,
     identity_in_run_file,
 )
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import TRAIN_EXAMPLES, needs_examples, with_examples
+from tasks.foundation.contracts.placement import per_replica_batch_size
+from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, RunSpec, needs_examples, with_examples
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.machine.batches import per_replica_batch_size
 from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.masking import masked_values
+from tasks.foundation.messages import masked_values
 from tasks.foundation.model.build import asks_for_unknown_length, recorded_arguments
 from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.model.identity import model_identity, plain_values

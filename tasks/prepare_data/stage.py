@@ -28,13 +28,12 @@ from tasks.foundation.errors import (
     SourceError,
     StorageError,
 )
-from tasks.foundation.keras_config import keep_keras_config
 from tasks.foundation.messages import counted, message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage, discard
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.storage.transfers import parallel_map
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
+from tasks.foundation.user_code import keep_keras_config
 from tasks.prepare_data.dataset_name import dataset_digest, errors_of_set
 from tasks.prepare_data.example_checks import (
     Checker,

@@ -17,8 +17,7 @@ from typing import Any
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
+from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import BlowUp, RunLogError
 from tasks.foundation.model.callbacks import (
     LARGE_STATE_BYTES,

@@ -27,8 +27,8 @@ from tasks.foundation.contracts.log_entry import (
 )
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BlowUp, StorageError
-from tasks.foundation.hosts import Hosts
 from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.runlog.attempt_packs import pack_beside
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.commits import finish

@@ -21,8 +21,8 @@ from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.dataset.class_weight import map_class_weight
 from tasks.foundation.dataset.decoded_examples import decoded_bytes, fits_into_memory
 from tasks.foundation.dataset.reader import training_dataset
-from tasks.foundation.hosts import Hosts
 from tasks.foundation.machine.devices import Accelerator
+from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import first_reason, number_of
 from tasks.foundation.messages import listed
 from tasks.foundation.model.keras_steps import not_converted

@@ -6,8 +6,7 @@ from functools import partial
 
 from tasks.foundation.checkpoint.save import Saver
 from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
-from tasks.foundation.contracts.run_spec import EpochLength
-from tasks.foundation.contracts.schedule import next_multiple
+from tasks.foundation.contracts.run_spec import EpochLength, next_multiple
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp
 from tasks.foundation.machine.devices import acquire
@@ -17,7 +16,7 @@ from tasks.foundation.model.train_step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Note, Training, Waiting
 from tasks.foundation.telemetry.ledger import seconds_between
 from tasks.train_segment.callbacks import MEDIAN_ROWS, LossWatch

@@ -16,13 +16,12 @@ from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow, TracedStep, WorkerStats
+from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.dataset.shard_verification import original_read_errors
 from tasks.foundation.errors import NonFinite
-from tasks.foundation.machine.batches import per_replica_batch_size
-from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.machine.xla_cache import align_function_numbers
+from tasks.foundation.machine.devices import Accelerator, align_function_numbers
 from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
 from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.loss_scaling import SCALED_LOSSES

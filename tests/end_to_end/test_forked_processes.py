@@ -82,7 +82,9 @@ def test_fork_has_its_own_process_state(tmp_path: Path) -> None:
     assert processes[0]["parent"] != processes[1]["parent"]
     # As a command does, whose process starts itself anew.
     assert len({each["hash"] for each in processes}) == 1
-    program = "import sys; from tasks.foundation.process import hash_seed; print(hash_seed(), sys.orig_argv[3:])"
+    program = (
+        "import sys; from tasks.foundation.machine.processes import hash_seed; print(hash_seed(), sys.orig_argv[3:])"
+    )
     assert run_code(program, "a").stdout == "0 ['a']\n"
 
 

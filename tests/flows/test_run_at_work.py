@@ -18,7 +18,7 @@ from flows.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import RunAtWork
-from tasks.foundation.process import is_running, process_name
+from tasks.foundation.machine.processes import is_running, process_name
 from tests.support.clock import NOON, FakeClock
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun

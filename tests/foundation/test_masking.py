@@ -6,8 +6,7 @@ import pytest
 
 from tasks.foundation.contracts.stage_calls import ErrorReport
 from tasks.foundation.errors import BatonError, StorageError
-from tasks.foundation.masking import masked, masked_values
-from tasks.foundation.messages import shown, shown_lines
+from tasks.foundation.messages import masked, masked_values, shown, shown_lines
 from tasks.foundation.telemetry.events import Note
 
 SECRET = [

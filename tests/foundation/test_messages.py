@@ -6,12 +6,12 @@ from hypothesis import strategies as some
 
 from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.masking import masked
 from tasks.foundation.messages import (
     abridged,
     counted,
     folded,
     listed,
+    masked,
     message,
     shown,
     with_place,

@@ -20,8 +20,7 @@ import numpy as np
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_file import load_run_file
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import with_examples
+from tasks.foundation.contracts.run_spec import RunSpec, with_examples
 from tests.support.lab import Lab, differing, in_fresh_process, keep_trainer, rows_of
 
 GALLERY = Path(__file__).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 from flows.doctor.all_checks import DoctorOptions, run_checks
 from flows.doctor.run_file_checks import Finding
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.machine.tpu_environment import TpuType, tpu_type
+from tasks.foundation.machine.tpu import TpuType, tpu_type
 
 ALL_CHECKS = [
     "run file",

@@ -19,14 +19,14 @@ def look_like_a_tpu_vm(folder: Path, *, set_attribute: Any = setattr, announced:
     Returns:
         The device file.
     """
-    from tasks.foundation.machine import tpu_environment
+    from tasks.foundation.machine import tpu
 
     folder.mkdir(exist_ok=True)
     file = folder / DEVICE_FILE
     file.touch()
-    set_attribute(tpu_environment, "_DEVICES", folder)
-    set_attribute(tpu_environment, "tensorflow_distributions", lambda: ("tensorflow-tpu",))
-    set_attribute(tpu_environment, "library_path", lambda: "/opt/libtpu.so")
+    set_attribute(tpu, "_DEVICES", folder)
+    set_attribute(tpu, "tensorflow_distributions", lambda: ("tensorflow-tpu",))
+    set_attribute(tpu, "library_path", lambda: "/opt/libtpu.so")
     for name in (*ANNOUNCED, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"):
         os.environ.pop(name, None)
     if announced:

@@ -28,7 +28,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentReq
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp, NonFinite
-from tasks.foundation.hosts import Hosts, OneHost
+from tasks.foundation.machine.hosts import Hosts, OneHost
 from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place, Stage

@@ -38,9 +38,9 @@ from tasks.evaluate.report.sections import (
 )
 from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Entry, Head
-from tasks.foundation.contracts.schedule import recorded_epoch
+from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.errors import FileMissing, NoSuchRun
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 from tasks.foundation.runlog.accounting import Account, account_of
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.history import History, history_of

@@ -39,8 +39,7 @@ from tasks.foundation.contracts.log_entry import (
     Rewind,
 )
 from tasks.foundation.errors import AnotherVersion, FileMissing, FileTooLarge, PathRefused, RunLogError
-from tasks.foundation.masking import masked_values
-from tasks.foundation.messages import counted
+from tasks.foundation.messages import counted, masked_values
 from tasks.foundation.runlog.accounting import GOOD, LOST, Account, Attempt
 from tasks.foundation.runlog.history import History, commit_of
 from tasks.foundation.runlog.receipts import audit_words, last_audit

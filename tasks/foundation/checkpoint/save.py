@@ -21,8 +21,8 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry, Head
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import NonFinite
-from tasks.foundation.host_memory import enough_memory_for_snapshot
-from tasks.foundation.hosts import Hosts
+from tasks.foundation.machine.hosts import Hosts
+from tasks.foundation.machine.processes import enough_memory_for_snapshot
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import require_broadcast_head
 from tasks.foundation.state.train_state import TrainState

@@ -79,7 +79,9 @@ class AttemptRecord(Contract):
     attempt: AttemptId = Field(description="a uuid4 made in this process")
     host: str
     pid: int
-    process: str = Field(default="", description="identifies the process on its machine, see foundation/process.py")
+    process: str = Field(
+        default="", description="identifies the process on its machine, see foundation/machine/processes.py"
+    )
     began: Time = Field(description="when the process started; UTC, ISO 8601, for display and sorting")
     alive: Time = Field(description="time of the last heartbeat; UTC, ISO 8601")
     mark: str = Field(description="progress of the run when this attempt first read its log, see mark_of")

@@ -9,6 +9,7 @@ logged. An operational key may change freely. The environment is recorded too; a
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -19,8 +20,9 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_js
 
 from tasks.foundation.errors import AnotherVersion, BatonError
 from tasks.foundation.messages import abridged, message, shown, visible
-from tasks.foundation.version import baton_version
 
+# The public index has another project with the name `baton`.
+_DISTRIBUTION = "baton-relay"
 # Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
 _SHOWN_KEYS = 20
@@ -30,6 +32,14 @@ _LARGEST = 2**63 - 1
 _USE_NEWER_VERSION = (
     "use the version of Baton that wrote it, or a newer one, on every machine and in every image of this run"
 )
+
+
+def baton_version() -> str | None:
+    """Return the installed version of Baton; None where only its source files are, as in some images."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return None
 
 
 def _adapt(schema: Any) -> None:

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tasks.foundation.contracts.base import Contract, DatasetPath, ShardPath
 from tasks.foundation.contracts.data_spec import Mixture, SetName, SetRef
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 
 # examples: as the source yields them; lists: some of them hold a list of arrays of one shape, which is read as several
 # inputs or outputs; rows: taken from whole arrays or from batches, so they are single examples.

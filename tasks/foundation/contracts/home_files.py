@@ -26,7 +26,7 @@ from tasks.foundation.contracts.base import CheckpointPath, Contract
 from tasks.foundation.contracts.log_entry import Environment
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import FileTooLarge, TooLargeToWrite
-from tasks.foundation.masking import masked_values
+from tasks.foundation.messages import masked_values
 
 _KB, _MB = 1 << 10, 1 << 20
 

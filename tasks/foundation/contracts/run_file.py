@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from tasks.foundation.contracts.home_files import MOST_NESTED
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunFileError
-from tasks.foundation.masking import MASK, names_secret
+from tasks.foundation.messages import MASK, names_secret
 
 _VALUE_CHARACTERS = 60
 

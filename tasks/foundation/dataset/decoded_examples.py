@@ -17,7 +17,7 @@ from tasks.foundation.dataset.features import STRING, Array, zeros
 from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part
 from tasks.foundation.dataset.shard_verification import VerifiedShards, original_read_errors
 from tasks.foundation.dataset.shards import parse, records_in
-from tasks.foundation.host_memory import available_bytes
+from tasks.foundation.machine.processes import available_bytes
 from tasks.foundation.storage.base import Storage
 
 _DECODE_TOGETHER = 256

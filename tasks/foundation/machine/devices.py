@@ -2,9 +2,12 @@
 
 TensorFlow fixes devices and threads at first use, and a second MirroredStrategy in one process crashes. So the first
 `acquire` decides for the process; a call with other settings is refused. `kind: auto` is a TPU, else GPUs, else CPU.
+With `kind: multi_worker` the processes of several hosts share the strategy (`hosts.py`).
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,22 +21,85 @@ import tensorflow as tf
 from tasks.foundation.contracts.log_entry import Environment, KerasConfig
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.hosts import differences_between_hosts, refuse_difference
-from tasks.foundation.keras_config import keep_keras_config
-from tasks.foundation.machine.cluster import cluster_of
-from tasks.foundation.machine.environment import deciding_variables, installed_versions, processor, thread_counts
-from tasks.foundation.machine.hosts import Exchange, worker_strategy
-from tasks.foundation.machine.tpu import IO_DEVICE, tpu_strategy
-from tasks.foundation.machine.tpu_environment import (
+from tasks.foundation.machine.environment import (
+    deciding_variables,
+    installed_versions,
+    processor,
+    thread_counts,
+    use_xla_cache,
+)
+from tasks.foundation.machine.hosts import Cluster, cluster_of, differences_between_hosts, refuse_difference
+from tasks.foundation.machine.tpu import (
+    IO_DEVICE,
     device_files,
     is_declined,
     require_packages,
     tensorflow_distributions,
+    tpu_strategy,
 )
-from tasks.foundation.machine.xla_cache import use_xla_cache
+from tasks.foundation.user_code import keep_keras_config
+
+
+def worker_strategy(cluster: Cluster) -> Any:
+    """Connect to the other workers; waits until all of them have connected.
+
+    Raises:
+        AcceleratorError: the connection failed, or the workers have different numbers of devices.
+    """
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, RuntimeError, ValueError) as fault:
+        raise AcceleratorError(
+            f"worker {cluster.host} of {', '.join(cluster.addresses)} could not connect to the others "
+            f"({type(fault).__name__}: {str(fault).splitlines()[0]}); check that all of them run the same command and "
+            "that the addresses in TF_CONFIG are reachable"
+        ) from fault
+    _restore_sigterm_handler()
+    if strategy.num_replicas_in_sync % len(cluster.addresses):
+        raise AcceleratorError(
+            f"{strategy.num_replicas_in_sync} replicas on {len(cluster.addresses)} workers; give every worker the "
+            "same number of devices"
+        )
+    return strategy
+
+
+class Exchange:
+    """Sends numbers of every host to all hosts. A collective: all hosts call it in the same order."""
+
+    def __init__(self, strategy: Any, hosts: int) -> None:
+        """Define the collective; nothing is sent yet."""
+        self._replicas_of_host = strategy.num_replicas_in_sync // hosts
+
+        def gather(values: Any) -> Any:
+            def on_replica(mine: Any) -> Any:
+                return tf.distribute.get_replica_context().all_gather(mine[tf.newaxis], axis=0)
+
+            return strategy.experimental_local_results(strategy.run(on_replica, args=(values,)))[0]
+
+        self._gather = tf.function(gather, jit_compile=False)
+
+    def numbers(self, mine: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Numbers of every host.
+
+        Args:
+            mine: this host's numbers, equally many on every host. Integers are exact below 2**53.
+
+        Returns:
+            float64 [hosts, len(mine)].
+        """
+        of_replicas = self._gather(tf.constant(list(mine), tf.float64)).numpy()
+        return np.asarray(of_replicas[:: self._replicas_of_host], np.float64)
+
+
+def _restore_sigterm_handler() -> None:
+    """Restore Python's SIGTERM handler: TensorFlow's coordination service replaces it and drops the signal (2.19)."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
 
 _DEVICES = Path("/dev")
 _DEVICE_FILES = "nvidia[0-9]*"
+_STRIDE = 1 << 17
 
 
 def gpus() -> list[Any]:
@@ -388,3 +454,14 @@ def _make(
         auto_choice=auto_choice,
         io_device=IO_DEVICE if kind == "tpu" and spec.tpu != "local" else None,
     )
+
+
+def align_function_numbers() -> None:
+    """Let the next function that is traced have the same number in every process that has traced fewer than `_STRIDE`.
+
+    TensorFlow counts all that it names, and the number cannot be set; counting up takes some milliseconds.
+    """
+    from tensorflow.python.framework import ops  # no public function counts
+
+    while ops.uid() % _STRIDE:
+        pass

@@ -21,8 +21,8 @@ from typing import Final, get_args
 
 from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
-from tasks.foundation.hosts import Hosts
-from tasks.foundation.storage.deadline import Deadline
+from tasks.foundation.machine.hosts import Hosts
+from tasks.foundation.storage.transfers import Deadline
 from tasks.foundation.telemetry.events import Note, Sink
 
 _LOGGER = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.machine.metadata_server import watching_metadata
 from tasks.foundation.machine.stops import PROCESS_STOP, RESUMABLE, Stop, Stops, sighup_as_sigterm, terminal_closed
-from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.events import Silent, Sink
 
 T = TypeVar("T")

@@ -1,20 +1,220 @@
-"""`tf.distribute.TPUStrategy` for this machine's TPU.
+"""This machine's TPU: found without TensorFlow, announced to it, checked, and used by a `tf.distribute.TPUStrategy`.
 
-`tpu_environment` checks everything that needs no TensorFlow. This module makes the TensorFlow calls; the error of a
-failed call names the call and its target.
+What finds it reads only device files, environment variables and installed packages, so it never waits for a network,
+and it runs before TensorFlow is imported, which reads the variables that `announce_tpu` sets. TensorFlow is imported
+only by `tpu_strategy`; the error of a failed call names the call and its target.
+
+Sizes and memory of TPU types are from Google's documentation (cloud.google.com/tpu/docs: "System architecture", "v2" to
+"v6e", as of 2025). Names count TensorCores for v2, v3, v4 and v5p, which have two per chip, and chips for v5e
+(`v5litepod-…`) and v6e. TensorFlow has one replica per core on v2 and v3, and one per chip on the others. Gigabytes are
+decimal, because the runtime reserves some of the memory.
 """
 
+import importlib
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
-
-import tensorflow as tf
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
 from tasks.foundation.machine.metadata_server import metadata_address
-from tasks.foundation.machine.tpu_environment import looked_at, require_local_tpu, require_packages
+
+_GB = 10**9
+_CHIPS_OF_A_HOST = 4
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuType:
+    """The size of one TPU of this type.
+
+    Attributes:
+        name: as in `gcloud compute tpus tpu-vm create --accelerator-type`.
+        chips: number of chips.
+        replicas: number of TensorFlow devices, with one model copy each.
+        hosts: number of machines.
+        hbm_bytes: memory of one replica.
+    """
+
+    name: str
+    chips: int
+    replicas: int
+    hosts: int
+    hbm_bytes: int
+
+
+def tpu_type(name: str) -> TpuType:
+    """The type with this name.
+
+    Raises:
+        AcceleratorError: the name is unknown; the message suggests similar ones.
+    """
+    wanted = name.strip().lower()
+    if wanted in TPU_TYPES:
+        return TPU_TYPES[wanted]
+    family = wanted.partition("-")[0]
+    similar = [known for known in TPU_TYPES if known.partition("-")[0] == family]
+    near = similar or get_close_matches(wanted, TPU_TYPES, n=_SHOWN, cutoff=0.4) or ["v5litepod-8", "v6e-8"]
+    raise AcceleratorError(f"--for {name}: unknown TPU type; try {', '.join(near[:_SHOWN])}")
+
+
+def _types() -> Iterator[TpuType]:
+    # Family, sizes in the name, cores per chip in the name, replicas per chip, gigabytes per chip.
+    families = (
+        ("v2", (8, 32, 128, 256, 512), 2, 2, 16),
+        ("v3", (8, 32, 64, 128, 256, 512, 1024, 2048), 2, 2, 32),
+        ("v4", (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), 2, 1, 32),
+        ("v5litepod", (1, 4, 8, 16, 32, 64, 128, 256), 1, 1, 16),
+        ("v5p", (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), 2, 1, 95),
+        ("v6e", (1, 4, 8, 16, 32, 64, 128, 256), 1, 1, 32),
+    )
+    for family, sizes, cores, replicas, gigabytes in families:
+        for size in sizes:
+            chips = size // cores
+            # Only v5e and v6e have eight chips on one machine.
+            one_host = chips <= _CHIPS_OF_A_HOST or (cores == 1 and chips == 2 * _CHIPS_OF_A_HOST)
+            yield TpuType(
+                name=f"{family}-{size}",
+                chips=chips,
+                replicas=chips * replicas,
+                hosts=1 if one_host else chips // _CHIPS_OF_A_HOST,
+                hbm_bytes=gigabytes * _GB // replicas,
+            )
+
+
+TPU_TYPES = {each.name: each for each in _types()}
+
+
+_DEVICES = Path("/dev")
+# TPU v2 to v4, then v5e and later. /dev/accel/ belongs to other vendors' chips; many machines have /dev/vfio/vfio.
+_DEVICE_FILES: Final = ("accel[0-9]*", "vfio/[0-9]*")
+_DISTRIBUTIONS: Final = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-tpu", "tf-nightly")
+_PJRT, _C_API, _LIBRARY = "PJRT_DEVICE", "NEXT_PLUGGABLE_DEVICE_USE_C_API", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
+# Host names of a slice, separated by commas; and the number of slices of a multi-slice job.
+_HOSTNAMES, _SLICES = "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES"
+_VARIABLES: Final = (_PJRT, _C_API, _LIBRARY)
+REMEDY: Final = "in a separate environment: pip install '.[tpu]' in the checkout"
+
+
+def device_files() -> tuple[str, ...]:
+    """Paths of the device files of TPU chips, sorted; empty if there are none."""
+    return tuple(sorted(str(path) for pattern in _DEVICE_FILES for path in _DEVICES.glob(pattern)))
+
+
+def tensorflow_distributions() -> tuple[str, ...]:
+    """Installed packages that provide `tensorflow`. Several of them overwrite each other's files."""
+    found = []
+    for name in _DISTRIBUTIONS:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def library_path() -> str | None:
+    """Path of the installed libtpu; None if it is not installed."""
+    try:
+        path = importlib.import_module("libtpu").get_library_path()
+    except (ImportError, AttributeError):
+        return None
+    return str(path)
+
+
+def announce_tpu() -> None:
+    """Set the variables with which TensorFlow finds this machine's TPU, if there is one. Call before importing it.
+
+    Variables that the user has set are kept. If something is missing, or TensorFlow is already imported, nothing is
+    set; `require_local_tpu` reports that later.
+    """
+    if "tensorflow" in sys.modules or not device_files() or tensorflow_distributions() != ("tensorflow-tpu",):
+        return
+    library = library_path()
+    if library is None:
+        return
+    for name, value in ((_PJRT, "TPU"), (_C_API, "true"), (_LIBRARY, library)):
+        os.environ.setdefault(name, value)
+
+
+def is_declined() -> bool:
+    """Whether PJRT_DEVICE selects another device than the TPU."""
+    return os.environ.get(_PJRT, "TPU").upper() != "TPU"
+
+
+def looked_at() -> str:
+    """Return what was checked for a TPU and found, for messages."""
+    patterns = ", ".join(str(_DEVICES / pattern) for pattern in _DEVICE_FILES)
+    variables = ", ".join(f"{name}={os.environ.get(name, '(not set)')}" for name in (*_VARIABLES, _HOSTNAMES))
+    return (
+        f"looked at device files {patterns}: {', '.join(device_files()) or 'none'}; environment: {variables}; "
+        f"libtpu: {library_path() or 'not installed'}; TensorFlow: {', '.join(tensorflow_distributions()) or 'none'}"
+    )
+
+
+def require_local_tpu() -> None:
+    """Check that this machine's TPU can be used, before TensorFlow tries.
+
+    Raises:
+        AcceleratorError: there is no TPU, the packages cannot use it, this is one of several hosts, or TensorFlow was
+            imported before `announce_tpu`.
+    """
+    if not device_files():
+        raise AcceleratorError(
+            f"accelerator.kind = tpu, but this machine has no TPU; {looked_at()}. Run on a TPU VM, or use kind: auto"
+        )
+    _require_one_host()
+    require_packages()
+    if is_declined():
+        raise AcceleratorError(
+            f"accelerator.kind = tpu, but the environment has {_PJRT} = {os.environ[_PJRT]}; unset it"
+        )
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise AcceleratorError(
+            f"TensorFlow was imported before the variables for this machine's TPU were set ({', '.join(missing)}); "
+            "start the run with baton run, or call tasks.foundation.machine.tpu.announce_tpu() before "
+            "importing TensorFlow"
+        )
+
+
+def require_packages() -> None:
+    """Check that the installed packages can use a TPU.
+
+    Raises:
+        AcceleratorError: tensorflow-tpu is not the only TensorFlow installed, or libtpu is missing.
+    """
+    found = tensorflow_distributions()
+    if len(found) > 1:
+        raise AcceleratorError(
+            f"{' and '.join(found)} are both installed and have overwritten each other's files; a TPU needs "
+            f"tensorflow-tpu alone, {REMEDY}"
+        )
+    if found != ("tensorflow-tpu",):
+        raise AcceleratorError(
+            f"{found[0] if found else 'this TensorFlow'} cannot use a TPU; install tensorflow-tpu {REMEDY}"
+        )
+    if library_path() is None:
+        raise AcceleratorError(f"libtpu is not installed, and TensorFlow needs it to find a TPU; install it {REMEDY}")
+
+
+def _require_one_host() -> None:
+    hosts = [name for name in os.environ.get(_HOSTNAMES, "").split(",") if name.strip()]
+    slices = os.environ.get(_SLICES, "1")
+    if len(hosts) > 1 or slices != "1":
+        found = f"{_HOSTNAMES} names {len(hosts)} hosts" if len(hosts) > 1 else f"{_SLICES} = {slices}"
+        raise AcceleratorError(
+            f"this machine is one of several hosts of a TPU slice ({found}), and training over several hosts of a "
+            "slice is not supported; use a slice of one host, such as v5litepod-8"
+        )
+
 
 # For a TPU behind a TensorFlow server: the training process itself writes and reads checkpoints.
 IO_DEVICE: Final = "/job:localhost"
@@ -32,6 +232,8 @@ def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
     Raises:
         AcceleratorError: the TPU is missing, is not this machine's, does not respond, or cannot be initialized.
     """
+    import tensorflow as tf  # what only looks for a TPU needs none
+
     resolver = _local() if spec.tpu == "local" else _named(spec)
     if again:
         with _as_accelerator_error(spec, "tf.tpu.experimental.shutdown_tpu_system"):
@@ -46,6 +248,8 @@ def tpu_strategy(spec: AcceleratorSpec, *, again: bool = False) -> Any:
 
 
 def _local() -> Any:
+    import tensorflow as tf
+
     require_local_tpu()
     with _as_accelerator_error(AcceleratorSpec(kind="tpu"), "tf.distribute.cluster_resolver.TPUClusterResolver"):
         return tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -53,6 +257,8 @@ def _local() -> Any:
 
 def _named(spec: AcceleratorSpec) -> Any:
     """The resolver of a TPU behind a TensorFlow server on this machine."""
+    import tensorflow as tf
+
     require_packages()
     # Without a metadata server, TensorFlow would look for one without a time limit.
     if not spec.tpu.startswith(_GRPC) and metadata_address() is None:
@@ -105,6 +311,8 @@ def _as_accelerator_error(spec: AcceleratorSpec, call: str) -> Iterator[None]:
 
 
 def _logical_devices() -> str:
+    import tensorflow as tf
+
     try:
         return ", ".join(device.name for device in tf.config.list_logical_devices()) or "none"
     except (RuntimeError, tf.errors.OpError) as fault:

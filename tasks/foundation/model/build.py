@@ -24,9 +24,7 @@ from keras import tree
 from keras.src.backend.common import global_state
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.debug_modes import without_debug_modes
 from tasks.foundation.errors import ModelError
-from tasks.foundation.keras_config import dtype_policy_for_imports, keras_config_for_build, set_keras_config
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.messages import message
 from tasks.foundation.model.hidden_state import require_no_hidden_state
@@ -43,7 +41,14 @@ from tasks.foundation.model.train_step import (
 )
 from tasks.foundation.model.variables import freeze, named_layers
 from tasks.foundation.seeding import keras_seeds_from
-from tasks.foundation.user_code import in_user_folder, load_function
+from tasks.foundation.user_code import (
+    dtype_policy_for_imports,
+    in_user_folder,
+    keras_config_for_build,
+    load_function,
+    set_keras_config,
+    without_debug_modes,
+)
 from tasks.foundation.user_errors import user_error
 
 _LENGTHS: Mapping[str, Callable[[RunSpec], int]] = {

@@ -30,8 +30,7 @@ from keras.src.callbacks.monitor_callback import MonitorCallback
 from pydantic import ValidationError
 
 from tasks.foundation.contracts.identity import CALLBACKS, LOG_EVERY, CallbackRecord, CsvFile
-from tasks.foundation.contracts.run_spec import KeepBest, RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks
+from tasks.foundation.contracts.run_spec import KeepBest, RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
 from tasks.foundation.model.code_digest import digests_of_user_code

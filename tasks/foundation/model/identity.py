@@ -2,7 +2,7 @@
 
 Vocabularies, tables and arrays of layers, and what its code reads, are in no checkpoint. A process that resumes the
 run, evaluates or exports it builds the model anew, from files that may have grown since, or from a set that has another
-order. So the identity has a record of each (contracts/contents.py), and another content is refused by the name of its
+order. So the identity has a record of each (contracts/identity.py), and another content is refused by the name of its
 layer. What follows from variables is left out: layers make it again after each restore (`finalize_layers`). What a
 trace of the steps depends on besides variables, the Python attributes of the model, is compared too.
 """
@@ -21,12 +21,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.contracts.contents import block_length, record_of_floats, record_of_items
-from tasks.foundation.contracts.identity import CONTENTS, difference_words, differences
+from tasks.foundation.contracts.identity import (
+    CONTENTS,
+    block_length,
+    difference_words,
+    differences,
+    record_of_floats,
+    record_of_items,
+)
 from tasks.foundation.contracts.run_spec import ModelSpec
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.masking import masked_values
-from tasks.foundation.messages import message
+from tasks.foundation.messages import masked_values, message
 from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
 from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
 from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table

@@ -18,8 +18,8 @@ from tensorflow.python.eager import context
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.contracts.run_spec import TrainSpec
 from tasks.foundation.errors import ModelError
-from tasks.foundation.keras_config import keras_config, set_keras_config
 from tasks.foundation.model.variables import layers_of
+from tasks.foundation.user_code import keras_config, set_keras_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 from tasks.foundation.contracts.attempt import HUNG, LAUNCH, UNATTRIBUTED, AttemptRecord, utc_time
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Commit, Entry, Totals
-from tasks.foundation.process import is_gone
+from tasks.foundation.machine.processes import is_gone
 from tasks.foundation.runlog.attempts import Attempts, IsGone, is_alive
 from tasks.foundation.runlog.history import History, commit_of, history_of
 from tasks.foundation.runlog.log import RunLog

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tasks.foundation.contracts.attempt import AttemptRecord, attempt_path, utc_time
 from tasks.foundation.errors import AnotherVersion, FileMissing, RunLogError, StorageError
-from tasks.foundation.process import is_gone
+from tasks.foundation.machine.processes import is_gone
 from tasks.foundation.runlog.attempt_packs import is_pack, read_pack
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.transfers import parallel_map

@@ -2,8 +2,7 @@
 
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Body, Commit, Entry, Finish, Head, Quarantine, Rewind
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, evaluations
+from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, evaluations
 from tasks.foundation.errors import BlowUp, StaleWriter
 from tasks.foundation.runlog.log import RunLog
 

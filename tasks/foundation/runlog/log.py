@@ -26,8 +26,7 @@ from tasks.foundation.runlog.newest_entry import Hint, last_from
 from tasks.foundation.runlog.totals import totals_after, totals_of
 from tasks.foundation.runlog.whole_reads import WholeReads
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
-from tasks.foundation.storage.transfers import parallel_map
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 
 _READ_TOGETHER = 64
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from tasks.foundation.contracts.attempt import AttemptRecord
-from tasks.foundation.process import is_gone
+from tasks.foundation.machine.processes import is_gone
 from tasks.foundation.runlog.attempts import IsGone, is_alive
 from tasks.foundation.runlog.progress import DELIBERATE_ENDS
 

@@ -1,7 +1,7 @@
 """Several hosts share one log: only the chief writes it, and broadcasts the numbers of its entries."""
 
 from tasks.foundation.contracts.log_entry import Head
-from tasks.foundation.hosts import Hosts
+from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.runlog.log import RunLog
 
 

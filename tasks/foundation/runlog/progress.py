@@ -7,8 +7,8 @@ from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import HUNG, LAUNCH, AttemptRecord, mark_of
 from tasks.foundation.contracts.log_entry import Head
 from tasks.foundation.errors import NoProgress
+from tasks.foundation.machine.processes import is_gone
 from tasks.foundation.messages import HINT
-from tasks.foundation.process import is_gone
 from tasks.foundation.runlog.attempts import Attempts, IsGone, is_alive, read_attempts
 from tasks.foundation.storage.base import Storage
 

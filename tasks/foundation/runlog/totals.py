@@ -17,7 +17,7 @@ from tasks.foundation.contracts.log_entry import (
     Totals,
     WeightsOrigin,
 )
-from tasks.foundation.contracts.schedule import recorded_epoch
+from tasks.foundation.contracts.run_spec import recorded_epoch
 from tasks.foundation.runlog.history import commit_of, history_of
 from tasks.foundation.runlog.worker_stats import added_stats, summed_stats
 

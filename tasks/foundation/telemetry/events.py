@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.masking import masked
+from tasks.foundation.messages import masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,15 +28,21 @@ from pydantic_core import from_json
 
 from tasks.foundation.contracts.identity import CsvFile, recorded_callbacks
 from tasks.foundation.contracts.log_entry import Commit, Entry, Evaluation, EvaluationOnTest, Quarantine, Rewind
-from tasks.foundation.contracts.run_spec import MlflowSpec, RunSpec, WandbSpec
-from tasks.foundation.contracts.schedule import callbacks_act_at_evaluations, epochs_of_callbacks, needs_examples
+from tasks.foundation.contracts.run_spec import (
+    MlflowSpec,
+    RunSpec,
+    WandbSpec,
+    callbacks_act_at_evaluations,
+    epochs_of_callbacks,
+    needs_examples,
+)
 from tasks.foundation.errors import FileTooLarge
-from tasks.foundation.machine.cluster import is_chief
+from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP
 from tasks.foundation.runlog.history import History, history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE
 from tasks.foundation.telemetry.tensorboard import training_curves
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.doctor import data_checks
-from tasks.foundation.machine.tpu_environment import TpuType
+from tasks.foundation.machine.tpu import TpuType
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.faulty_runs import ALL_CHECKS, diagnose, layer_doing, make_run
 

@@ -8,7 +8,7 @@ from flows.doctor.run_file_checks import check_accelerator, check_batch, check_p
 from flows.opened_run import storage_of
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import IdentityChanged
-from tasks.foundation.machine.tpu_environment import tpu_type
+from tasks.foundation.machine.tpu import tpu_type
 from tests.support.fake_run import FakeRun
 from tests.support.faulty_runs import V5E, load_faulty_run, make_run
 

@@ -7,7 +7,7 @@ import pytest
 from flows.launching.devices import acquired_devices, stages_on_devices
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.hosts import OneHost
+from tasks.foundation.machine.hosts import OneHost
 from tests.support.event_recorder import EventRecorder
 from tests.support.fake_run import FakeRun
 

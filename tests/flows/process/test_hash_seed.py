@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.process.hash_seed import keep_hash_seed
-from tasks.foundation.process import hash_seed
+from tasks.foundation.machine.processes import hash_seed
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
 
 CHECKOUT = Path(__file__).parents[3]
@@ -21,7 +21,7 @@ begin_with_fixed_hashes(verb)
 warning = keep_hash_seed(None if recorded == "none" else int(recorded))
 
 import os
-from tasks.foundation.process import hash_seed
+from tasks.foundation.machine.processes import hash_seed
 
 print(os.getpid(), hash_seed(), sys.flags.safe_path, sys.argv[1:], hash("a"), warning)
 """
@@ -85,7 +85,7 @@ def test_variable_set_after_the_start_has_no_effect(inherited: str | None) -> No
     """Many a `seed_everything` sets it."""
     program = """
 import os
-from tasks.foundation.process import hash_seed
+from tasks.foundation.machine.processes import hash_seed
 os.environ["PYTHONHASHSEED"] = "42"
 print(hash_seed())
 """

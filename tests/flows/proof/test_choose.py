@@ -20,7 +20,7 @@ from flows.proof.choose import (
 )
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
-from tasks.foundation.contracts.schedule import next_border
+from tasks.foundation.contracts.run_spec import next_border
 from tasks.foundation.errors import InvalidInput
 from tests.support.fake_executions import ENVIRONMENT, small_run_file
 from tests.support.fake_run import FakeRun

@@ -17,7 +17,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import NonFinite, StaleWriter, StorageError
 from tasks.foundation.runlog.folding import fold
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 from tests.support.clock import FakeClock
 from tests.support.small_logs import origin, ref
 

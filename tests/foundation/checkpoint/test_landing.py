@@ -10,7 +10,7 @@ import pytest
 from tasks.foundation.checkpoint.committer import Committer, land
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import AcceleratorLost, NonFinite, StaleWriter
-from tasks.foundation.hosts import OneHost
+from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.runlog.folding import fold
 from tests.support.small_logs import origin, ref
 

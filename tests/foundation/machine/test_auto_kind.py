@@ -7,13 +7,13 @@ import pytest
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine import devices, tpu_environment
+from tasks.foundation.machine import devices, tpu
 from tasks.foundation.machine.devices import acquire, choose_kind
 from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 
 
 def test_auto_chooses_the_cpu_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)
     assert choose_kind() == ("cpu", "accelerator: CPU (no TPU or GPU found)")
     (tmp_path / "nvidia0").touch()
@@ -28,7 +28,7 @@ def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setenv(name, "")
     gpus = [SimpleNamespace(name="/physical_device:GPU:0")]
     monkeypatch.setattr(devices, "gpus", lambda: gpus)
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)
     assert choose_kind() == ("gpu", "accelerator: 1 GPU, GPU:0 (no TPU found)")
     device = look_like_a_tpu_vm(tmp_path, set_attribute=monkeypatch.setattr)
     kind, line = choose_kind()
@@ -39,7 +39,7 @@ def test_auto_chooses_a_tpu_before_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_auto_refuses_a_tpu_that_the_packages_cannot_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)
     with pytest.raises(AcceleratorError, match=r"auto found a TPU \(.*accel0\), but tensorflow-cpu cannot.* kind: cpu"):
         acquire(AcceleratorSpec(), None)
     assert acquire(AcceleratorSpec(kind="cpu"), None).replicas == 1

@@ -8,7 +8,7 @@ import pytest
 from tasks.foundation.contracts.log_entry import StopReason
 from tasks.foundation.contracts.run_spec import StopSpec
 from tasks.foundation.machine.stops import Stop, Stops
-from tasks.foundation.storage.deadline import Deadline
+from tasks.foundation.storage.transfers import Deadline
 from tasks.foundation.telemetry.events import Event
 from tests.support.clock import FakeClock
 from tests.support.event_recorder import EventRecorder

@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import Environment
-from tasks.foundation.contracts.placement import AcceleratorSpec
+from tasks.foundation.contracts.placement import AcceleratorSpec, per_replica_batch_size
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
 from tasks.foundation.machine import devices
-from tasks.foundation.machine.batches import per_replica_batch_size
 from tasks.foundation.machine.devices import Accelerator, acquire, may_be_lost, thread_override_warning
 from tasks.foundation.machine.environment import thread_counts
 from tasks.foundation.user_errors import describe

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.errors import AcceleratorError, AcceleratorLost
-from tasks.foundation.machine import tpu, tpu_environment
+from tasks.foundation.machine import tpu
+from tasks.foundation.machine import tpu as tpu_environment
 from tasks.foundation.machine.tpu import tpu_strategy
 from tests.support.event_recorder import EventRecorder
 from tests.support.lab import in_fresh_process

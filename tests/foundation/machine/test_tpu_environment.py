@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine import tpu_environment
-from tasks.foundation.machine.tpu_environment import device_files, looked_at, require_local_tpu
+from tasks.foundation.machine import tpu
+from tasks.foundation.machine.tpu import device_files, looked_at, require_local_tpu
 from tests.support.checkout import CHECKOUT
 from tests.support.stand_in_tpu import ANNOUNCED, look_like_a_tpu_vm
 
@@ -53,7 +53,7 @@ def test_device_files_of_tpus_are_found(
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)
     assert device_files() == tuple(str(tmp_path / file) for file in found)
 
 
@@ -65,7 +65,7 @@ def test_tpu_vm_is_accepted() -> None:
 
 
 def test_missing_tpu_is_refused_with_all_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tpu_environment, "_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_DEVICES", tmp_path)
     text = refusal()
     assert "this machine has no TPU" in text
     for part in ("accel[0-9]*", "vfio/[0-9]*: none", "PJRT_DEVICE=(not set)", "libtpu: not installed"):
@@ -87,13 +87,13 @@ def test_missing_tpu_is_refused_with_all_findings(monkeypatch: pytest.MonkeyPatc
 )
 @pytest.mark.usefixtures("tpu_vm")
 def test_wrong_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], words: str) -> None:
-    monkeypatch.setattr(tpu_environment, "tensorflow_distributions", lambda: installed)
+    monkeypatch.setattr(tpu, "tensorflow_distributions", lambda: installed)
     assert words in refusal()
 
 
 @pytest.mark.usefixtures("tpu_vm")
 def test_missing_libtpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_environment, "library_path", lambda: None)
+    monkeypatch.setattr(tpu, "library_path", lambda: None)
     assert "libtpu is not installed" in refusal()
     assert "pip install '.[tpu]'" in refusal()
 
@@ -121,15 +121,15 @@ def test_tensorflow_imported_too_early_is_refused() -> None:
 
 
 def test_distributions_are_read_from_package_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tpu_environment.tensorflow_distributions() == ("tensorflow-cpu",)
+    assert tpu.tensorflow_distributions() == ("tensorflow-cpu",)
 
     def version(name: str) -> str:
         if name in {"tensorflow", "tensorflow-tpu"}:
             return "2.19.1"
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(tpu_environment, "version", version)
-    assert tpu_environment.tensorflow_distributions() == ("tensorflow", "tensorflow-tpu")
+    monkeypatch.setattr(tpu, "version", version)
+    assert tpu.tensorflow_distributions() == ("tensorflow", "tensorflow-tpu")
 
 
 @pytest.mark.usefixtures("tpu_vm")
@@ -137,10 +137,10 @@ def test_nothing_is_announced_after_the_import(monkeypatch: pytest.MonkeyPatch) 
     for name in ANNOUNCED:
         os.environ.pop(name)
     monkeypatch.setitem(sys.modules, "tensorflow", object())
-    tpu_environment.announce_tpu()
+    tpu.announce_tpu()
     assert not set(ANNOUNCED) & os.environ.keys()
     monkeypatch.delitem(sys.modules, "tensorflow")
-    tpu_environment.announce_tpu()
+    tpu.announce_tpu()
     assert os.environ["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/opt/libtpu.so"
     assert "PJRT_DEVICE=TPU" in looked_at()
 
@@ -157,8 +157,8 @@ class _AtImport(importlib.abc.MetaPathFinder):
 
 def import_on_tpu_vm(folder: str, entry: str, distributions: str) -> None:
     """Import an entry point in a process without TensorFlow; return the variables at the time it imports TensorFlow."""
-    tpu_environment._DEVICES = Path(folder)
-    tpu_environment._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
+    tpu._DEVICES = Path(folder)
+    tpu._DISTRIBUTIONS = tuple(distributions.split(","))  # type: ignore[misc]
     sys.meta_path.insert(0, _AtImport())
     if entry == "flows.prefect_compat.prefect_startup":
         importlib.import_module(entry).set_quiet_defaults()

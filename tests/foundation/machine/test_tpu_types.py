@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.tpu_environment import TPU_TYPES, tpu_type
+from tasks.foundation.machine.tpu import TPU_TYPES, tpu_type
 
 
 @pytest.mark.parametrize(

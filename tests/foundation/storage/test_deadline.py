@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tasks.foundation.storage.deadline import Deadline
+from tasks.foundation.storage.transfers import Deadline
 
 
 def test_deadline_wakes_sleepers_and_earliest_wins() -> None:

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.storage.deadline import LAST_SECONDS, PROCESS_DEADLINE, Deadline
 from tasks.foundation.storage.gcs.responses import BodyTooLarge, Response
+from tasks.foundation.storage.transfers import LAST_SECONDS, PROCESS_DEADLINE, Deadline
 
 # Google's own client libraries read the address of a local server from this variable, too.
 _LOCAL_SERVER = "STORAGE_EMULATOR_HOST"

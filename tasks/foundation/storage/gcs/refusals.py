@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.foundation.errors import StorageError, StoreRefused
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.gcs.responses import UNAUTHORIZED, ErrorResponse, message_of
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
 
 _FORBIDDEN = 403
 _VERBS = {

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tasks.foundation.errors import BatonError, InvalidInput, StorageError, StoreUnreachable
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE, Deadline
 from tasks.foundation.storage.gcs.refusals import may_end, refusal
 from tasks.foundation.storage.gcs.responses import (
     UNAUTHORIZED,
@@ -18,6 +17,7 @@ from tasks.foundation.storage.gcs.responses import (
     MalformedResponse,
     message_of,
 )
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE, Deadline
 
 _LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")

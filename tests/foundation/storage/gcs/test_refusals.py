@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from tasks.foundation.errors import FileMissing, StorageError, StoreRefused, StoreUnreachable
-from tasks.foundation.storage.deadline import PROCESS_DEADLINE
 from tasks.foundation.storage.gcs.refusals import check_settings, may_end, refusal
 from tasks.foundation.storage.gcs.responses import ErrorResponse
 from tasks.foundation.storage.gcs.retrying import RetryPolicy, is_transient
 from tasks.foundation.storage.gcs.storage import CloudStorage
-from tasks.foundation.storage.transfers import checksum_bytes
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE, checksum_bytes
 from tests.fakes.gcs.server import FakeGcs, FaultPlan
 
 QUICK = RetryPolicy(total_seconds=5, stall_seconds=2, first_wait_seconds=0.01)

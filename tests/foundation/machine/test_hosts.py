@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tasks.foundation.errors import InvalidInput
-from tasks.foundation.hosts import Hosts, OneHost, differences_between_hosts, refuse_difference
+from tasks.foundation.machine.hosts import Hosts, OneHost, differences_between_hosts, refuse_difference
 
 
 def test_one_host_is_the_chief_and_exchanges_with_itself() -> None:

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from tasks.foundation import process
-from tasks.foundation.process import age_seconds, is_gone, process_name
+from tasks.foundation.machine import processes
+from tasks.foundation.machine.processes import age_seconds, is_gone, process_name
 
 pytestmark = pytest.mark.skipif(not process_name(), reason="the kernel tells nothing here")
 
-AGE = "import time; time.sleep(1.5)\nfrom tasks.foundation.process import age_seconds\nprint(age_seconds())"
+AGE = "import time; time.sleep(1.5)\nfrom tasks.foundation.machine.processes import age_seconds\nprint(age_seconds())"
 
 
 def test_age_counts_from_process_start() -> None:
@@ -27,7 +27,7 @@ def test_own_process_is_running() -> None:
 
 
 def test_killed_process_is_gone_before_and_after_reaping() -> None:
-    code = "from tasks.foundation.process import process_name\nprint(process_name(), flush=True)\ninput()"
+    code = "from tasks.foundation.machine.processes import process_name\nprint(process_name(), flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     name = child.stdout.readline().strip()
@@ -51,5 +51,5 @@ def test_processes_of_other_machines_are_unknown(name: str) -> None:
 
 def test_nothing_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     name = process_name()
-    monkeypatch.setattr(process, "_PROC", process._PROC / "nowhere")
+    monkeypatch.setattr(processes, "_PROC", processes._PROC / "nowhere")
     assert (age_seconds(), process_name(), is_gone(name)) == (0.0, "", False)

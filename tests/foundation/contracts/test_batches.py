@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.foundation.contracts.placement import micro_batch_size, per_replica_batch_size
 from tasks.foundation.errors import AcceleratorError
-from tasks.foundation.machine.batches import micro_batch_size, per_replica_batch_size
 
 SIZES = st.integers(1, 2**24)
 REPLICAS = st.integers(1, 300)

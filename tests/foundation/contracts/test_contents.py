@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flows.api import Run
-from tasks.foundation.contracts.contents import content_differences, record_of_items
+from tasks.foundation.contracts.identity import content_differences, record_of_items
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import IdentityChanged, InvalidInput
 from tasks.foundation.model.identity import _record
