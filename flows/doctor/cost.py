@@ -122,7 +122,7 @@ def _seconds_to_restore(
 
     from tasks.foundation.checkpoint.bundle import PREFIX
     from tasks.foundation.checkpoint.verify import fetch, read_manifest
-    from tasks.foundation.state.layout import tree_of
+    from tasks.foundation.state.digest import tree_of
 
     checkpoint = tf.train.Checkpoint(
         **tree_of({value.key: state.saved[value.key] for value in sample.values if value.key in state.saved})

@@ -14,9 +14,9 @@ from pathlib import Path
 from flows.admit import preflight
 from flows.opened_run import Run
 from flows.proof.choose import Choice, Stretch, choose, logged_settings, stretches_of
-from flows.proof.compare import Outcome, compare_arrays, difference_words, read_outcome
+from flows.proof.compare import Arrays, Outcome, SavedState, compare_states, difference_words, read_arrays, read_outcome
 from flows.proof.execute import Execution, FreshProcesses, Laboratory, hosts_of
-from tasks.foundation.checkpoint.verify import manifest_digest, verify_checkpoint
+from tasks.foundation.checkpoint.verify import manifest_digest, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.base import baton_version
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.home_files import Agreement, AuditedStretch, AuditReceipt
@@ -108,16 +108,24 @@ def _audited(run: Run, overrides: tuple[str, ...], stretch: Stretch, laboratory:
         "second_agrees_with": agreement([step for step in steps if step in second.digests], logged, first, second),
     }
     if stretch.end.step in differing:
-        copy = LocalStorage(laboratory.folder / "logged" / first.home.root.name)  # where TensorFlow can read it
-        _copy_checkpoint(run.home, stretch.end, copy.root / stretch.end.path)
-        run.home.download(f"{stretch.end.path}/manifest.json", copy.root / stretch.end.path / "manifest.json")
-        keys, unequal, difference = compare_arrays(
-            laboratory.read(copy, stretch.end),
-            laboratory.read(first.home, first.outcome.tip),
+        variables, unequal, difference = compare_states(
+            _logged_state(run.home, stretch.end, laboratory.folder / "logged" / first.home.root.name),
+            laboratory.saved(first.home, first.outcome.tip),
             names=("log", "execution"),
         )
-        found |= {"variables": len(keys), "differing": len(unequal), "first_difference": difference}
+        found |= {"variables": variables, "differing": unequal, "first_difference": difference}
     return result.model_copy(update=found)
+
+
+def _logged_state(home: Storage, ref: CheckpointRef, scratch: Path) -> SavedState:
+    """The state in a checkpoint of the run, which is copied to where TensorFlow can read it if it has to be read."""
+
+    def read() -> Arrays:
+        copy = LocalStorage(scratch)
+        manifest = _copy_checkpoint(home, ref, scratch / ref.path)
+        return read_arrays(copy, ref, manifest)
+
+    return SavedState(leaves=read_manifest(home, ref).leaves, read=read)
 
 
 def _execute(run: Run, overrides: tuple[str, ...], stretch: Stretch, which: str, laboratory: Laboratory) -> _Executed:
@@ -209,10 +217,10 @@ def _copy_dataset(root: Storage, folder: str, storage: Path) -> None:
     path = f"{folder}/manifest.json"
     if (storage / path).exists():
         return
-    from tasks.foundation.dataset.manifest import read_manifest  # imports NumPy, which light verbs do without
+    from tasks.foundation.dataset.manifest import read_manifest as read_dataset  # imports NumPy
 
     try:
-        manifest = read_manifest(root, folder)
+        manifest = read_dataset(root, folder)
     except DamagedDataset as fault:
         if isinstance(fault.__cause__, FileMissing):
             return

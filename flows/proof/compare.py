@@ -1,17 +1,17 @@
 """Compares two trainings: their examples, their metrics, and every variable of the final train state.
 
-Variables are compared in the order of computation, so that the first difference is nearest to its cause. For two
+Variables are compared by the digests in the manifests, in the order of computation, so that the first difference is
+nearest to its cause. Only that one is read. For two
 trainings of one run file, `causes_of` names the usual causes of a difference.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 from tasks.foundation.checkpoint.verify import verify_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, differing_keys
 from tasks.foundation.contracts.home_files import OnlyIn, TrainingEnd, VariableDifference
 from tasks.foundation.contracts.log_entry import Head, MetricRow, TracedStep
 from tasks.foundation.errors import DamagedCheckpoint, RunLogError
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 # A checkpoint's variables by key, as NumPy arrays from TensorFlow's own reader.
 Arrays = Mapping[str, "Array"]
 
-# In the order of computation, so that the first difference is nearest to the cause.
-_GROUPS = ("model", "variables", "seeds", "generators", "optimizer", "optimizers", "metrics")
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,11 @@ def read_outcome(home: LocalStorage, steps: int) -> Outcome:
 
 
 def compare(
-    straight: LocalStorage, cut: LocalStorage, steps: int, *, read: Callable[[LocalStorage, CheckpointRef], Arrays]
+    straight: LocalStorage,
+    cut: LocalStorage,
+    steps: int,
+    *,
+    saved: Callable[[LocalStorage, CheckpointRef], "SavedState"],
 ) -> tuple[Comparison, Outcome, Outcome]:
     """Compare two finished trainings to the same step.
 
@@ -113,7 +114,7 @@ def compare(
         straight: home of the uninterrupted training.
         cut: home of the training with cuts, or of a repetition.
         steps: the absolute step that both were to reach.
-        read: reads a checkpoint of a home.
+        saved: gives the state in a checkpoint of a home.
 
     Returns:
         The comparison, and the outcomes of both.
@@ -123,12 +124,12 @@ def compare(
         DamagedCheckpoint: a checkpoint's bytes differ from its manifest.
     """
     one, other = read_outcome(straight, steps), read_outcome(cut, steps)
-    keys, differing, difference = compare_arrays(
-        read(straight, one.tip), read(cut, other.tip), names=("straight", "cut")
+    variables, differing, difference = compare_states(
+        saved(straight, one.tip), saved(cut, other.tip), names=("straight", "cut")
     )
     comparison = Comparison(
-        variables=len(keys),
-        differing=len(differing),
+        variables=variables,
+        differing=differing,
         first=difference,
         rows=max(len(one.rows), len(other.rows)),
         first_step=_first_step(one.rows, other.rows),
@@ -139,17 +140,17 @@ def compare(
     return comparison, one, other
 
 
-def compare_arrays(
-    arrays: Arrays, others: Arrays, *, names: tuple[OnlyIn, OnlyIn]
-) -> tuple[list[str], list[str], VariableDifference | None]:
-    """Compare the variables of two checkpoints, which `names` names.
+def compare_states(
+    one: "SavedState", other: "SavedState", *, names: tuple[OnlyIn, OnlyIn]
+) -> tuple[int, int, VariableDifference | None]:
+    """Compare the variables of two checkpoints, which `names` names. Only the first that differs is read.
 
     Returns:
-        All keys in the order of computation, the keys of the variables that differ, and the first difference.
+        How many variables there are, how many differ, and the first difference.
     """
-    keys = sorted_keys(arrays.keys() | others.keys())
-    differing = [key for key in keys if not _same(arrays.get(key), others.get(key))]
-    return keys, differing, _difference(differing[0], arrays, others, names) if differing else None
+    differing = differing_keys(one.leaves, other.leaves)
+    first = _difference(differing[0], one.read(), other.read(), names) if differing else None
+    return len(one.leaves.keys() | other.leaves.keys()), len(differing), first
 
 
 def same_step(traced: Iterable[TracedStep]) -> bool:
@@ -182,11 +183,34 @@ class CheckpointArrays(Mapping[str, "Array"]):
         return len(self._names)
 
 
-def read_arrays(home: LocalStorage, ref: CheckpointRef) -> Arrays:
-    """Verify the files of a checkpoint of `home`, and read every variable.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """The state in a checkpoint.
+
+    Attributes:
+        leaves: a text for each variable, by its key, see `CheckpointManifest.leaves`.
+        read: opens the checkpoint's files; raises `DamagedCheckpoint` if they differ from the manifest.
+    """
+
+    leaves: Mapping[str, str]
+    read: Callable[[], Arrays]
+
+
+def saved_state(home: LocalStorage, ref: CheckpointRef) -> SavedState:
+    """The state in a checkpoint of `home`.
 
     Raises:
-        DamagedCheckpoint: the files differ from the manifest, or hold other variables than it lists.
+        DamagedCheckpoint: its files differ from the manifest.
+    """
+    manifest = verify_checkpoint(home, ref)
+    return SavedState(leaves=manifest.leaves, read=lambda: read_arrays(home, ref, manifest))
+
+
+def read_arrays(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointManifest) -> Arrays:
+    """Open a verified checkpoint of `home` with TensorFlow's reader.
+
+    Raises:
+        DamagedCheckpoint: the files hold other variables than the manifest lists.
     """
     from tasks.foundation.machine.environment import quiet_tensorflow
 
@@ -195,10 +219,9 @@ def read_arrays(home: LocalStorage, ref: CheckpointRef) -> Arrays:
 
     from tasks.foundation.checkpoint.bundle import PREFIX
     from tasks.foundation.checkpoint.bundle_errors import bundle_errors
-    from tasks.foundation.state.layout import stored_name
+    from tasks.foundation.state.digest import stored_name
 
-    manifest = verify_checkpoint(home, ref)
-    prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in _keys(manifest)}
+    prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in manifest.leaves}
     with bundle_errors(f"{home.uri}/{ref.path}", prefix):
         reader = tf.train.load_checkpoint(prefix)
         # The object graph is not a variable.
@@ -208,28 +231,6 @@ def read_arrays(home: LocalStorage, ref: CheckpointRef) -> Arrays:
             f"{home.uri}/{ref.path}: {min(unmatched)} is in its files or in its manifest, not in both"
         )
     return CheckpointArrays(reader, names)
-
-
-def sorted_keys(keys: Iterable[str]) -> list[str]:
-    """Sort keys of the train state in the order of computation, the model's first; numbers in keys sort by value."""
-
-    def position(key: str) -> tuple[int, list[tuple[int, str]]]:
-        group = key.partition("/")[0]
-        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(key)]
-        return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), parts)
-
-    return sorted(keys, key=position)
-
-
-def _keys(manifest: CheckpointManifest) -> list[str]:
-    return [key for record in manifest.signature for key in record.keys(manifest.replicas)]
-
-
-def _same(one: "Array | None", other: "Array | None") -> bool:
-    """Whether all bits are equal. A NaN equals the same NaN, and 0.0 differs from -0.0."""
-    if one is None or other is None:
-        return False
-    return bool((one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()))
 
 
 def _difference(key: str, arrays: Arrays, others: Arrays, names: tuple[OnlyIn, OnlyIn]) -> VariableDifference:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Protocol
 
 from flows.bare_process import ProcessReport, read_process_report, start_bare_process
-from flows.proof.compare import Arrays, read_arrays
+from flows.proof.compare import SavedState, saved_state
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import BatonError, RunLogError
@@ -104,13 +104,13 @@ class Laboratory:
         folder: scratch storage.
         processes: runs the executions.
         telemetry: receives progress notes.
-        read: reads a checkpoint of a home.
+        saved: gives the state in a checkpoint of a home.
     """
 
     folder: Path
     processes: Processes
     telemetry: Sink
-    read: Callable[[LocalStorage, CheckpointRef], Arrays] = read_arrays
+    saved: Callable[[LocalStorage, CheckpointRef], SavedState] = saved_state
 
     def note(self, text: str) -> None:
         """Report progress."""

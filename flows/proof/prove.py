@@ -47,13 +47,13 @@ def prove(
     laboratory.note(f"straight to step {steps}, in one process")
     straight = training("straight", steps, steps)
     finished = laboratory.finish(straight)
-    found, one, other = compare(straight.home, cut.home, steps, read=laboratory.read)
+    found, one, other = compare(straight.home, cut.home, steps, saved=laboratory.saved)
     repeatable: bool | None = None
     if not found.same and found.same_examples:
         laboratory.note("they differ; training straight once more, to see whether the model is repeatable")
         again = training("again", steps, steps)
         laboratory.finish(again)
-        repeatable = compare(straight.home, again.home, steps, read=laboratory.read)[0].same
+        repeatable = compare(straight.home, again.home, steps, saved=laboratory.saved)[0].same
     causes: tuple[str, ...] = ()
     if not found.same:
         causes = causes_of(

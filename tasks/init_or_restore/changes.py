@@ -9,8 +9,7 @@ from tasks.foundation.contracts.identity import Difference, difference_words, di
 from tasks.foundation.contracts.log_entry import Body, Change, Environment, Head
 from tasks.foundation.model.batch_checks import batch_dependent_parts, describe_dependence
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.carried_state import carry, is_same_tree
-from tasks.foundation.state.train_state import TrainState
+from tasks.foundation.state.train_state import TrainState, carry, is_same_tree
 from tasks.foundation.telemetry.events import Note, Sink
 
 _DETERMINISTIC = (

@@ -32,7 +32,7 @@ from tasks.foundation.model.build import asks_for_unknown_length, recorded_argum
 from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.model.identity import model_identity, plain_values
 from tasks.foundation.model.isolated_build import preserved_global_state
-from tasks.foundation.state.layout import signature_digest
+from tasks.foundation.state.digest import signature_digest
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.telemetry.events import Sink

@@ -129,7 +129,7 @@ def matrices(folder: str, replicas: int) -> list[list[Any]]:
         truth = expected(y, (x @ weights["kernel"] + weights["bias"]).argmax(axis=1), 3)
         warm = PROCESS_STATE.kept
         assert warm is not None
-        results.append([read(lab, spec, tip).counts, truth, metrics, [warm.state.digest(), tip.state_digest]])
+        results.append([read(lab, spec, tip).counts, truth, metrics, [warm.state.digest().root, tip.state_digest]])
     return results
 
 

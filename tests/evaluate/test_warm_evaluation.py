@@ -109,7 +109,7 @@ def evaluated(folder: str, build: str, replicas: int, code: str | None = None) -
     assert tip is not None
     warm = PROCESS_STATE.kept
     assert warm is not None
-    before, digest = bytes_of(warm.state), warm.state.digest()
+    before, digest = bytes_of(warm.state), warm.state.digest().root
     files = lab.folder(spec, tip)
     shutil.copytree(files, files.with_suffix(".copy"))
     shutil.rmtree(files)
@@ -121,7 +121,7 @@ def evaluated(folder: str, build: str, replicas: int, code: str | None = None) -
     of_restored = [lab.evaluate(spec, tip), lab.evaluate(spec, tip)]
     return {
         "changed": [path for path in before if before[path] != after[path]],
-        "same digest": digest == warm.state.digest() == tip.state_digest,
+        "same digest": digest == warm.state.digest().root == tip.state_digest,
         "trained": of_trained,
         "restored": of_restored,
     }

@@ -176,7 +176,7 @@ def wrong_values(
     """The keys of a restored state that are neither as in the checkpoint nor as built, as they should be."""
     import numpy as np
 
-    from tasks.foundation.state.layout import stored_name
+    from tasks.foundation.state.digest import stored_name
 
     new, state, stored = built(lab, after), restored(lab, after, tip), lab.tensors(after, tip)
     wrong = []
@@ -226,7 +226,7 @@ def runs_after_change(folder: str, replicas: int) -> dict[str, Any]:
         assert restore_warm_state(warm, lab.home(after), tip)
         found[name] = {
             "ends": [end.state_digest for end in ends if end is not None],
-            "rewound": [warm.state.digest(), restored(lab, after, tip).digest()],
+            "rewound": [warm.state.digest().root, restored(lab, after, tip).digest()],
         }
     return found
 

@@ -20,13 +20,13 @@ def build():
 
 def digests(folder: str, replicas: int, seed: int = 0) -> list[str]:
     """Digests of the weights on each replica, without its seeds."""
-    from tasks.foundation.state.layout import digest_of
+    from tasks.foundation.state.digest import digest_of
 
     lab = Lab(Path(folder), Path(folder) / "code")
     state = built(lab, spec_of("build", replicas=replicas, train__seed=seed))
     leaves = {leaf.path: leaf for leaf in state.leaves if leaf.path.startswith("model/") and not leaf.seed}
     return [
-        digest_of(leaves, lambda path, index=index: leaves[path].components[index].numpy())  # type: ignore[misc]
+        digest_of(leaves, lambda path, index=index: leaves[path].components[index].numpy()).root  # type: ignore[misc]
         for index in range(replicas)
     ]
 

@@ -213,8 +213,8 @@ def test_model_error_is_reported_unchanged(lab: Lab) -> None:
 
 
 def test_check_for_batches_changes_no_bit(lab: Lab) -> None:
-    checked = begun(lab, "recurrent", [16, 8], [16]).state.digest()
-    assert checked == begun(lab, "recurrent", [16, 8], [16], data__batched=False).state.digest()
+    checked = begun(lab, "recurrent", [16, 8], [16]).state.digest().root
+    assert checked == begun(lab, "recurrent", [16, 8], [16], data__batched=False).state.digest().root
 
 
 def test_started_run_continues_without_the_check(lab: Lab, tmp_path: Path) -> None:

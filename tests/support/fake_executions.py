@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from flows.bare_process import ProcessReport
+from flows.proof.compare import SavedState
 from flows.proof.execute import Execution, FinishedProcess
 from tasks.foundation.contracts.checkpoint import CheckpointRef, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Environment, MetricRow, Origin
@@ -20,6 +21,12 @@ from tasks.foundation.storage.local import LocalStorage
 
 ENVIRONMENT = Environment(accelerator="cpu", replicas=1, intra_op_threads=2, inter_op_threads=2, versions={})
 KEYS = ("model/dense/kernel", "model/dense/bias", "optimizer/0/iteration", "metrics/0/0/loss/total", "step")
+
+
+def state_of(values: dict[str, Any]) -> SavedState:
+    """The state with these values."""
+    leaves = {key: f"{value.dtype.name}{list(value.shape)} {value.tobytes().hex()}" for key, value in values.items()}
+    return SavedState(leaves=leaves, read=lambda: values)
 
 
 def small_run_file(folder: Path) -> RunFile:
@@ -70,6 +77,9 @@ class FakeExecutions:
             values["model/dense/bias"] = values["model/dense/bias"] + np.float32([[0, 0, 0.5], [0, 0, 2]])
             values["optimizer/0/iteration"] = np.zeros((2, 3), "float32")
         return values
+
+    def saved(self, home: LocalStorage, ref: CheckpointRef) -> SavedState:
+        return state_of(self.read(home, ref))
 
     def _train(self, execution: Execution, until: int) -> None:
         log = RunLog(execution.home)

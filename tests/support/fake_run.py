@@ -95,6 +95,7 @@ class FakeRun:
             replicas=2,
             state_digest=digest,
             signature=(),
+            leaf_digests={},
             files=tuple(files),
         ).to_json()
         self.home.write(f"{path}/manifest.json", manifest)

@@ -114,6 +114,7 @@ def stage(home: Storage, content: bytes, *, step: int, base: int, attempt: str) 
         replicas=1,
         state_digest=content.hex(),
         signature=(),
+        leaf_digests={},
         files=tuple(records),
     ).to_json()
     home.create(f"{folder}/manifest.json", manifest)

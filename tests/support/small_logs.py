@@ -69,6 +69,7 @@ def stage(home: Storage, step: int, base: int, attempt: str) -> CheckpointRef:
         replicas=1,
         state_digest=f"digest of {step}",
         signature=(),
+        leaf_digests={},
         files=(FileRecord(name="ckpt.data", size=stored.size, crc32c=stored.crc32c),),
     ).to_json()
     home.write(f"{folder}/manifest.json", manifest)

@@ -82,6 +82,7 @@ def _write(home: Storage, content: bytes, reference: CheckpointRef) -> Checkpoin
         replicas=1,
         state_digest=content.decode(),
         signature=(),
+        leaf_digests={},
         files=(FileRecord(name="ckpt.data", size=stored.size, crc32c=stored.crc32c),),
     ).to_json()
     home.create(f"{folder}/manifest.json", manifest)

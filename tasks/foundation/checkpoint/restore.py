@@ -10,16 +10,23 @@ import tensorflow as tf
 from tasks.foundation.checkpoint.bundle import PREFIX
 from tasks.foundation.checkpoint.bundle_errors import bundle_errors
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
-from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
 from tasks.foundation.contracts.identity import SIGNATURE
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.model.variables import Leaf, components
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.carried_state import carry, is_average_of, is_iteration, is_same_tree, optimizer_path
+from tasks.foundation.state.digest import require_same_signature, signature_digest, stored_name
 from tasks.foundation.state.host_state import read_host_state
-from tasks.foundation.state.layout import require_same_signature, signature_digest, stored_name
 from tasks.foundation.state.replicas import read_returned_means, stored_means
-from tasks.foundation.state.train_state import TrainState, temporary_folder_errors
+from tasks.foundation.state.train_state import (
+    TrainState,
+    carry,
+    is_average_of,
+    is_iteration,
+    is_same_tree,
+    optimizer_path,
+    temporary_folder_errors,
+)
 from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local_files import temporary_folder
@@ -30,7 +37,7 @@ def restore_checkpoint(
 ) -> None:
     """Verify a checkpoint's bytes, read them, and compare step and digest. With several hosts, all of them call it.
 
-    A checkpoint from before an accepted change may have other variables: see `carried_state.py`.
+    A checkpoint from before an accepted change may have other variables: see `train_state.py`.
 
     Args:
         state: a state of the same model; every variable gets a new value.
@@ -68,10 +75,12 @@ def _restore(state: TrainState, home: Storage, ref: CheckpointRef, initial: Abst
     state.seeds.derive()
     comparable = carried is None and manifest.replicas == state.accelerator.replicas
     digest = state.digest(stored=host_state | returned)
-    if state.step != ref.step or (comparable and digest != ref.state_digest):
+    if state.step != ref.step or (comparable and digest.root != ref.state_digest):
+        differing = differing_keys(manifest.leaf_digests, digest.leaves) if comparable else []
+        first = f"; the first variable that differs from its manifest is {differing[0]}" if differing else ""
         raise DamagedCheckpoint(
-            f"{where} was restored as step {state.step}, digest {digest[:12]}…; "
-            f"the log says step {ref.step}, digest {ref.state_digest[:12]}…"
+            f"{where} was restored as step {state.step}, digest {digest.root[:12]}…; "
+            f"the log says step {ref.step}, digest {ref.state_digest[:12]}…{first}"
         )
     if state.host_state is not None:
         state.host_state.restore(host_state)

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tasks.foundation.checkpoint.bundle import FileLayout, Location, arrange, resting_keys, string_tensor
 from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
 from tasks.foundation.errors import NonFinite
-from tasks.foundation.state.layout import OBJECT_GRAPH, stored_name
-from tasks.foundation.state.page_buffer import PageBuffer
+from tasks.foundation.state.digest import OBJECT_GRAPH, stored_name
+from tasks.foundation.state.host_state import PageBuffer
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
 
 # Data files begin at pages, so that they go to the disk without another copy.

@@ -26,7 +26,7 @@ from tasks.foundation.errors import FileMissing, RunLogError, StorageError
 from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.layout import OBJECT_GRAPH, StateDigest
+from tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher
 from tasks.foundation.state.train_state import EarlierFiles
 from tasks.foundation.storage.base import FileStat, Storage, discard
 from tasks.foundation.storage.transfers import as_array, parallel_map
@@ -180,13 +180,17 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         index = index_of(_entries(snapshot.values, _checksums(snapshot.values, given_up)), shards=len(shards))
         return _write_file(home, folder, f"{PREFIX}.index", [memoryview(index)])
 
-    with ThreadPoolExecutor(3, thread_name_prefix="baton-digest") as pool:
+    def hash_leaves() -> None:
+        hasher.hash_leaves(lambda data: _blocks(data, given_up))
+
+    hasher = _hasher(snapshot.values)
+    with ThreadPoolExecutor(2 + DIGEST_THREADS, thread_name_prefix="baton-digest") as pool:
         checked = pool.submit(require_entry, home, base)
         if home.transfers == 1:  # a home that was moved, or whose disk is not mounted, must not be made again
             checked.result()
         # The index is known before the digest, so its file goes up beside the data, and not after them.
         indexed = pool.submit(beside.of, write_index)
-        digested = pool.submit(beside.of, lambda: _digest(snapshot.values, given_up))
+        digested = [pool.submit(beside.of, hash_leaves) for _ in range(DIGEST_THREADS)]
         try:
             files = _write_data(home, folder, shards, snapshot)
             files.append(indexed.result())
@@ -196,14 +200,17 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
             if isinstance(fault, RunLogError):
                 discard(home, folder)
             raise
-        state_digest = digested.result()
+        for done in digested:
+            done.result()
+    digest = hasher.digest()
     manifest = CheckpointManifest(
         step=snapshot.step,
         base=base,
         attempt=attempt,
         replicas=snapshot.replicas,
-        state_digest=state_digest,
+        state_digest=digest.root,
         signature=snapshot.signature,
+        leaf_digests=dict(digest.leaves),
         configured=dict(snapshot.compiled_learning_rates),
         optimizers=dict(snapshot.optimizers),
         files=tuple(files),
@@ -215,7 +222,7 @@ def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside
         step=snapshot.step,
         base=base,
         attempt=attempt,
-        state_digest=state_digest,
+        state_digest=digest.root,
         manifest_digest=manifest_digest(manifest),
         size=sum(file.size for file in files) + len(manifest),
     )
@@ -242,15 +249,10 @@ def _write_file(home: Storage, folder: str, name: str, buffers: Sequence[memoryv
     return FileRecord(name=name, size=stored.size, crc32c=stored.crc32c)
 
 
-def _digest(values: Sequence[StoredValue], given_up: threading.Event) -> str:
-    """The state's digest. TensorFlow's graph, whose checksum is known, is not part of the state."""
-    digest = StateDigest()
-    for value in sorted(values, key=lambda value: value.key):
-        if value.crc32c is None:
-            digest.begin(value.key, value.array.dtype.name, value.array.shape)
-            for block in _blocks(value.data, given_up):
-                digest.update(block)
-    return digest.hexdigest()
+def _hasher(values: Sequence[StoredValue]) -> LeafHasher:
+    """Hashes the state, the largest leaf first. TensorFlow's graph, whose checksum is known, is not part of it."""
+    arrays = {value.key: value.array for value in values if value.crc32c is None}
+    return LeafHasher(sorted(arrays, key=lambda key: -int(arrays[key].nbytes)), arrays.__getitem__)
 
 
 def _checksums(values: Sequence[StoredValue], given_up: threading.Event) -> dict[str, int]:

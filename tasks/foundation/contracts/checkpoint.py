@@ -1,7 +1,8 @@
 """A checkpoint: its files, its manifest, the reference to it, and what happened to initial weights in its model."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -36,6 +37,35 @@ class VariableRecord(Contract):
 def replica_key(path: str, index: int) -> str:
     """Return the key of one replica's copy of a variable."""
     return f"{path}/replica_{index}"
+
+
+# In the order of computation, so that the first of several variables that differ is nearest to the cause.
+_GROUPS = ("model", "variables", "seeds", "generators", "optimizer", "optimizers", "metrics")
+_DIGITS = re.compile(r"(\d+)")
+
+
+def sorted_keys(keys: Iterable[str]) -> list[str]:
+    """Sort keys of the train state in the order of computation, the model's first; numbers in keys sort by value."""
+
+    def position(key: str) -> tuple[int, list[tuple[int, str]]]:
+        group = key.partition("/")[0]
+        parts = [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(key)]
+        return (_GROUPS.index(group) if group in _GROUPS else len(_GROUPS), parts)
+
+    return sorted(keys, key=position)
+
+
+def differing_keys(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Compare the leaves of two states.
+
+    Args:
+        one: a text for each leaf of a state, by its key: `CheckpointManifest.leaves`, or the digests alone.
+        other: the same of another state.
+
+    Returns:
+        The keys of the leaves that differ, or that one of them lacks, in the order of computation.
+    """
+    return sorted_keys(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
 
 class OptimizerRecord(Contract):
@@ -76,8 +106,11 @@ class CheckpointManifest(Contract):
     base: int = Field(ge=0, description="number of the log entry that the training started from")
     attempt: AttemptId
     replicas: int = Field(ge=1)
-    state_digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of the train state")
+    state_digest: str = Field(
+        description="sha256 over the sorted (path, dtype, shape, sha256 of the bytes) of every leaf of the train state"
+    )
     signature: tuple[VariableRecord, ...]
+    leaf_digests: dict[str, str] = Field(description="sha256 of the bytes of each leaf, by its key")
     configured: dict[str, float] = Field(
         default_factory=dict, description="compiled learning rates, by path of their variable"
     )
@@ -86,6 +119,14 @@ class CheckpointManifest(Contract):
         description="by the path of their variables, without position; none in checkpoints of earlier versions",
     )
     files: tuple[FileRecord, ...]
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """Dtype, shape and digest of each leaf as one text, by its key: equal texts are equal values."""
+        records = {key: record for record in self.signature for key in record.keys(self.replicas)}
+        return {
+            key: f"{record.dtype}{list(record.shape)} {self.leaf_digests.get(key)}" for key, record in records.items()
+        }
 
 
 class CheckpointRef(Contract):
@@ -161,4 +202,6 @@ class WeightsReport(Contract):
     sources: tuple[SourceReport, ...]
     left: tuple[str, ...] = Field(description="variables that keep their seeded initial value")
     overlaid: tuple[str, ...] = Field(description="variables in several sources; the last source wins")
-    digest: str = Field(description="sha256 over the sorted (path, dtype, shape, bytes) of what was loaded")
+    digest: str = Field(
+        description="sha256 over the sorted (path, dtype, shape, sha256 of the bytes) of each variable that was loaded"
+    )

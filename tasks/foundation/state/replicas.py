@@ -21,7 +21,7 @@ from tasks.foundation.errors import ModelError
 from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.model.metrics import ReturnedMetrics
 from tasks.foundation.model.variables import Leaf
-from tasks.foundation.state.layout import RETURNED, stored_name
+from tasks.foundation.state.digest import RETURNED, stored_name
 
 # The dtypes that collectives support on both CPUs and GPUs.
 _COLLECTIVE_DTYPES = frozenset({tf.float16, tf.float32, tf.float64, tf.int32, tf.int64})

@@ -166,7 +166,7 @@ class WarmState:
 
     def set_content(self, ref: CheckpointRef | None) -> None:
         """Note that the variables hold this checkpoint; None on hosts other than the chief, which note the digest."""
-        self._content = self.state.digest() if ref is None else ref.path
+        self._content = self.state.digest().root if ref is None else ref.path
 
     def forget_content(self) -> None:
         """Note that the variables are about to change."""

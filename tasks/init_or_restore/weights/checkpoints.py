@@ -22,7 +22,7 @@ from tasks.foundation.checkpoint.selection import read_selected
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
 from tasks.foundation.errors import WeightsError
-from tasks.foundation.state.layout import stored_name
+from tasks.foundation.state.digest import stored_name
 from tasks.foundation.storage.base import Storage
 from tasks.init_or_restore.weights.matching import SourceContents, SourceVariable, as_array, with_unique_names
 

@@ -13,7 +13,7 @@ from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
 from tasks.foundation.errors import FileMissing, StorageError, WeightsError
 from tasks.foundation.messages import abridged, counted, message
 from tasks.foundation.model.variables import Leaf, named_layers, own_variables
-from tasks.foundation.state.layout import digest_of
+from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.base import require_inside
 from tasks.foundation.storage.local_files import temporary_folder
@@ -127,7 +127,7 @@ def load_weights(
         sources=tuple(reports),
         left=tuple(path for path in targets if path not in values),
         overlaid=tuple(dict.fromkeys(overlaid)),
-        digest=digest_of(values, lambda path: values[path]),
+        digest=digest_of(values, values.__getitem__).root,
     )
     for text, warning in report_notes(result):
         telemetry.emit(Note(text=text, warning=warning))

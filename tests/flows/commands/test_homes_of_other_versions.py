@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +13,13 @@ from tasks.foundation.contracts.log_entry import SegmentRequest
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion
 from tasks.foundation.runlog.stage_results import find_segment, take_answer, write_answer
-from tests.support.checkout import CHECKOUT
 from tests.support.fake_run import FakeRun
 from tests.support.small_logs import signed
-
-OLDER = CHECKOUT / "tests" / "older_homes"
-
-
-@pytest.fixture(params=sorted(path.name for path in OLDER.iterdir() if (path / "storage" / "small").is_dir()))
-def older(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of a home that an older version wrote."""
-    shutil.copytree(OLDER / request.param, tmp_path / "copy")
-    return tmp_path / "copy" / "storage" / "small"
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
     assert main([*arguments, "--json"]) == code
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_an_older_home_is_read(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = files_below(older.parent)
-    keeps_all = "keep_every_steps" in (older.parents[1] / "run" / "run.yaml").read_text()
-    last, kept = (4, 3) if keeps_all else (5, 2)  # nothing is retired where all are kept
-    [status] = as_json(capsys, "status", str(older))
-    assert (status["step"], status["entry"]) == (20, last)
-    [log] = as_json(capsys, "log", str(older))
-    assert [entry["number"] for entry in log["entries"]] == list(range(last + 1))
-    *_, found = as_json(capsys, "verify", str(older))
-    assert (found["ok"], found["entries"], found["checkpoints"], found["files"]) == (True, last + 1, kept, 2 * kept + 4)
-    [listed] = as_json(capsys, "list", str(older.parent))
-    assert [(run["run"], run["step"], run["error"]) for run in listed["runs"]] == [("small", 20, None)]
-    assert files_below(older.parent) == before
 
 
 @pytest.fixture

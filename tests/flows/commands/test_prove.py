@@ -27,7 +27,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeExecutions:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(verb.tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(verb, "FreshProcesses", lambda _folder, **_settings: fakes)
-    monkeypatch.setattr(verb, "Laboratory", partial(Laboratory, read=fakes.read))
+    monkeypatch.setattr(verb, "Laboratory", partial(Laboratory, saved=fakes.saved))
     return fakes
 
 

@@ -1,16 +1,15 @@
 """Comparison of two finished trainings."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows.proof.choose import training_of
-from flows.proof.compare import compare, sorted_keys
-from tasks.foundation.contracts.checkpoint import CheckpointRef
+from flows.proof.compare import SavedState, compare
+from tasks.foundation.contracts.checkpoint import CheckpointRef, sorted_keys
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.storage.local import LocalStorage
-from tests.support.fake_executions import FakeExecutions, small_run_file
+from tests.support.fake_executions import FakeExecutions, small_run_file, state_of
 
 
 def test_keys_are_sorted_in_the_order_of_computation() -> None:
@@ -28,12 +27,12 @@ def test_variable_in_one_training_only_is_a_difference(tmp_path: Path) -> None:
     fakes.run_to_end(one)
     fakes.run_to_end(other)
 
-    def read(home: LocalStorage, ref: CheckpointRef) -> dict[str, Any]:
+    def saved(home: LocalStorage, ref: CheckpointRef) -> SavedState:
         values = fakes.read(home, ref)
-        return values if home.uri == one.home.uri else {key: value for key, value in values.items() if key != "step"}
+        return state_of({key: value for key, value in values.items() if home.uri == one.home.uri or key != "step"})
 
-    comparison, *_ = compare(one.home, other.home, 4, read=read)
+    comparison, *_ = compare(one.home, other.home, 4, saved=saved)
     assert comparison.first is not None
     assert (comparison.first.path, comparison.first.only_in) == ("step", "straight")
     with pytest.raises(RunLogError, match="was to train to step 9 but ended at step 4"):
-        compare(one.home, other.home, 9, read=read)
+        compare(one.home, other.home, 9, saved=saved)

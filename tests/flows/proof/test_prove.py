@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunFile:
 def receipt_of(
     run: RunFile, fakes: FakeExecutions, tmp_path: Path, *, steps: int = 31, share_data: bool = False
 ) -> ProofReceipt:
-    laboratory = Laboratory(folder=tmp_path / "scratch", processes=fakes, telemetry=Silent(), read=fakes.read)
+    laboratory = Laboratory(folder=tmp_path / "scratch", processes=fakes, telemetry=Silent(), saved=fakes.saved)
     return prove(run, ("train.seed=4",), steps=steps, share_data=share_data, laboratory=laboratory)
 
 

@@ -38,4 +38,4 @@ def test_files_are_written_and_read_on_the_io_device(tmp_path: Path, monkeypatch
     assert devices == [IO_DEVICE] * len(state.saved)
     restore_checkpoint(state, lab.home(spec), staged)
     assert devices[len(state.saved) :] == [IO_DEVICE]
-    assert state.digest() == staged.state_digest
+    assert state.digest().root == staged.state_digest

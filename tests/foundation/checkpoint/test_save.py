@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.checkpoint import save
+from tasks.foundation.checkpoint import restore, save
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.save import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
@@ -24,7 +24,7 @@ from tasks.foundation.errors import (
     StorageError,
 )
 from tasks.foundation.runlog.log import RunLog
-from tasks.foundation.state.layout import digest_of
+from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage import local
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.local import LocalStorage
@@ -77,7 +77,7 @@ def test_the_digest_covers_the_written_files(state: Any, home: LocalStorage) -> 
     reader = tf.train.load_checkpoint(str(home.root / ref.path / "ckpt"))
     keys = [key for key in reader.get_variable_to_shape_map() if key != "_CHECKPOINTABLE_OBJECT_GRAPH"]
     names = {key.removesuffix(SUFFIX).replace("..", "."): key for key in keys}
-    assert digest_of(names, lambda name: reader.get_tensor(names[name])) == ref.state_digest == state.digest()
+    assert digest_of(names, lambda name: reader.get_tensor(names[name])).root == ref.state_digest == state.digest().root
 
 
 def test_a_staged_state_is_restored(lab: Lab, spec: RunSpec, state: Any, home: LocalStorage) -> None:
@@ -87,12 +87,12 @@ def test_a_staged_state_is_restored(lab: Lab, spec: RunSpec, state: Any, home: L
     other.step = 41
     ref = staged(other, home)
     assert ref.step == 41
-    before, at_first = state.digest(), staged(state, home, "def")
+    before, at_first = state.digest().root, staged(state, home, "def")
     restore_checkpoint(state, home, ref)
     assert state.step == 41
-    assert state.digest() == other.digest() == ref.state_digest != before
+    assert state.digest().root == other.digest().root == ref.state_digest != before
     restore_checkpoint(state, home, at_first)
-    assert state.digest() == before
+    assert state.digest().root == before
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -125,18 +125,35 @@ def test_damage_is_found_before_tensorflow_reads(
         raise AssertionError("TensorFlow was given a damaged file")
 
     monkeypatch.setattr("tasks.foundation.checkpoint.restore._read_model", read)
-    before = state.digest()
+    before = state.digest().root
     with pytest.raises(DamagedCheckpoint) as refused:
         restore_checkpoint(state, home, ref)
     assert name in str(refused.value)
     assert refused.value.exit_code == 4
-    assert state.digest() == before
+    assert state.digest().root == before
 
 
 def test_another_checkpoint_under_the_same_reference_is_refused(state: Any, home: LocalStorage) -> None:
     ref, other = staged(state, home), staged(state, home, "def")
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json has sha256"):
         restore_checkpoint(state, home, ref.model_copy(update={"path": other.path}))
+
+
+def test_refused_restore_names_the_first_variable_that_differs(
+    state: Any, home: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, read = staged(state, home), restore._read_model
+    changed = {leaf.path: leaf for leaf in state.leaves if leaf.path in {"model/hidden/bias", "model/out.put/kernel"}}
+
+    def misread(*arguments: Any) -> None:
+        read(*arguments)
+        for leaf in changed.values():
+            leaf.components[0].assign(nearest_other(leaf.components[0].numpy()))
+
+    monkeypatch.setattr(restore, "_read_model", misread)
+    assert len(changed) == 2
+    with pytest.raises(DamagedCheckpoint, match=r"the first variable that differs .* is model/hidden/bias$"):
+        restore_checkpoint(state, home, ref)
 
 
 @pytest.mark.parametrize("change", [{"state_digest": "0" * 64}, {"step": 3}])
@@ -214,14 +231,14 @@ def test_another_model_is_refused_with_the_differences(  # noqa: PLR0917 - fixtu
 ) -> None:
     ref = staged(state, home)
     other = built(Lab(tmp_path, lab.code).copy_of_code("other", ("model.py", old, new)), spec)
-    before = other.digest()
+    before = other.digest().root
     with pytest.raises(StateMismatch) as refused:
         restore_checkpoint(other, home, ref)
     assert refused.value.exit_code == 2
     assert "belongs to another model" in str(refused.value)
     for word in words:
         assert word in str(refused.value)
-    assert other.digest() == before
+    assert other.digest().root == before
 
 
 def test_the_manifest_has_the_signature(state: Any, home: LocalStorage) -> None:

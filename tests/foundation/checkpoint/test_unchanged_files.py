@@ -79,7 +79,7 @@ class Saves:
         assert snapshot is not None
         self.count += 1
         saved = write_snapshot(snapshot, home or self.home, base=7, attempt=f"a{self.count}")
-        assert saved.state_digest == self.state.digest()
+        assert saved.state_digest == self.state.digest().root
         return saved
 
 

@@ -101,6 +101,7 @@ TOP_LEVEL: list[Contract] = [
         replicas=2,
         state_digest="d",
         signature=(VariableRecord(path="model/w", dtype="float32", shape=(3, 0), per_replica=False),),
+        leaf_digests={"model/w": "0" * 64},
         files=(FileRecord(name="ckpt.index", size=1, crc32c="e3069283"),),
     ),
     DatasetManifest(
@@ -134,6 +135,7 @@ FREE = {
     "origin",
     "class_weight",
     "rename",
+    "leaf_digests",
 }
 
 

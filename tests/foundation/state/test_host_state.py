@@ -10,7 +10,7 @@ from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.save import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest
 from tasks.foundation.errors import DamagedCheckpoint, StateMismatch
-from tasks.foundation.state.layout import of_model
+from tasks.foundation.state.digest import of_model
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built, spec_of
 
@@ -37,7 +37,7 @@ def test_host_state_of_any_length_is_restored(remembering: Any, home: LocalStora
     for held in ({}, {"wait": 3, "best": float("inf"), "order": {"b": 1, "a": 2}}, {"wait": 12}):
         memory.write(held)
         ref = stage_checkpoint(remembering, home, base=7, attempt=f"a{len(refs)}")
-        assert ref.state_digest == remembering.digest()
+        assert ref.state_digest == remembering.digest().root
         assert bytes_in(home, ref) == {KEY: json.dumps(held).encode()}
         refs.append((ref, held))
     assert len({ref.state_digest for ref, _ in refs}) == 3

@@ -1,6 +1,6 @@
 """Memory for large copies is kept, grows, and is never lent twice."""
 
-from tasks.foundation.state.page_buffer import PageBuffer
+from tasks.foundation.state.host_state import PageBuffer
 
 
 def test_memory_is_kept_and_grows() -> None:

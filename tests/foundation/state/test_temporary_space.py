@@ -46,7 +46,7 @@ def test_saving_needs_no_temporary_folder(
     state: Any, home: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    assert stage_checkpoint(state, home, base=7, attempt="abc").state_digest == state.digest()
+    assert stage_checkpoint(state, home, base=7, attempt="abc").state_digest == state.digest().root
 
 
 def test_too_little_temporary_space_is_refused_first(lab: Lab, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,23 @@
 """The digest of a train state depends on every value, name, dtype and shape."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tasks.foundation.state.layout import digest_of
+from tasks.foundation.state.digest import digest_of
 from tests.support.train_states import changed, nearest_other
 
 
 def test_any_single_value_changes_the_digest(state: Any) -> None:
-    before = state.digest()
+    before = state.digest().root
     seen = {before}
     for leaf in state.leaves:
         with changed(leaf.components[0], nearest_other(leaf.components[0].numpy())):
-            seen.add(state.digest())
+            seen.add(state.digest().root)
     assert len(seen) == 1 + len(state.leaves)
-    assert state.digest() == before
+    assert state.digest().root == before
 
 
 def test_the_digest_depends_on_names_dtypes_and_shapes() -> None:
@@ -25,6 +27,20 @@ def test_the_digest_depends_on_names_dtypes_and_shapes() -> None:
         "c": np.zeros((2, 2), np.int32),
         "d": np.zeros(2, np.int64),
     }
-    assert len({digest_of(["same"], lambda _, key=key: zeros[key]) for key in zeros}) == 4
-    assert len({digest_of([key], lambda _: zeros["a"]) for key in zeros}) == 4
+    assert len({digest_of(["same"], lambda _, key=key: zeros[key]).root for key in zeros}) == 4
+    assert len({digest_of([key], lambda _: zeros["a"]).root for key in zeros}) == 4
     assert digest_of(["a", "b"], zeros.__getitem__) == digest_of(["b", "a"], zeros.__getitem__)
+
+
+def test_digest_is_the_documented_tree_of_leaf_digests() -> None:
+    values = {"b/w": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.int64(7)}
+    found = digest_of(values, values.__getitem__)
+    leaves = {key: hashlib.sha256(value.tobytes()).hexdigest() for key, value in values.items()}
+    text = f"a\0int64\0[]\0{leaves['a']}\nb/w\0float32\0[2, 3]\0{leaves['b/w']}\n"
+    assert found.leaves == leaves
+    assert found.root == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_error_in_one_thread_is_raised() -> None:
+    with pytest.raises(KeyError):
+        digest_of(["a", "b"], {"a": np.zeros(4)}.__getitem__)

@@ -1,12 +1,19 @@
-"""The layout of the train state in a checkpoint: keys, the tree of plain dicts, the signature and the digest.
+"""How the train state is named, described and digested: keys, the tree of plain dicts, the signature and the digest.
 
-The digest is sha256 over the sorted (path, dtype, shape, bytes) of the keys. TensorFlow keeps an object graph in a
-checkpoint, which says which key belongs to which variable of the tree.
+Every variable has a key, a path such as `model/dense/kernel`; one that may differ between replicas has a key for each.
+TensorFlow keeps an object graph in a checkpoint, which says which key belongs to which variable of the tree.
+
+The digest of a state is a tree of two levels. Each leaf has the sha256 of its bytes, and the root is the sha256 over
+the sorted (path, dtype, shape, sha256 of the bytes) of all leaves. So leaves are hashed side by side, and of two states
+that differ, the manifests name the variables, without reading a checkpoint.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +26,7 @@ from tasks.foundation.model.variables import Leaf
 
 # State of Python objects, see `host_state.py`. Not part of the model: a checkpoint may lack it, or have more of it.
 HOST = "host/"
-# Means of the metrics that a custom `train_step` returns, see `replicas.py`. Older checkpoints have none.
+# Means of the metrics that a custom `train_step` returns, see `replicas.py`. A checkpoint may lack them.
 RETURNED = "metrics/returned/"
 
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -123,47 +130,70 @@ def text_of(record: VariableRecord) -> str:
     return f"{record.path} {record.dtype}{list(record.shape)}{' per replica' if record.per_replica else ''}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateDigest:
-    """Computes the digest value by value, in the order of the keys."""
+    """The digest of a train state.
 
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
+    Attributes:
+        root: 64 hexadecimal digits; the log and the manifest have it.
+        leaves: key to the sha256 of the leaf's bytes; the manifest has them.
+    """
 
-    def begin(self, key: str, dtype: str, shape: Sequence[int]) -> None:
-        """Begin the next value, whose bytes follow.
+    root: str
+    leaves: Mapping[str, str]
+
+
+# One processor hashes about as fast as a disk writes; more threads than these are no gain.
+DIGEST_THREADS: Final = min(4, len(os.sched_getaffinity(0)))
+
+
+class LeafHasher:
+    """Hashes the leaves of a state, in as many threads as call `hash_leaves`."""
+
+    def __init__(self, keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> None:
+        """Begin with no leaf.
 
         Args:
-            key: greater than the key before.
-            dtype: NumPy's name of it.
-            shape: of the value.
+            keys: in the order in which they are hashed; the largest first keeps all threads at work to the end.
+            value_of: the value of a key. Each thread calls it for one key after the other.
         """
-        self._sha256.update(f"{key}\0{dtype}\0{list(shape)}\0".encode())
+        self._waiting = iter(list(keys))  # taking the next of a list is one call into C, so threads can share it
+        self._value_of = value_of
+        self._leaves: dict[str, tuple[str, str]] = {}
 
-    def update(self, data: memoryview) -> None:
-        """The next bytes of the value."""
-        self._sha256.update(data)
+    def hash_leaves(self, blocks: Callable[[memoryview], Iterable[memoryview]] = lambda data: (data,)) -> None:
+        """Hash leaves until none waits.
 
-    def hexdigest(self) -> str:
-        """64 hexadecimal digits."""
-        return self._sha256.hexdigest()
+        Args:
+            blocks: the parts in which the bytes of a leaf are hashed; it may raise, to give up.
+        """
+        for key in self._waiting:
+            value = np.asarray(self._value_of(key))
+            sha256 = hashlib.sha256()
+            for block in blocks(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data):  # without a copy
+                sha256.update(block)
+            self._leaves[key] = (f"{value.dtype.name}\0{list(value.shape)}", sha256.hexdigest())
+
+    def digest(self) -> StateDigest:
+        """The digest of all leaves; call it when every `hash_leaves` has returned."""
+        root = hashlib.sha256()
+        for key, (form, sha256) in sorted(self._leaves.items()):
+            root.update(f"{key}\0{form}\0{sha256}\n".encode())
+        return StateDigest(root=root.hexdigest(), leaves={key: self._leaves[key][1] for key in sorted(self._leaves)})
 
 
-def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> str:
-    """Compute the digest.
+def digest_of(keys: Iterable[str], value_of: Callable[[str], npt.NDArray[Any]]) -> StateDigest:
+    """Compute the digest, the leaves side by side.
 
     Args:
         keys: in any order.
-        value_of: the value of a key. Called for one key after the other, so memory holds one value at a time.
-
-    Returns:
-        64 hexadecimal digits.
+        value_of: the value of a key. Memory holds one value for each thread at a time.
     """
-    digest = StateDigest()
-    for key in sorted(keys):
-        value = np.asarray(value_of(key))
-        digest.begin(key, value.dtype.name, value.shape)
-        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)  # its bytes, without a copy
-    return digest.hexdigest()
+    hasher = LeafHasher(keys, value_of)
+    with ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="baton-digest") as pool:
+        for done in [pool.submit(hasher.hash_leaves) for _ in range(DIGEST_THREADS)]:
+            done.result()
+    return hasher.digest()
 
 
 # The key of the graph, a string among the tensors.
