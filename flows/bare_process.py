@@ -26,7 +26,7 @@ from tasks.foundation.telemetry.events import Event, StatefulOperations
 class ProcessReport(Contract):
     """How a bare process ended. A killed or crashed process leaves no report."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     error: ErrorReport | None = Field(default=None, description="the BatonError that ended it")
     stateful_operations: str = Field(
         default="", description="`model.py:build_model: normal/RandomStandardNormal`; see StatefulOperations"

@@ -138,9 +138,7 @@ def test_tests_type_every_command_of_the_page(page: str) -> None:
     assert set(WITHIN_SENTENCES[page].values()) <= names | {""}
 
 
-def test_changelog_has_the_version_and_the_older_homes() -> None:
+def test_changelog_has_the_version() -> None:
     text = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert re.search(rf"^## {re.escape(version)}( |$)", text, flags=re.MULTILINE)
-    revisions = {folder.name.partition("-")[0] for folder in (CHECKOUT / "tests" / "older_homes").iterdir()}
-    assert not sorted(revision for revision in revisions if f"`{revision}`" not in text)

@@ -62,7 +62,7 @@ def audit(
                 out.facts(part)
     address = store_receipt(receipt, run.home)  # last, so that a storage that refuses it does not hide the verdict
     if as_json:
-        say_json({**receipt.model_dump(), "receipt": address})
+        say_json({**receipt.model_dump(exclude={"format"}), "receipt": address})
     else:
         say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else DamagedCheckpoint.exit_code

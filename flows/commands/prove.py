@@ -60,7 +60,7 @@ def prove(
     # Last, so that the verdict is printed even if the storage refuses the receipt.
     address = store_receipt(receipt, opened.home)
     if as_json:
-        say_json({**receipt.model_dump(), "receipt": address, "kept": kept_folder})
+        say_json({**receipt.model_dump(exclude={"format"}), "receipt": address, "kept": kept_folder})
     else:
         say(f"receipt: {address}")
     return 0 if receipt.verdict == "same" else _DIFFERENT

@@ -68,5 +68,5 @@ def hung_words(record: AttemptRecord) -> str:
 
 
 def _attempt_facts(attempt: Attempt) -> dict[str, object]:
-    kept = attempt.record.model_dump(exclude={"schema_version", "process"})
+    kept = attempt.record.model_dump(exclude={"format", "process"})
     return {**kept, "lost_seconds": attempt.lost_seconds, "is_alive": attempt.alive}

@@ -96,7 +96,6 @@ def mixture_manifest(
     features = manifests[0].features
     readings = {_reading_of(source, manifest.reading) for source, manifest in zip(sources, manifests, strict=True)}
     return DatasetManifest(
-        schema_version=2,
         digest=mixture.digest,
         content_digest=content_digest(features, (), (), mixture=mixture),
         source=spec.data.source_words,

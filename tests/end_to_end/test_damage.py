@@ -55,7 +55,7 @@ def test_uncommitted_checkpoints_are_ignored(train_without_prefect: Callable[...
     (unfinished / "ckpt.index").write_bytes(b"torn")
     (home / "checkpoints" / "checkpoint").write_text('model_checkpoint_path: "elsewhere"\n')
     (home / "checkpoint").write_text('model_checkpoint_path: "elsewhere"\n')
-    (home / "log" / ".unfinished-abc").write_text('{"schema_version": 1, "num')
+    (home / "log" / ".unfinished-abc").write_text('{"format": 1, "num')
     (home / "log" / "HINT").write_text("99999999")
     resumed = train_without_prefect("digits", tmp_path / "littered", extra=cut).result
     assert resumed["state_digest"] == straight["state_digest"]

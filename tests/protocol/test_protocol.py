@@ -14,7 +14,6 @@ from tests.support.homes import entries_of
 
 pytestmark = pytest.mark.slow
 
-OLDER_HOMES = Path(__file__).resolve().parents[1] / "older_homes"
 # Bounds that the suite explores; `python -m tests.protocol` explores larger ones.
 SPACES = {
     "commits": {"WRITERS": 2, "CHECKPOINTS": 3, "ENTRIES": 8},
@@ -61,16 +60,6 @@ def test_whole_space_is_sound(space: str) -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_broken_rule_is_found(mutation: str) -> None:
     assert "assertion violated" in check({**BOUNDS, **MUTATIONS[mutation]}, mutation=mutation).fault
-
-
-@pytest.mark.parametrize("home", sorted(path.name for path in OLDER_HOMES.iterdir() if path.is_dir()))
-def test_logs_of_earlier_versions_are_accepted(home: str) -> None:
-    logs = [log.parent for log in (OLDER_HOMES / home).rglob("log") if log.is_dir()]
-    assert logs
-    for folder in logs:
-        entries = entries_of(folder)
-        assert len(entries) > 1
-        assert accept(entries).fault == ""
 
 
 @pytest.fixture

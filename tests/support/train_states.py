@@ -10,7 +10,9 @@ import pytest
 
 from tasks.foundation.contracts.log_entry import Entry, Environment, Origin
 from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.runlog.entry_codec import encode
 from tasks.foundation.runlog.folding import fold
+from tasks.foundation.runlog.kept_pages import PageStore
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built, lab_of, spec_of
 
@@ -52,7 +54,7 @@ def staging_home(tmp_path: Path) -> LocalStorage:
     body = Origin(identity={}, environment=environment)
     head = fold(None, body).model_copy(update={"number": 7, "base": 7})
     entry = Entry(number=7, time="2026-11-20T12:00:00+00:00", attempt="0", body=body, head=head)
-    home.create("log/00000007.json", entry.to_json())
+    home.create("log/00000007.json", encode(entry, None, PageStore(home)).data)
     return home
 
 

@@ -75,7 +75,7 @@ class CommitPaceRecord(Contract):
 class AttemptRecord(Contract):
     """`attempts/<attempt>.json`, rewritten at every heartbeat. Informational: no commit depends on it."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     attempt: AttemptId = Field(description="a uuid4 made in this process")
     host: str
     pid: int

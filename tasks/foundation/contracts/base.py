@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
@@ -26,7 +26,8 @@ _DISTRIBUTION = "baton-relay"
 # Keys and messages may quote text of any length from the file.
 _SHOWN_CHARACTERS = 300
 _SHOWN_KEYS = 20
-_FIRST_SCHEMA = 1
+_FORMAT = 1
+_EARLIER_FORMATS = "28ffee9"  # the last revision that reads them
 _SMALL_BYTES = 256 << 10
 _LARGEST = 2**63 - 1
 _USE_NEWER_VERSION = (
@@ -69,7 +70,6 @@ class Contract(BaseModel):
     """A frozen value. Types are not coerced, and unknown keys are refused at construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
-    readable_schema: ClassVar[int] = _FIRST_SCHEMA
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -108,7 +108,8 @@ class Contract(BaseModel):
     ) -> Self:
         """Parse JSON that another process wrote, perhaps with a newer version of Baton.
 
-        Unknown keys are ignored: a key that changes the meaning of the others comes with a higher `schema_version`.
+        Unknown keys are ignored: a key that changes the meaning of the others comes with a higher `format`. Files of
+        revisions before 1.0 have `schema_version` in its place, or neither.
 
         Args:
             data: the JSON.
@@ -117,20 +118,25 @@ class Contract(BaseModel):
             unknown_keys: "forbid" where no key may be ignored, as in the call of a stage.
 
         Raises:
-            AnotherVersion: the schema is newer, or an unknown key is forbidden.
+            AnotherVersion: the format is newer, or of a revision before 1.0, or an unknown key is forbidden.
             BatonError: an `error` with `where` and the first problem.
         """
         try:
-            return cls.parse(data, extra=unknown_keys)
+            found = cls.parse(data, extra=unknown_keys)
         except ValidationError as invalid:
+            if _has_earlier_format(data):
+                raise _earlier_format(where, cls) from invalid
             problems = invalid.errors(include_url=False, include_input=False)  # the input may be the whole file
             for one in problems:
-                words = _newer_words(one, cls, data)
+                words = _newer_words(one, data)
                 if words is not None:
                     raise another_version(where, cls, words) from invalid
             first = problems[0]
             why = shown(first["msg"], _SHOWN_CHARACTERS)
             raise error(f"{where}: not a readable {_title(cls)}: {_key(first)}: {why}") from invalid
+        if "format" in cls.model_fields and "format" not in found.model_fields_set:
+            raise _earlier_format(where, cls)
+        return found
 
     @classmethod
     def unknown_keys(cls, data: bytes) -> tuple[str, ...]:
@@ -157,15 +163,6 @@ def _extra_keys(value: object, above: str = "") -> Iterator[str]:
         yield from _extra_keys(part, f"{above}{key}.")
 
 
-def is_json(data: bytes) -> bool:
-    """Return whether the bytes are valid JSON."""
-    try:
-        from_json(data)
-    except ValueError:
-        return False
-    return True
-
-
 def another_version(where: str, kind: type[Contract], why: str) -> AnotherVersion:
     """Return the error for a file of a newer version of Baton, which is valid and must not be deleted.
 
@@ -177,7 +174,7 @@ def another_version(where: str, kind: type[Contract], why: str) -> AnotherVersio
     return AnotherVersion(
         message(
             f"{where}: this {_title(kind)} was written by another version of Baton: {why}. This is Baton "
-            f"{_own_version()}, which reads schema_version {_readable_words(kind)}",
+            f"{_own_version()}, which reads format {_FORMAT}",
             hints=[_USE_NEWER_VERSION],
         )
     )
@@ -187,12 +184,22 @@ def _title(kind: type[Contract]) -> str:
     return kind.model_config.get("title") or kind.__name__
 
 
-def _readable_words(kind: type[Contract]) -> str:
-    newest = kind.readable_schema
-    return str(newest) if newest == _FIRST_SCHEMA else f"{_FIRST_SCHEMA} to {newest}"
+def _has_earlier_format(data: bytes) -> bool:
+    try:
+        value = from_json(data)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and "schema_version" in value and "format" not in value
 
 
-def _newer_words(problem: ErrorDetails, kind: type[Contract], data: bytes) -> str | None:
+def _earlier_format(where: str, kind: type[Contract]) -> AnotherVersion:
+    return AnotherVersion(
+        f"{where}: this {_title(kind)} was written by a revision of Baton before 1.0, and revision {_EARLIER_FORMATS} "
+        "is the last that reads it"
+    )
+
+
+def _newer_words(problem: ErrorDetails, data: bytes) -> str | None:
     """What a newer version of Baton wrote; None if a problem is another one."""
     if problem["type"] == "extra_forbidden":
         return f"{_key(problem)} is an unknown key"
@@ -201,11 +208,10 @@ def _newer_words(problem: ErrorDetails, kind: type[Contract], data: bytes) -> st
         if not kind_of_entry.isidentifier():  # no version calls one so
             return None
         return f"{_key(problem)} has the unknown kind {shown(repr(kind_of_entry), _SHOWN_CHARACTERS)}"
-    if not problem["loc"] or problem["loc"][-1] != "schema_version":
+    if not problem["loc"] or problem["loc"][-1] != "format":
         return None
     found = _at(from_json(data), problem["loc"])
-    readable = kind.readable_schema if len(problem["loc"]) == 1 else _FIRST_SCHEMA
-    return f"{_key(problem)} is {found}" if type(found) is int and found > readable else None
+    return f"{_key(problem)} is {found}" if type(found) is int and found > _FORMAT else None
 
 
 def _at(value: Any, place: tuple[int | str, ...]) -> object:

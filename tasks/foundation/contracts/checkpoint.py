@@ -101,7 +101,7 @@ def _by_owner(paths: Iterable[str]) -> str:
 class CheckpointManifest(Contract):
     """Written after the files that it lists, so its existence means that they are complete."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     step: int = Field(ge=0)
     base: int = Field(ge=0, description="number of the log entry that the training started from")
     attempt: AttemptId
@@ -132,7 +132,6 @@ class CheckpointManifest(Contract):
 class CheckpointRef(Contract):
     """A reference to a checkpoint in a run's home; no other attempt uses the same path."""
 
-    schema_version: Literal[1] = 1
     path: CheckpointPath = Field(description="checkpoints/<step>-<base>-<attempt>, relative to the run's home")
     step: int = Field(ge=0)
     base: int = Field(ge=0)

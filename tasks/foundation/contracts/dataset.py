@@ -1,6 +1,6 @@
 """A prepared dataset: the features of its examples, and its shards."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -91,9 +91,7 @@ class DatasetManifest(Contract):
     A mixture has no shards of its own. It names datasets, whose shards have its examples.
     """
 
-    readable_schema: ClassVar[int] = 2
-
-    schema_version: Literal[1, 2] = Field(default=1, description="2: a mixture")
+    format: Literal[1] = 1
     digest: str = Field(description="the folder's name: first 24 hex digits of a sha256 over source and settings")
     content_digest: str = Field(description="sha256 over the records of all shards, in order")
     source: Annotated[str, AfterValidator(masked)]
@@ -117,10 +115,8 @@ class DatasetManifest(Contract):
     def _has_training_examples(self) -> Self:
         if not (self.train or self.mixture) or not self.features:
             raise ValueError("a dataset needs at least one feature and one training shard")
-        if (self.mixture is not None) != (self.schema_version > 1):
-            raise ValueError(
-                f"schema_version = {self.schema_version} is not that of {'a' if self.mixture else 'no'} mixture"
-            )
+        if self.train and self.mixture:
+            raise ValueError("a mixture has no shards of its own")
         return self
 
     @property
@@ -141,7 +137,7 @@ class DatasetManifest(Contract):
 class DatasetRef(Contract):
     """A reference to a prepared dataset below the run's storage root."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     folder: DatasetPath = Field(description="datasets/<digest>, relative to the storage root")
     content_digest: str
     train_examples: int = Field(ge=1)

@@ -209,7 +209,7 @@ class GitRevision(Contract):
 class SavedCode(Contract):
     """A resolved run file, the files of the functions that it names, and what they build."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     run_file: RunSpec = Field(description="every key with its value, after --set")
     files: tuple[SavedFile, ...] = Field(description="what lies in the run file's folder; no installed packages")
     revision: GitRevision | None = Field(default=None, description="None: the files were in no Git checkout")
@@ -245,7 +245,7 @@ def confusion_path(checkpoint: str) -> str:
 class ConfusionMatrix(Contract):
     """How often a classifier takes one class for another, over the validation examples."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     checkpoint: CheckpointPath
     step: int = Field(ge=0)
     counts: tuple[tuple[NonNegativeInt, ...], ...] = Field(
@@ -288,7 +288,7 @@ class TrainingEnd(Contract):
 class Receipt(Contract):
     """What the receipts of proofs and audits both say."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     time: str = Field(description="UTC, ISO 8601")
     verdict: Verdict
     run: str

@@ -479,21 +479,6 @@ _IN_RUN_FILE = (
     "init.freeze",
 )
 
-# The values of keys that earlier versions did not record.
-_BEFORE: Mapping[str, Any] = {
-    MIXTURE: None,
-    SHUFFLE: True,
-    VALIDATION: None,
-    "train.drop_remainder": False,
-    "train.accumulate": 1,
-    "train.precision": None,
-    "train.class_weight": None,
-    "train.callbacks": None,
-    "init.weights": [],
-    "init.freeze": [],
-    **dict.fromkeys(TRANSFORMS),
-}
-
 # Shapes that layers were built with. Their first dimension is the batch, which depends on the number of replicas. The
 # identity has null there; logs of earlier versions have the size.
 _BUILD_SHAPE = re.compile(
@@ -534,7 +519,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
                 changed = content_differences(masked_values(recorded[key]), masked_values(now[key]))
                 found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
             continue
-        # Without secrets: they are not recorded, but earlier versions did.
+        # Without secrets: they are not recorded.
         before = dict(leaves(key, masked_values(recorded[key]))) if key in recorded else {}
         after = dict(leaves(key, masked_values(now[key]))) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
@@ -625,8 +610,7 @@ def require_same_identity(
 ) -> tuple[Difference, ...]:
     """Refuse to continue a run with another identity.
 
-    Logs of earlier versions have fewer keys. Some missing keys have a known earlier value (`_BEFORE`); the others are
-    not compared.
+    A key that one of the two does not have is not compared.
 
     Args:
         recorded: the identity in the log.
@@ -640,7 +624,6 @@ def require_same_identity(
     Raises:
         IdentityChanged: another key differs; the message shows the differences.
     """
-    recorded = {**_BEFORE, **recorded}
     both = recorded.keys() & now.keys()
     found = differences({key: recorded[key] for key in both}, {key: now[key] for key in both})
     if recorded_callbacks(recorded).ignores_rows:

@@ -1,8 +1,8 @@
-"""An entry as it is in its file, from schema_version 2 on: nothing is repeated that another file of the log has."""
+"""An entry as it is in its file: nothing is repeated that another file of the log has."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
@@ -47,7 +47,7 @@ class KeptRef(LeanRef):
 class KeptPage(Contract):
     """`log/retained/<digest>.json`: retained checkpoints that no longer stand in each entry. Its name is its digest."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     checkpoints: tuple[KeptRef, ...]
 
 
@@ -113,9 +113,8 @@ class LeanEntry(Contract):
     """One file of the log."""
 
     model_config = ConfigDict(title="Entry")
-    readable_schema: ClassVar[int] = 2
 
-    schema_version: Literal[2] = 2
+    format: Literal[1] = 1
     number: int = Field(ge=0)
     time: str
     attempt: AttemptId

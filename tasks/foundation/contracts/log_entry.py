@@ -75,7 +75,7 @@ class TracedStep(Contract):
 class SegmentRequest(Contract):
     """Train from a committed checkpoint to an absolute step."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     spec: RunSpec
     dataset: DatasetRef
     start: CheckpointRef
@@ -93,7 +93,7 @@ class SegmentResult(Contract):
     is committed already then.
     """
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     staged: CheckpointRef | None
     parent: CheckpointPath = Field(description="path of the checkpoint that `staged` was trained from")
     exit_reason: ExitReason
@@ -484,7 +484,7 @@ class Totals(Contract):
 class Entry(Contract):
     """One file of the log."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     number: int = Field(ge=0)
     time: str = Field(description="UTC, ISO 8601; informational, decides nothing")
     attempt: AttemptId = Field(description="the writer's attempt id: a uuid4 made in the writing process")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal, Self, TypeVar
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import Field
 
 from tasks.foundation import errors
 from tasks.foundation.contracts.attempt import Time
@@ -23,7 +23,7 @@ from tasks.foundation.errors import BatonError, InvalidInput, whole_traceback
 class StageCall(Contract):
     """The fields of every call."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     spec: RunSpec = Field(description="the run file; in a remote call, its storage is an absolute address")
 
 
@@ -34,16 +34,11 @@ class PrepareDataCall(StageCall):
 class InitOrRestoreCall(StageCall):
     """Call of `init_or_restore`, which returns the Head."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     dataset: DatasetRef
     accept: tuple[str, ...] = Field(default=(), description="identity keys that may differ from the run on disk")
     verify_bytes: bool = Field(
         default=False,
         description="read all bytes of the tip, because an attempt to restore it found them damaged",
-        # A worker of an older version knows this key by its first name.
-        validation_alias=AliasChoices("verify_bytes", "suspicious"),
-        serialization_alias="suspicious",
     )
 
 
@@ -157,7 +152,7 @@ class ErrorReport(Contract):
     that it knows, with the same message.
     """
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     error: str = Field(description="name of the class, such as NonFinite")
     bases: tuple[str, ...] = Field(default=(), description="names of its base classes, nearest first")
     message: str

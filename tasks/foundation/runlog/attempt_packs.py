@@ -35,7 +35,7 @@ _JSON_IN_JSON: Final = 2
 class AttemptPack(Contract):
     """Records of attempts that are over."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     records: tuple[str, ...]  # as they were in their files, also what a newer version has added
 
 

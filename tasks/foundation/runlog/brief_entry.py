@@ -90,7 +90,7 @@ class _Totals(Contract):
 
 
 class _Entry(Contract):
-    schema_version: Literal[2]
+    format: Literal[1]
     number: int
     time: str
     body: _Body
@@ -106,7 +106,7 @@ def brief_facts(home: Storage, hint: int) -> RunFacts | None:
         hint: the number in `log/HINT`; at least 1.
 
     Returns:
-        None if the entry does not say it, is missing, is damaged, or is of an earlier version.
+        None if the entry does not say it, is missing, is damaged, or is of another version.
     """
     try:
         newest = _read(home, last_from(home, hint))
@@ -130,7 +130,7 @@ class _NotHere(ValueError):
 
 def _read(home: Storage, number: int) -> _Entry:
     data = home.read(entry_path(number))
-    if not has_its_digest(data):  # damaged, or of an earlier version, and to be compared with the entry before it
+    if not has_its_digest(data):
         raise _NotHere
     entry = _Entry.parse(data, extra="ignore")
     if entry.number != number:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from tasks.foundation.contracts.base import is_json
 from tasks.foundation.contracts.checkpoint import base_in_folder_name
 from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.messages import message
-from tasks.foundation.runlog.entry_codec import has_its_digest
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.folding import unexpected_keys
 from tasks.foundation.storage.base import Storage
@@ -98,18 +96,15 @@ def disappeared_log(home: Storage) -> RunLogError:
     return RunLogError(f"{home.uri}: the log has disappeared; check that its disk is still mounted")
 
 
-def unreadable_entry(home: Storage, number: int, data: bytes, error: RunLogError) -> RunLogError:
+def unreadable_entry(home: Storage, number: int, error: RunLogError) -> RunLogError:
     """The error for an entry that cannot be read or believed, with the remedy.
 
     Args:
         home: the run's home.
         number: of the entry.
-        data: the content of its file.
         error: why it cannot be read.
     """
     hints = ["restore the file from a backup"]
-    if is_json(data) and has_its_digest(data) is None:  # complete, so another version may be able to read it
-        hints.append("or use the version of Baton that wrote it")
     if home.exists(entry_path(number + 1)):
         hints.append(f"without a backup, start a run of another name with init.weights: {home.uri}")
     elif number == 0:
@@ -127,7 +122,7 @@ def require_follows(home: Storage, before: Head | None, entry: Entry) -> None:
     """
     where, number = f"{home.uri}/{entry_path(entry.number)}", entry.number
     try:
-        keys = [key for key in unexpected_keys(before, entry) if not _unknown_to_earlier_versions(entry.head, key)]
+        keys = unexpected_keys(before, entry)
     except RunLogError as fault:
         raise RunLogError(f"{where} does not follow from the entries before it: {fault}") from fault
     if keys:
@@ -136,11 +131,6 @@ def require_follows(home: Storage, before: Head | None, entry: Entry) -> None:
             hints.append(without_newest(home, number))
         problem = f"{where} records a state that does not follow from the entries before it ({', '.join(keys)})"
         raise RunLogError(message(problem, hints=hints))
-
-
-def _unknown_to_earlier_versions(head: Head, key: str) -> bool:
-    """Whether an earlier version, which went on with a log of a later one, may have left a key out."""
-    return key in {"borders", "tested", "read_whole"} and not getattr(head, key)
 
 
 def without_newest(home: Storage, number: int) -> str:

@@ -28,7 +28,7 @@ BLOCK_ENTRIES: Final = 256
 class BlockHeader(Contract):
     """The first line of a block; the bytes of its entries follow without gaps."""
 
-    schema_version: Literal[1] = 1
+    format: Literal[1] = 1
     first: int = Field(ge=0, description="number of the first entry")
     sizes: tuple[int, ...] = Field(description="bytes of each entry")
     sha256: str = Field(description="of the bytes of all entries")

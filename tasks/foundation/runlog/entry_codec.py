@@ -1,13 +1,12 @@
 """Entries as bytes and back.
 
-The bytes of an entry (schema_version 2) repeat nothing large: the identity stands in the entry that sets it and is
+The bytes of an entry repeat nothing large: the identity stands in the entry that sets it and is
 named by number and digest elsewhere, and retained checkpoints move into pages (`kept_pages.py`). In memory an entry is
-whole. Entries of schema_version 1, which repeat everything, are read as before.
+whole.
 
 The last key of the JSON object is the sha256 of all bytes of the file before that key. It is compared before anything
 else is believed, so a bit that flips in an entry is found whatever it means. It covers the bytes as they are written
-and not the parsed entry, from which a reader drops the keys that it does not know. Entries of earlier versions have no
-such key; `RunLog` compares the newest of them with the entry before it.
+and not the parsed entry, from which a reader drops the keys that it does not know.
 """
 
 import hashlib
@@ -15,7 +14,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -61,22 +59,18 @@ class Decoded:
 
     Attributes:
         entry: the whole entry.
-        lean: the head in its file; None for schema_version 1, where each entry has the identity.
+        lean: the head in its file.
         size: bytes of its file.
-        has_digest: whether the file has the digest of its own bytes, which was compared.
     """
 
     entry: Entry
-    lean: LeanHead | None
+    lean: LeanHead
     size: int
-    has_digest: bool
 
-    @cached_property
+    @property
     def identity(self) -> SetIn:
         """Which entry has the identity."""
-        if self.lean is not None:
-            return self.lean.identity
-        return _set_here(self.entry.number, self.entry.head.identity)
+        return self.lean.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +110,7 @@ def encode(entry: Entry, before: Decoded | None, store: PageStore) -> Encoded:
         environment=head.environment,
     )
     whole = {
-        "schema_version": 2,
+        "format": 1,
         "number": entry.number,
         "time": entry.time,
         "attempt": entry.attempt,
@@ -137,13 +131,10 @@ def with_digest(data: bytes) -> bytes:
     return before + b',"sha256":"%s"}' % hashlib.sha256(before).hexdigest().encode()
 
 
-def has_its_digest(data: bytes) -> bool | None:
-    """Compare the bytes of an entry with the digest in them; None: they have none."""
+def has_its_digest(data: bytes) -> bool:
+    """Whether the bytes of an entry have the digest that they end with."""
     found = _DIGEST_AT_END.search(data)
-    if found is not None:
-        return hashlib.sha256(data[: found.start()]).hexdigest().encode() == found[1]
-    # The key is there, but not as `with_digest` writes it: somebody has written the file again.
-    return False if "sha256" in _parsed(data) else None
+    return found is not None and hashlib.sha256(data[: found.start()]).hexdigest().encode() == found[1]
 
 
 def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Decoded], store: PageStore) -> Decoded:
@@ -160,15 +151,11 @@ def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Dec
         RunLogError: the bytes are not an entry, are not as they were written, or do not fit the entries that it names.
         AnotherVersion: a newer version of Baton wrote it.
     """
-    own_digest = has_its_digest(data)
-    if own_digest is False:
-        raise RunLogError(f"{where} is damaged: its bytes do not have the sha256 that it ends with")
     whole = _parsed(data)
-    if whole.get("schema_version", 1) == 1:
-        entry = Entry.from_json(data, where=where, error=RunLogError)
-        if entry.number != number:
-            raise _other_number(where, entry.number)
-        return Decoded(entry, None, len(data), own_digest is True)
+    if not has_its_digest(data):
+        if "schema_version" in whole and "format" not in whole:  # the first revisions wrote no digest
+            LeanEntry.from_json(data, where=where, error=RunLogError)
+        raise RunLogError(f"{where} is damaged: its bytes do not have the sha256 that it ends with")
     lean = LeanEntry.from_json(with_rows(data, whole), where=where, error=RunLogError)
     if lean.number != number:
         raise _other_number(where, lean.number)
@@ -183,7 +170,7 @@ def decode(data: bytes, *, where: str, number: int, resolve: Callable[[int], Dec
     entry = Entry(
         number=lean.number, time=lean.time, attempt=lean.attempt, body=lean.body, head=head, totals=_totals(lean)
     )
-    return Decoded(entry, lean.head, len(data), own_digest is True)
+    return Decoded(entry, lean.head, len(data))
 
 
 def _head(lean: LeanEntry, lists: dict[Any, Any], identity: Mapping[str, Any]) -> Head:

@@ -12,7 +12,6 @@ from tasks.foundation.errors import BatonError, FileAlreadyThere, FileMissing, F
 from tasks.foundation.runlog.completeness import (
     disappeared_log,
     missing_entry,
-    require_follows,
     require_whole,
     unreadable_entry,
 )
@@ -285,7 +284,7 @@ class RunLog:
         except RunLogError as error:
             if path not in str(error):  # another file, which this entry refers to
                 raise
-            raise unreadable_entry(self.home, number, data, error) from error
+            raise unreadable_entry(self.home, number, error) from error
 
     def _newest(self) -> Decoded | None:
         seen = self._memory.newest
@@ -306,7 +305,7 @@ class RunLog:
         if self._entry(number + 1) is None:
             self.home.local_path(entry_path(number))  # costs no request in a remote store
             return seen
-        return self._believed(self._require(last_from(self.home, number + 1)))
+        return self._memory.see(self._require(last_from(self.home, number + 1)))
 
     def _find_newest(self) -> Decoded | None:
         """Read the newest entry: three requests if HINT is correct, and a few more if it is a few entries behind."""
@@ -315,23 +314,7 @@ class RunLog:
         found = self._entry(number) if number > 0 else None
         if found is None and self.home.exists(entry_path(0)):  # HINT is missing, or points past the end
             found = self._require(last_from(self.home, 0))
-        return None if found is None else self._believed(found)
-
-    def _believed(self, newest: Decoded) -> Decoded:
-        """Remember the newest entry. One without a digest has to follow from the entry before it.
-
-        Raises:
-            RunLogError: it does not follow.
-        """
-        if not newest.has_digest:
-            number = newest.entry.number
-            before = self._require(number - 1).entry.head if number else None
-            try:
-                require_follows(self.home, before, newest.entry)
-            except RunLogError:
-                self._memory.forget()  # somebody may restore one of the two
-                raise
-        return self._memory.see(newest)
+        return None if found is None else self._memory.see(found)
 
     def write_hint(self, number: int | None = None) -> None:
         """Write the number of the newest entry to HINT, unless this log has done so before. Best effort.

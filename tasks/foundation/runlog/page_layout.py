@@ -163,4 +163,4 @@ def _lean(one: Kept) -> KeptRef:
 
 def _page_bytes(kept: Sequence[Kept]) -> bytes:
     page = KeptPage(checkpoints=tuple(map(_lean, kept))).model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"schema_version": 1, **page}, separators=(",", ":")).encode()
+    return json.dumps({"format": 1, **page}, separators=(",", ":")).encode()

@@ -431,7 +431,7 @@ class WandbTracker:
             finishing, self._open = self._open, None
             finishing.finish()
             rows = [[each.key.name, each.key.step, each.key.milliseconds, each.value] for each in self._points]
-            self._home.write(_POINTS, json.dumps({"schema_version": 1, "points": rows}).encode())
+            self._home.write(_POINTS, json.dumps({"format": 1, "points": rows}).encode())
 
     def _log(self, points: Iterable[Point]) -> None:
         for (step, time), row in groupby(points, key=lambda point: (point.key.step, point.key.milliseconds)):

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -12,11 +13,11 @@ from typing import Any
 
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
-from tasks.foundation.runlog.entry_codec import with_digest
+from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.small_logs import begin, train
+from tests.support.small_logs import begin, signed, train
 
 HINTS = {"right": lambda entries: entries - 1, "behind by 3": lambda entries: entries - 4, "missing": lambda _: None}
 
@@ -29,10 +30,9 @@ def fill(server: FakeGcs, entries: int) -> Any:
     newest = log.head()
     if newest is None:
         raise AssertionError
-    entry = log.entry(newest.number)
+    entry = json.loads(home.read(entry_path(newest.number)))
     for number in range(newest.number + 1, entries):
-        head = entry.head.model_copy(update={"number": number})
-        data = with_digest(entry.model_copy(update={"number": number, "head": head}).to_json())
+        data = signed(entry | {"number": number})
         server.store.put("bucket", f"{entries}/log/{number:08d}.json", data)
     return home
 

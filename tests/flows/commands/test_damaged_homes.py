@@ -70,7 +70,7 @@ CHANGES = {
     "another state digest": (f'"state_digest":"{300:064x}"', f'"state_digest":"{301:064x}"'),
     "another retired path": ('"retired":[{"path":"checkpoints/00000000', '"retired":[{"path":"checkpoints/00000100'),
     "finished": ('"environment":', '"finished":{"step":300,"reason":"x"},"environment":'),
-    "a newer version": ('"schema_version":2', '"schema_version":3'),
+    "a newer version": ('"format":1', '"format":2'),
 }
 
 
@@ -101,7 +101,7 @@ def test_what_the_message_says_continues_the_run(run: FakeRun, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["entry"] == before.number
 
 
-CODE = b'{"schema_version": 1, "files": []}'
+CODE = b'{"format": 1, "files": []}'
 ODD = [
     None, True, -1, 10**30, 1.5, math.nan, "", "x", "newest", "\u0663", "../x", "checkpoints/x", "9" * 5000,
     "checkpoints/" + "9" * 200 + "-0-a", [], {}, [1], {"a": 1},

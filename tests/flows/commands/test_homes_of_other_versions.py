@@ -1,4 +1,4 @@
-"""Homes of other versions of Baton: older ones are read, newer ones are refused, and reading changes none."""
+"""Homes of other versions of Baton are refused by name, and reading changes none."""
 
 import json
 import re
@@ -33,28 +33,41 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_every_verb_refuses_an_entry_of_a_newer_version(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(run.path("log/00000003.json"), schema_version=3)
+    edit(run.path("log/00000003.json"), format=3)
     before = run.files()
     for verb in (["status"], ["log"], ["verify"], ["fork", "--as", "new"], ["report"]):
         assert main([verb[0], run.address, *verb[1:]]) == AnotherVersion.exit_code == 2
         err = capsys.readouterr().err
-        assert "log/00000003.json: this Entry was written by another version of Baton: schema_version is 3" in err
+        assert "log/00000003.json: this Entry was written by another version of Baton: format is 3" in err
         assert "hint: use the version of Baton that wrote it" in err
         assert "delete" not in err
+    assert run.files() == before
+
+
+def test_every_verb_refuses_a_home_of_an_earlier_revision(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run.path("log/00000003.json")
+    values = json.loads(file.read_text())
+    del values["format"]
+    file.write_bytes(signed({"schema_version": 2, **values}))
+    before = run.files()
+    for verb in (["status"], ["log"], ["verify"], ["fork", "--as", "new"], ["report"]):
+        assert main([verb[0], run.address, *verb[1:]]) == 2
+        err = " ".join(capsys.readouterr().err.split())
+        assert "was written by a revision of Baton before 1.0, and revision 28ffee9 is the last that reads it" in err
     assert run.files() == before
 
 
 def test_list_includes_a_run_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = FakeRun(tmp_path, "newer")
     FakeRun(tmp_path, "sound")
-    edit(newer.path("log/00000001.json"), schema_version=3)
+    edit(newer.path("log/00000001.json"), format=3)
     [listed] = as_json(capsys, "list", str(newer.root.root), code=2)
     assert [(run["run"], run.get("error_class")) for run in listed["runs"]] == [
         ("newer", "AnotherVersion"),
         ("sound", None),
     ]
     assert main(["list", str(newer.root.root)]) == 2
-    assert re.search(r"^newer +newer +.*schema_version is 3", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^newer +newer +.*format is 3", capsys.readouterr().out, re.MULTILINE)
     FakeRun(tmp_path, "torn").path("log/00000001.json").write_bytes(b"{")
     as_json(capsys, "list", str(newer.root.root), code=4)
 
@@ -67,7 +80,7 @@ def test_verify_ignores_unknown_keys(run: FakeRun, capsys: pytest.CaptureFixture
 
 
 def test_a_dataset_of_a_newer_version_is_not_damage(run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(run.root.root / "datasets/0123456789ab/manifest.json", schema_version=3)
+    edit(run.root.root / "datasets/0123456789ab/manifest.json", format=3)
     assert main(["verify", run.address]) == 2
     assert "this DatasetManifest was written by another version" in capsys.readouterr().err
 
@@ -80,7 +93,7 @@ def test_stage_results_of_a_newer_version_are_refused(run: FakeRun) -> None:
     edit(run.path("answers/first.json"), took_seconds=3)
     assert take_answer(run.home, "first", DatasetRef) == answer
     write_answer(run.home, "second", answer)
-    edit(run.path("answers/second.json"), schema_version=2)
+    edit(run.path("answers/second.json"), format=2)
     with pytest.raises(AnotherVersion, match=r"answers/second\.json: this DatasetRef was written by another version"):
         take_answer(run.home, "second", DatasetRef)
     assert run.home.exists("answers/second.json")

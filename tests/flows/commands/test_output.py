@@ -179,8 +179,8 @@ def test_every_json_is_one_object_as_documented(run: FakeRun, capsys: pytest.Cap
         assert documented(verb) - facts.keys() == set(), words
     for verb, contract in (("run", RelayResult), ("evaluate", FreshEvaluation)):
         assert documented(verb) - contract.model_fields.keys() == set()
-    assert documented("prove") - ProofReceipt.model_fields.keys() == {"receipt", "kept"}
-    assert documented("audit") - AuditReceipt.model_fields.keys() == {"receipt"}
+    assert documented("prove") - ProofReceipt.model_fields.keys() == {"schema_version", "receipt", "kept"}
+    assert documented("audit") - AuditReceipt.model_fields.keys() == {"schema_version", "receipt"}
 
 
 def test_columns_align_and_the_last_one_hangs() -> None:

@@ -192,7 +192,7 @@ def test_damage_is_found_and_named(
 
 def run_with_code(folder: Path) -> tuple[FakeRun, Path]:
     """A run whose identity names saved code, and the file of that code."""
-    data = b'{"schema_version": 1}'
+    data = b'{"format": 1, "files": []}'
     run = FakeRun(folder, identity={SAVED_CODE: saved_code_path(data)}).train(100)
     run.home.write(saved_code_path(data), data)
     return run, run.path(saved_code_path(data))

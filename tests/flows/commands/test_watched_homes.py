@@ -64,7 +64,7 @@ def with_python(folder: Path, home: HostileHome) -> None:
     """Put code in every place where Python or Keras might look for it."""
     code = PLANTED.format(str(home.victim / "owned"))
     files = [{"path": "model.py", "text": f"{code}def build(): ...\n"}]
-    saved = json.dumps({"schema_version": 1, "run_file": {}, "files": files})
+    saved = json.dumps({"format": 1, "run_file": {}, "files": files})
     names = ("model.py", "sitecustomize.py", "usercustomize.py", "conftest.py", "code/__init__.py", "keras.json")
     for name, text in {**dict.fromkeys(names, code), saved_code_path(saved.encode()): saved}.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -54,7 +54,7 @@ def test_report_holds_the_stateful_operations(tmp_path: Path) -> None:
     assert (report.error, report.stateful_operations) == (None, "model.py:build: a/RandomUniform, b/PyFunc")
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"schema_version": 1, "error": {"err', b'{"schema_version": 2}'])
+@pytest.mark.parametrize("content", [None, b"", b'{"format": 1, "error": {"err', b'{"format": 2}'])
 def test_missing_or_unreadable_report_is_empty(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "report.json"
     if content is not None:

@@ -23,12 +23,12 @@ from tasks.foundation.errors import (
     StateMismatch,
     StorageError,
 )
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.storage import local
 from tasks.foundation.storage.base import FileStat
 from tasks.foundation.storage.local import LocalStorage
 from tests.support.lab import Lab, built
+from tests.support.small_logs import signed
 from tests.support.train_states import changed, nearest_other
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -193,9 +193,9 @@ class SweptByRival(LocalStorage):
 
 
 def test_a_staging_deleted_by_a_rival_is_stale(state: Any, home: LocalStorage) -> None:
-    seventh = RunLog(home).entry(7)
-    moved = seventh.model_copy(update={"number": 0, "head": seventh.head.model_copy(update={"number": 0, "base": 0})})
-    home.create("log/00000000.json", moved.to_json())
+    seventh = json.loads(home.read("log/00000007.json"))
+    head = json.loads(json.dumps(seventh["head"]).replace('"entry": 7', '"entry": 0')) | {"base": 0}
+    home.create("log/00000000.json", signed(seventh | {"number": 0, "head": head}))
     with pytest.raises(StaleWriter) as refused:
         stage_checkpoint(state, SweptByRival(home.root), base=7, attempt="abc")
     assert "step 0 was trained on top of log entry 7, but the tip has moved since" in str(refused.value)

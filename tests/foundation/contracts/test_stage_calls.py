@@ -13,7 +13,6 @@ from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import (
     CheckpointToGcsCall,
     EvaluateCall,
-    InitOrRestoreCall,
     PrepareDataCall,
     RemoteCheckpointToGcsCall,
     RemoteContext,
@@ -48,35 +47,10 @@ def test_keys_of_a_call_and_its_context_are_flat(run: FakeRun) -> None:
     )
     text = pack(call, CONTEXT)
     assert json.loads(text).keys() == {
-        "schema_version", "spec", "code_folder", "code", "attempt", "request", "recorded", "accept",
+        "format", "spec", "code_folder", "code", "attempt", "request", "recorded", "accept",
         "asked_at",
     }  # fmt: skip
     assert unpack(RemoteTrainSegmentCall, text) == (call, CONTEXT)
-
-
-@pytest.mark.parametrize("key", ["suspicious", "verify_bytes"])
-def test_call_of_the_version_before_is_read(run: FakeRun, key: str) -> None:
-    spec = load_run_file(run.run_file()).spec
-    sent = {
-        "schema_version": 1,
-        "spec": spec.model_dump(mode="json"),
-        "code_folder": "/code",
-        "code": {},
-        "attempt": None,
-        "dataset": DATASET.model_dump(mode="json"),
-        "accept": ["train.seed"],
-        key: True,
-    }
-    call, context = unpack(InitOrRestoreCall, json.dumps(sent))
-    assert (call.verify_bytes, call.accept, call.dataset) == (True, ("train.seed",), DATASET)
-    assert context == RemoteContext(code_folder="/code")
-
-
-def test_version_before_knows_every_key(run: FakeRun) -> None:
-    call = InitOrRestoreCall(spec=load_run_file(run.run_file()).spec, dataset=DATASET, verify_bytes=True)
-    sent = json.loads(pack(call, CONTEXT))
-    assert sent["suspicious"] is True
-    assert "verify_bytes" not in sent
 
 
 def test_long_result_is_sent_as_a_path(run: FakeRun) -> None:
@@ -97,7 +71,7 @@ def test_nan_survives(run: FakeRun) -> None:
 
 def test_call_in_process_needs_only_what_the_stage_uses(run: FakeRun) -> None:
     call = CheckpointToGcsCall.of(request_of(run), staged(run))
-    assert set(type(call).model_fields) == {"schema_version", "spec", "request", "result"}
+    assert set(type(call).model_fields) == {"format", "spec", "request", "result"}
 
 
 @pytest.mark.parametrize("text", ["[]", "not JSON", "null"])

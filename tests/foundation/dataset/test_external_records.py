@@ -311,7 +311,7 @@ def test_file_changed_after_preparing_is_damage(
 
 
 OLD_MANIFEST = {
-    "schema_version": 1,
+    "format": 1,
     "digest": "abc",
     "content_digest": "7503b35267d8a2d66a210eaa7a28c57654b001b9b1b9abd88c6fc509b5031fa7",
     "source": "digits",

@@ -30,7 +30,7 @@ def test_manifest_of_another_dataset_is_refused(numbered: Callable[..., Any]) ->
         load_manifest(prepared.storage, prepared.ref.model_copy(update={"content_digest": "0" * 64}))
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"schema_version": 1}'])
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"format": 1}'])
 def test_unreadable_manifest_is_damage(numbered: Callable[..., Any], damage: bytes) -> None:
     prepared = numbered([3])
     prepared.storage.write(f"{prepared.ref.folder}/manifest.json", damage)
@@ -58,8 +58,8 @@ def test_manifest_of_a_newer_version_is_not_damage(numbered: Callable[..., Any])
 
     written(licence="CC0")
     assert read_manifest(prepared.storage, prepared.ref.folder) == prepared.manifest
-    written(schema_version=3)
-    with pytest.raises(AnotherVersion, match=r"manifest\.json: .*schema_version is 3"):
+    written(format=3)
+    with pytest.raises(AnotherVersion, match=r"manifest\.json: .*format is 3"):
         read_manifest(prepared.storage, prepared.ref.folder)
     # The newer version includes this key in its content digest.
     shards = [shard | {"codec": "zstd"} for shard in content["train"]]

@@ -57,7 +57,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Mixed:
             )
         mixture = Mixture(sources=tuple(sources), exhausted=exhausted)
         manifest = DatasetManifest(
-            schema_version=2,
             digest=mixture.digest,
             content_digest=content_digest(FEATURES, (), (), mixture=mixture),
             source="numbers",

@@ -164,7 +164,7 @@ def test_damaged_pack_is_counted_as_unreadable(tmp_path: Path) -> None:
 def test_record_of_a_later_version_is_counted_as_unreadable(tmp_path: Path) -> None:
     home = LocalStorage(tmp_path)
     paths = [write(home, number, days=2) for number in range(3)]
-    home.write(paths[1], json.dumps({**json.loads(home.read(paths[1])), "schema_version": 2}).encode())
+    home.write(paths[1], json.dumps({**json.loads(home.read(paths[1])), "format": 2}).encode())
     before = read_attempts(home)
     assert (len(before.records), before.unreadable) == (2, 1)
     pack(home, paths)  # as that version does

@@ -55,7 +55,7 @@ def test_a_correct_hint_costs_one_read(memory: MemoryStorage) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schema_version": 1}, {"schema_version": 3}, {"number": 2}, {"body": {"kind": "new"}}, {"totals": None}],
+    [{"format": 2}, {"number": 2}, {"body": {"kind": "new"}}, {"totals": None}],
 )
 def test_what_is_not_understood_is_left_to_the_log(memory: MemoryStorage, changes: dict[str, object]) -> None:
     last = head_of(random_log(memory, 0, 5)).number

@@ -10,12 +10,11 @@ import pytest
 from tasks.foundation.contracts.log_entry import Body, Entry, Finish, Quarantine, Retire, Rewind
 from tasks.foundation.errors import RunLogError
 from tasks.foundation.runlog.brief_entry import brief_facts
-from tasks.foundation.runlog.entry_codec import has_its_digest
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
-from tests.support.random_logs import anything, append, next_commit
+from tests.support.random_logs import append, next_commit
 from tests.support.small_logs import (
     assert_sound,
     begin,
@@ -113,63 +112,7 @@ def test_any_changed_value_of_the_newest_entry_is_refused(memory: MemoryStorage)
     assert len(changes) > 200
     for changed in changes:
         memory.write(path, json.dumps(changed, separators=(",", ":")).encode())
-        if "sha256" in changed:
-            assert is_refused(memory, number, sound, json.dumps(changed))
-
-
-def without_digests(home: Storage) -> None:
-    """Make the log one of an earlier version, which wrote no digests."""
-    for number in log_numbers(home):
-        entry = json.loads(home.read(entry_path(number)))
-        del entry["sha256"]
-        home.write(entry_path(number), json.dumps(entry, separators=(",", ":")).encode())
-
-
-def test_a_changed_state_without_digest_is_refused(memory: MemoryStorage) -> None:
-    """What does not follow from the entry before it was changed in one of the two."""
-    path = entry_path(with_every_kind(memory).number)
-    without_digests(memory)
-    entry, sound = json.loads(memory.read(path)), head_of(RunLog(memory))
-    assert has_its_digest(memory.read(path)) is None
-    for changed in changed_values(entry["head"]):
-        memory.write(path, json.dumps({**entry, "head": changed}).encode())
-        refused = refusal(memory)
-        if refused is not None:
-            assert path in refused
-            continue
-        # An earlier version that goes on may not know these keys; they only say what is kept for longer.
-        forgotten = {key: getattr(sound, key) for key in ("borders", "tested", "read_whole")}
-        assert repr(head_of(RunLog(memory)).model_copy(update=forgotten)) == repr(sound), changed
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_logs_without_digests_are_believed(memory: MemoryStorage, seed: int) -> None:
-    chance, log = random.Random(seed), RunLog(memory)
-    append(log, origin())
-    for _ in range(40):
-        append(log, anything(head_of(log), chance))
-        expected = repr(head_of(RunLog(memory)))
-        kept = {path: memory.read(path) for path in memory.files("log")}
-        without_digests(memory)
-        assert repr(head_of(RunLog(memory))) == expected
-        for path, data in kept.items():
-            memory.write(path, data)
-
-
-def test_of_two_entries_without_digests_either_is_found(memory: MemoryStorage) -> None:
-    """A change in the entry before the newest shows in the newest; moving both away is what helps."""
-    log = begin(memory)
-    for step in (10, 20, 30):
-        train(log, step)
-    without_digests(memory)
-    entry = json.loads(memory.read(entry_path(3)))
-    entry["head"]["environment"]["intra_op_threads"] = 7
-    memory.write(entry_path(3), json.dumps(entry).encode())
-    for number in (4, 3):
-        with pytest.raises(RunLogError, match=rf"{entry_path(number)} records a state that does not follow .*environ"):
-            RunLog(memory).head()
-        memory.delete(entry_path(number))
-    assert head_of(RunLog(memory)).number == 2
+        assert is_refused(memory, number, sound, json.dumps(changed))
 
 
 def bodies(home: Storage) -> Iterator[Body | None]:

@@ -13,7 +13,6 @@ from tasks.foundation.contracts.log_entry import (
     Body,
     Change,
     Commit,
-    Entry,
     Finish,
     Head,
     MetricRow,
@@ -119,24 +118,6 @@ def test_log_reads_as_it_was_folded(memory: MemoryStorage, seed: int) -> None:
         assert without_order(entry.head) == without_order(before)
 
 
-@pytest.mark.parametrize("older", [1, 5, 30])
-def test_log_of_the_schema_before_goes_on(memory: MemoryStorage, older: int) -> None:
-    chance, whole = random.Random(older), None
-    for number in range(older):
-        body = origin() if whole is None else anything(whole, chance)
-        whole = fold(whole, body)
-        entry = Entry(number=number, time="t", attempt="a", body=body, head=whole)
-        memory.create(f"log/{number:08d}.json", entry.to_json())
-    for _ in range(30):
-        assert whole is not None
-        body = anything(whole, chance)
-        whole = fold(whole, body)
-        RunLog(memory).append(lambda _, body=body: body, attempt="a")  # type: ignore[misc]
-        assert without_order(head_of(RunLog(memory))) == without_order(whole)
-    schemas = [json.loads(memory.read(f"log/{number:08d}.json"))["schema_version"] for number in range(older + 30)]
-    assert schemas == [1] * older + [2] * 30
-
-
 def long_run(home: Storage, commits: int) -> RunLog:
     chance, log = random.Random(0), RunLog(home)
     log.append(lambda _: Origin(identity=LARGE, environment=ENVIRONMENT), attempt="a")
@@ -199,9 +180,7 @@ def test_changed_origin_is_refused(memory: MemoryStorage) -> None:
         dict(head_of(RunLog(memory)).identity)
 
 
-@pytest.mark.parametrize(
-    "data", [None, b"", b'{"schema_version":1,"checkpoints":[]}'], ids=["missing", "empty", "other"]
-)
+@pytest.mark.parametrize("data", [None, b"", b'{"format":1,"checkpoints":[]}'], ids=["missing", "empty", "other"])
 def test_damaged_page_is_named(memory: MemoryStorage, data: bytes | None) -> None:
     long_run(memory, 40)
     head = head_of(RunLog(memory))
@@ -234,7 +213,7 @@ def require(head: Head | None) -> Head:
 
 def test_a_page_whose_paths_say_too_little_is_refused(memory: MemoryStorage) -> None:
     kept = {"path": "checkpoints/x", "state_digest": "d", "manifest_digest": "m", "size": 1}
-    data = json.dumps({"schema_version": 1, "checkpoints": [kept]}).encode()
+    data = json.dumps({"format": 1, "checkpoints": [kept]}).encode()
     store, page = PageStore(memory), PageRef(digest=page_digest(data), count=1)
     memory.write(f"log/retained/{page.digest}.json", data)
     with pytest.raises(RunLogError, match=rf"log/retained/{page.digest}\.json: not a readable KeptPage: "):

@@ -92,7 +92,7 @@ def test_unreadable_entry_has_a_remedy(store: Storage, number: int, remedy: str)
     log = RunLog(store)
     path = f"log/{number:08d}.json"
     store.write(path, store.read(path)[:100])
-    with pytest.raises(RunLogError, match=rf"{path}: not a readable Entry: .*\nhint: restore the file from a backup"):
+    with pytest.raises(RunLogError, match=rf"{path} is damaged: .*\nhint: restore the file from a backup"):
         log.entry(number)
     with pytest.raises(RunLogError, match=remedy):
         log.entry(number)

@@ -10,7 +10,7 @@ from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.verify import find_damage, read_manifest, verify_checkpoint
 from tasks.foundation.contracts.attempt import AttemptRecord
 from tasks.foundation.contracts.log_entry import Change, Commit
-from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint, RunLogError
+from tasks.foundation.errors import AnotherVersion, DamagedCheckpoint
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.log import RunLog
@@ -20,7 +20,9 @@ from tests.support.small_logs import assert_sound, begin, edit_entry, head_of, o
 
 
 def edited(data: bytes, **changes: Any) -> bytes:
-    return json.dumps(json.loads(data) | changes, indent=1).encode()
+    """The JSON with other values; without a key whose value is to be None."""
+    values = {key: value for key, value in (json.loads(data) | changes).items() if value is not None}
+    return json.dumps(values, indent=1).encode()
 
 
 def commit_as_a_newer_baton(log: RunLog, step: int, /, **changes: Any) -> Commit:
@@ -53,7 +55,7 @@ def test_manifest_with_unknown_keys_is_restored(store: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema_version": 2}, r"schema_version is 2\. This is Baton [\d.]+, which reads schema_version 1"),
+        ({"format": 2}, r"format is 2\. This is Baton [\d.]+, which reads format 1"),
         ({"step": "ten"}, r"its digest is the log's, and not a readable CheckpointManifest: step"),
         ({"files": [{"name": "ckpt.data", "size": 1, "md5": "x"}]}, r"its digest is the log's, .*files\.0\.crc32c"),
     ],
@@ -84,7 +86,7 @@ def test_manifest_of_other_digest_is_damage(store: Storage) -> None:
     tip = head_of(log).tip
     assert tip is not None
     path = f"{tip.path}/manifest.json"
-    store.write(path, edited(store.read(path), schema_version=2))
+    store.write(path, edited(store.read(path), format=2))
     with pytest.raises(DamagedCheckpoint, match="the log says"):
         verify_checkpoint(store, tip)
 
@@ -106,8 +108,8 @@ def test_entry_with_unknown_keys_is_read_and_continued(store: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema_version": 3}, r"schema_version is 3\. This is Baton [\d.]+, which reads schema_version 1 to 2"),
-        ({"schema_version": 3, "body": {"kind": "merge"}, "head": []}, "schema_version is 3"),
+        ({"format": 3}, r"format is 3\. This is Baton [\d.]+, which reads format 1"),
+        ({"format": 3, "body": {"kind": "merge"}, "head": []}, "format is 3"),
         ({"body": {"kind": "merge", "of": ["a", "b"]}}, "body has the unknown kind 'merge'"),
     ],
 )
@@ -141,33 +143,53 @@ def test_nothing_is_appended_after_newer_version(store: Storage, changes: dict[s
 
 def test_entry_by_newer_version_is_not_skipped(store: Storage) -> None:
     log = begin(store)
-    newer = signed(json.loads(store.read("log/00000001.json")) | {"number": 2, "schema_version": 3})
+    newer = signed(json.loads(store.read("log/00000001.json")) | {"number": 2, "format": 3})
 
     def decide(_: object) -> Change:
         if not store.exists("log/00000002.json"):
             store.write("log/00000002.json", newer)  # between our reading the head and our append
         return Change(environment=origin().environment)
 
-    with pytest.raises(AnotherVersion, match="schema_version is 3"):
+    with pytest.raises(AnotherVersion, match="format is 3"):
         log.append(decide, attempt="b")
     assert not store.exists("log/00000003.json")
 
 
-def test_valid_json_without_digest_may_be_of_another_version(store: Storage) -> None:
-    """It may be damage, or another version may be able to read it."""
+EARLIER = r"was written by a revision of Baton before 1\.0, and revision 28ffee9 is the last that reads it"
+
+
+def test_home_of_an_earlier_revision_is_refused_by_name(store: Storage) -> None:
     log = begin(store)
-    newer = json.loads(store.read("log/00000001.json")) | {"number": 2, "time": 7}
-    del newer["sha256"]
-    store.write("log/00000002.json", json.dumps(newer).encode())
-    with pytest.raises(
-        RunLogError, match=r"time: .*\nhint: .* backup\nhint: or use the version of Baton that wrote it\n"
+    train(log, 10)
+    sound = json.loads(store.read("log/00000002.json"))
+    del sound["format"], sound["sha256"]
+    for earlier in (
+        json.dumps(sound | {"schema_version": 1}).encode(),
+        signed(sound | {"schema_version": 2}),
+        signed(sound),
     ):
-        log.head()
+        store.write("log/00000002.json", earlier)
+        before = files(store)
+        for act in (RunLog(store).head, lambda: train(RunLog(store), 20), lambda: list(RunLog(store).entries())):
+            with pytest.raises(AnotherVersion, match=rf"log/00000002\.json: this Entry {EARLIER}"):
+                act()
+        assert files(store) == before
+
+
+@pytest.mark.parametrize("changes", [{"schema_version": 1}, {}], ids=["its word", "no word"])
+def test_checkpoint_of_an_earlier_revision_is_not_damage(store: Storage, changes: dict[str, Any]) -> None:
+    log = begin(store)
+    body = commit_as_a_newer_baton(log, 10, **changes, format=None)
+    before = files(store)
+    for look in (lambda: find_damage(store, body.checkpoint), lambda: verify_checkpoint(store, body.checkpoint)):
+        with pytest.raises(AnotherVersion, match=rf"manifest\.json: .*{EARLIER}"):
+            look()
+    assert files(store) == before
 
 
 def test_attempts_of_newer_version_are_read_if_possible(store: Storage) -> None:
     now = "2026-01-01T00:00:00+00:00"
-    for name, changes in (("a", {"watts": 7}), ("b", {"schema_version": 2})):
+    for name, changes in (("a", {"watts": 7}), ("b", {"format": 2})):
         record = AttemptRecord(
             attempt=name, host="h", pid=1, began=now, alive=now, mark="0", from_step=0, step=0, committed_step=0,
             doing="train", seconds={}, uncommitted_seconds=0.0,

@@ -4,7 +4,7 @@ import json
 
 from tasks.foundation.checkpoint.retention import KeepEvery, KeepLast, apply_retention
 from tasks.foundation.contracts.checkpoint import WholeRead
-from tasks.foundation.contracts.log_entry import Entry, Head
+from tasks.foundation.contracts.log_entry import Entry
 from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import commit_of
 from tasks.foundation.runlog.log import RunLog
@@ -72,22 +72,6 @@ def test_an_entry_names_a_few_and_the_next_the_others(memory: MemoryStorage) -> 
     assert counts == [4, 4, 2]
     newest = memory.read(f"log/{head_of(log).number:08d}.json")
     assert len(json.loads(newest)["head"]["read_whole"]) == 2
-
-
-def test_older_versions_forget_and_newer_ones_begin_again(store: Storage) -> None:
-    """An older version does not know the key: it reads the entry, and its own entries have none."""
-    log = begin(store)
-    log.whole_reads.add(head_of(log).retained[-1])
-    entry = train(log, 10)
-    path = f"log/{entry.number:08d}.json"
-    whole = json.loads(store.read(path))
-    del whole["head"]["read_whole"], whole["body"]["read_whole"], whole["sha256"]
-    store.write(path, json.dumps(whole).encode())
-    head: Head = head_of(RunLog(store))
-    assert head.read_whole == ()
-    log = RunLog(store)
-    log.whole_reads.add(head.retained[-1])
-    assert steps_of(train(log, 20).head.read_whole) == [10]
 
 
 def test_only_the_newest_reads_wait() -> None:
