@@ -1,11 +1,11 @@
-# `make run` trains the digits, `make test` runs all tests, `make test-fast` those that take seconds.
+# `make run` trains the digits, `make test` runs the tests, `make test-fast` those that take seconds, `make nightly` the rest.
 PYTHON ?= $(or $(shell command -v python3.11),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # Seconds that a fresh Prefect home may take to start on a busy machine.
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 
-.PHONY: install run test test-fast lint bench chaos images lock clean
+.PHONY: install run test test-fast nightly lint bench chaos images lock clean
 .DEFAULT_GOAL := run
 
 install: $(VENV)/installed
@@ -26,10 +26,17 @@ PYTEST := $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
 # Whole runs wait a third of their time, so three processes keep two cores at work.
 test: install
-	@$(PYTEST) --numprocesses 3
+	@$(PYTEST) --numprocesses 3 -m "not nightly"
 
 test-fast: install
-	@$(PYTEST) --numprocesses 2 -m "not slow"
+	@$(PYTEST) --numprocesses 2 -m "not slow and not nightly"
+
+# What is long by nature, several hours: long tests, the whole gallery, chaos, all figures.
+nightly: install
+	@BATON_TEST_GALLERY=all $(PYTEST) --numprocesses 3 -m nightly
+	@BATON_TEST_GALLERY=all $(PYTEST) --numprocesses 2 tests/gallery
+	@$(MAKE) chaos
+	@$(MAKE) bench
 
 lint: install
 	$(BIN)/ruff check .
