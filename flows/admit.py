@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.opened_run import Goal, RelayResult, Run, result_of
+from flows.opened_run import Goal, Run
 from flows.process.hash_seed import keep_hash_seed
+from flows.result import RelayResult, result_of
 from tasks.evaluate.report.sections import read_saved_code
 from tasks.foundation.contracts.attempt import AttemptRecord, utc_time
 from tasks.foundation.contracts.data_spec import DataSpec

@@ -16,10 +16,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flows.admit import require_lasting_storage
 from flows.bare_process import read_process_report, start_bare_process
+from flows.facts import RunStatus
 from flows.opened_run import Run as OpenedRun
 from flows.opened_run import RunHome, holds_a_log, open_run
 from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
@@ -40,8 +41,6 @@ from tasks.foundation.user_code import require_keras_file
 if TYPE_CHECKING:
     import keras
     import pandas as pd
-
-    from flows.commands.status_json import StatusJson
 
 
 _Words = str | Callable[[re.Match[str]], str]
@@ -146,11 +145,9 @@ class Run:
         return self._opened.home.uri
 
     @errors_in_python_words()
-    def status(self) -> "StatusJson":
+    def status(self) -> dict[str, Any]:
         """Return the state of the run: the keys of `baton status --json`."""
-        from flows.commands.status import status_facts
-
-        return status_facts(self._opened)
+        return RunStatus.read(self._opened).json()
 
     @errors_in_python_words()
     def history(self) -> Rows:

@@ -5,40 +5,27 @@ command aims at an absolute step, so that repeating it is harmless. What it reac
 """
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
 
-from pydantic import Field
-
-from tasks.evaluate.report.page import PAGE, reported_entry, write_report
-from tasks.foundation.contracts.base import Contract
-from tasks.foundation.contracts.log_entry import STOP_REASONS, Commit, Entry, Head, StopReason
+from tasks.foundation.contracts.log_entry import Entry, Head
 from tasks.foundation.contracts.run_file import RunFile, load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec, needs_examples, with_recorded_examples
 from tasks.foundation.errors import (
     AnotherVersion,
-    BatonError,
     InvalidInput,
     NoSuchRun,
     PathRefused,
     RunFileError,
     RunLogError,
-    StorageError,
 )
-from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.runlog.attempts import AttemptReader
 from tasks.foundation.runlog.commits import evaluation_due, is_test_due
 from tasks.foundation.runlog.entry_paths import FIRST_ENTRY, entry_number
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.opening import open_home, open_storage
-from tasks.foundation.telemetry.events import Note, Sink
-from tasks.foundation.telemetry.tensorboard import write_curves
-from tasks.foundation.telemetry.trackers import tracking, write_csv_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,159 +315,3 @@ def override_to_continue(spec: RunSpec, step: int, target: int | None) -> str | 
     if train.epochs is None:
         return f"train.steps={ahead or 2 * step}"
     return f"train.epochs={2 * train.epochs if ahead is None else train.epoch.period().ended_by(ahead - 1) + 1}"
-
-
-# After these exit reasons the machine may disappear within seconds.
-_MACHINE_ENDS = frozenset({"sigterm", "preempted", "maintenance"})
-CommandEnd = (
-    Literal["complete", "until_step", "max_segments", "nothing_to_do", "finished_early", "cancelled"] | StopReason
-)
-
-
-class RelayResult(Contract):
-    """What a command reached."""
-
-    schema_version: Literal[1] = 1
-    run: str
-    home: str
-    step: int
-    checkpoint: str
-    state_digest: str
-    segments: int
-    metrics: dict[str, float]
-    exit_reason: CommandEnd
-    target: int | None = Field(default=None, description="the step to train to; None if it is not known")
-    epoch: float | None = Field(default=None, description="epochs that are done; None if the log does not know")
-    report: str | None = Field(description="address of the report; None if there is none yet")
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the command ended with work left to do."""
-        return self.exit_reason in {"max_segments", "cancelled"} or self.exit_reason in STOP_REASONS
-
-
-def target_of(run: RunHome, newest: Entry) -> int | None:
-    """Return the step that a run is trained to: by its newest commit, whoever asks, and with whatever run file.
-
-    Logs of earlier versions do not say it; then the run file does, if there is one.
-    """
-    logged = run.log.totals(newest).target
-    return target_in_run_file(run, newest.head) if logged is None else logged
-
-
-def target_in_run_file(run: RunHome, head: Head) -> int | None:
-    """Return the step to train to according to the run file; None without one, or if it is not known yet."""
-    return run.with_recorded_examples(head).spec.train.known_target if isinstance(run, Run) else None
-
-
-def target_of_command(run: RunHome, newest: Entry) -> int | None:
-    """Return the step that a command trains to, or that an earlier command did if this one finds nothing to do."""
-    if not isinstance(run, Run) or newest.head.tip is None:
-        return target_of(run, newest)
-    spec, step = run.with_recorded_examples(newest.head).spec, newest.head.tip.step
-    return spec.train.target_ahead(step, run.log.totals(newest).target)
-
-
-def leaves_time(exit_reason: str) -> bool:
-    """Return whether a stopped command has time to write a report before the machine may disappear."""
-    return exit_reason not in _MACHINE_ENDS
-
-
-def result_of(run: RunHome, *, segments: int, exit_reason: str, telemetry: Sink, report: bool = True) -> RelayResult:
-    """Read the state of the run from its log, and write the report.
-
-    The work is committed by then, so a report that cannot be written is a warning, whatever the reason.
-
-    Args:
-        run: the run.
-        segments: number of segments that this command trained.
-        exit_reason: why the command ends.
-        telemetry: receives the warning.
-        report: whether to write the report.
-
-    Returns:
-        The state of the run, and what this command did.
-
-    Raises:
-        RunLogError: the run has no checkpoint.
-    """
-    is_done = exit_reason == "nothing_to_do"  # the log has just been read then
-    newest = run.log.newest_seen() if is_done else run.log.newest()
-    if newest is None or newest.head.tip is None:
-        raise RunLogError(f"{run.home.uri}: the run has no checkpoint, so there is nothing to report")
-    if is_done and isinstance(run, Run):
-        with tracking(run.spec, run.home):  # if a command was killed before it sent everything
-            pass
-    tip, totals = newest.head.tip, run.log.totals(newest)
-    metrics = {} if totals.row is None else dict(totals.row.metrics)
-    if totals.evaluation is not None:
-        metrics |= {f"validation_{name}": value for name, value in totals.evaluation.metrics.items()}
-    if totals.test is not None:
-        metrics |= {f"test_{name}": value for name, value in totals.test.metrics.items()}
-    # If a command was killed before it wrote curves and report, the next one writes them.
-    if report:
-        report = _write_all(run, newest, telemetry, unless_up_to_date=is_done)
-    return RelayResult(
-        run=run.name,
-        home=run.home.uri,
-        step=tip.step,
-        checkpoint=f"{run.home.uri}/{tip.path}",
-        state_digest=tip.state_digest,
-        segments=segments,
-        metrics=metrics,
-        exit_reason=cast(CommandEnd, exit_reason),  # the model refuses any other text
-        target=target_of_command(run, newest),
-        epoch=None if totals.epoch is None else totals.epoch.after(tip.step),
-        report=f"{run.home.uri}/{PAGE}" if report or run.home.exists(PAGE) else None,
-    )
-
-
-def _write_all(run: RunHome, newest: Entry, telemetry: Sink, *, unless_up_to_date: bool) -> bool:
-    """Write what is made from the log; a failure is a warning. Returns whether the report has the newest entry."""
-    with suppress(StorageError):  # whatever is wrong, writing says it
-        if unless_up_to_date and reported_entry(run.home) == newest.number:
-            return True
-    files: dict[str, Callable[[], object]] = {"the curves": lambda: write_curves(run.log)}
-    if isinstance(run, Run):
-        spec = run.with_recorded_examples(newest.head).spec
-        files["the CSV files of callbacks"] = lambda: write_csv_files(run.log, spec)
-    files["the report"] = lambda: write_report(run.log, title=run.name)
-    failed = set()
-    for what, write in files.items():
-        try:
-            write()
-        except Exception as fault:  # noqa: BLE001 - nothing that is shown may fail a run whose work is committed
-            failed.add(what)
-            why = str(fault) if isinstance(fault, BatonError) else f"{type(fault).__name__}: {fault}"
-            again = f"baton report {run.home.uri} tries again"
-            text = f"all work is committed, but {what} could not be written: {why}; {again}"
-            telemetry.emit(Note(text=text, warning=True))
-    return "the report" not in failed
-
-
-def result_of_interrupted(
-    run: Run, goal: Goal, reason: str, *, since: Head | None, telemetry: Sink
-) -> RelayResult | None:
-    """Read the state of the run after a signal ended the command. Write no report if the machine may disappear.
-
-    Args:
-        run: the run.
-        goal: the command's goal; if the run has reached it, the exit reason is the goal's.
-        reason: the exit reason of the interrupted command.
-        since: the head of the log when the command began; None: there was no log.
-        telemetry: see `result_of`.
-
-    Returns:
-        What the command reached; None if the run has no checkpoint yet.
-    """
-    head = run.log.head()
-    if head is None or head.tip is None:
-        return None
-    first = 0 if since is None else since.number + 1
-    new = (run.log.entry(number).body for number in range(first, head.number + 1))
-    segments = sum(isinstance(body, Commit) and body.ends_a_segment for body in new)
-    report = leaves_time(reason) and is_chief(run.spec.accelerator, os.environ)
-    run = run.with_recorded_examples(head)
-    if goal.reached(head, run.spec):
-        reason = goal.reason(head, run.spec)
-    return result_of(run, segments=segments, exit_reason=reason, telemetry=telemetry, report=report)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from flows.admit import Admitted
 from flows.launching.launcher import runner_for
-from flows.opened_run import RelayResult, Run, leaves_time
+from flows.opened_run import Run
 from flows.prefect_compat.prefect_offline import PrefectTasks
 from flows.prefect_ui.artifact_publisher import ArtifactPublisher
 from flows.relay import relay
+from flows.result import RelayResult, leaves_time
 from tasks.foundation.telemetry.events import Several, Sink
 
 

@@ -19,7 +19,8 @@ from flows.commits import Commits, is_in_flight
 from flows.evaluating import EvaluationBeside, Evaluations
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
-from flows.opened_run import Goal, RelayResult, Run, leaves_time, result_of, result_of_interrupted
+from flows.opened_run import Goal, Run
+from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
 from tasks.foundation.checkpoint.committer import Committer
 from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from flows.admit import Admitted, require_still_idle
-from flows.opened_run import RelayResult
 from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside
 from flows.prefect_compat.prefect_offline import logger_of_stage
 from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.recorded_relay import recorded_relay
+from flows.result import RelayResult
 from tasks.foundation.telemetry.events import Several, Sink
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from flows.admit import Admitted, admit
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
 from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.lease_shield import lease_shield
 from flows.prefect_compat.prefect_offline import logger_of_stage, prefect_responds
@@ -32,6 +32,7 @@ from flows.prefect_ui.run_logger import PrefectRunLogger, tag_flow_run, tags_of
 from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
 from flows.recorded_relay import recorded_relay
+from flows.result import RelayResult
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.contracts.run_spec import RunSpec

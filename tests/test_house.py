@@ -69,8 +69,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
-MOST_MODULES = 289
-MOST_LINES = 57_970
+MOST_MODULES = 285
+MOST_LINES = 57_660
 
 
 def test_the_house_does_not_grow() -> None:
@@ -165,16 +165,17 @@ ARROWS_OF_FLOWS = {
     "opened_run": set(),
     "saved_run": {"opened_run", "process"},
     "verification": {"opened_run"},
-    "summary": {"opened_run"},
-    "admit": {"opened_run", "process"},
+    "facts": {"opened_run"},
+    "result": {"facts", "opened_run"},
+    "admit": {"opened_run", "process", "result"},
     "prefect_ui": set(),
     "prefect_compat": {"process"},
     "launching": {"prefect_compat", "prefect_ui", "process"},
     "commits": {"launching"},
     "evaluating": {"commits"},
     "fresh_evaluation": {"admit", "launching", "opened_run"},
-    "relay": {"admit", "commits", "evaluating", "launching", "opened_run"},
-    "recorded_relay": {"admit", "launching", "opened_run", "prefect_compat", "prefect_ui", "relay"},
+    "relay": {"admit", "commits", "evaluating", "launching", "opened_run", "result"},
+    "recorded_relay": {"admit", "launching", "opened_run", "prefect_compat", "prefect_ui", "relay", "result"},
     "bare_process": {"process"},
     "proof": {"admit", "bare_process", "opened_run"},
     "doctor": {"admit", "opened_run", "process"},
@@ -224,12 +225,14 @@ def test_only_prefect_compat_imports_private_modules_of_prefect() -> None:
     assert not wrong, shown(wrong)
 
 
-# Files of flows/ and stages whose signatures may have `Any`, and the TensorFlow or Keras objects that it stands for.
+# Files of flows/ and stages whose signatures may have `Any`, and what it stands for.
 ANY_IN_SIGNATURES = {
+    "flows/api.py": "JSON",
     "flows/commands/main.py": "commands of Typer, which have no public type",
     "flows/doctor/data_checks.py": "tensors",
     "flows/doctor/model_checks.py": "graphs, tensors",
     "flows/doctor/device_checks.py": "tensors",
+    "flows/facts.py": "JSON",
 }
 
 

@@ -1,5 +1,6 @@
 """`baton compare`: several runs beside each other, in the terminal or as a page."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +10,8 @@ import typer
 
 from flows.commands.options import AsJson, Verbose
 from flows.commands.output import Output, say_json
+from flows.facts import ComparedRun, compared, differing_settings, metric_names
 from flows.opened_run import open_run
-from flows.summary.comparison import (
-    ComparedRun,
-    compared,
-    differing_settings,
-    metric_names,
-    training_curve,
-    validation_curve,
-)
-from flows.summary.run_summary import sparkline
 from tasks.foundation.contracts.identity import readable
 from tasks.foundation.contracts.log_entry import Best
 from tasks.foundation.errors import InvalidInput
@@ -27,6 +20,8 @@ from tasks.foundation.telemetry.formatting import duration_words, number_words
 _FEWEST, _MOST = 2, 8
 _VALUE_CHARACTERS = 60
 _CURVE_COLUMNS = 40
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LOGARITHMIC_FROM_RATIO = 50
 
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="two or more run files, or addresses of homes")]
 Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write a page with the curves, too")]
@@ -48,7 +43,7 @@ def compare(
     if html is not None:
         _write_page(html, found, settings, names)
     if as_json:
-        say_json({"runs": [_facts(run) for run in found], "settings": settings, "page": _uri(html)})
+        say_json({"runs": [run.json() for run in found], "settings": settings, "page": _uri(html)})
         return
     out = Output.to(sys.stdout, verbose=verbose)
     _print_runs(out, found)
@@ -69,7 +64,7 @@ def _print_runs(out: Output, runs: Sequence[ComparedRun]) -> None:
             [f"{label} {name}", *(number_words(each[name]) if name in each else "" for each in metrics)]
             for name in dict.fromkeys(name for each in metrics for name in each)
         ]
-    rows.append(["best", *(_best_words(run.best) for run in runs)])
+    rows.append(["best", *(_best_words(run.head.best) for run in runs)])
     rows.append(["committed segments took", *(duration_words(run.seconds) for run in runs)])
     speeds = [run.examples_per_second for run in runs]
     rows.append(["examples/s while training", *("" if speed is None else f"{speed:,.0f}" for speed in speeds)])
@@ -97,7 +92,7 @@ def _value_words(out: Output, value: object) -> str:
 
 def _print_curves(out: Output, runs: Sequence[ComparedRun], names: Sequence[str]) -> None:
     for name in names:
-        curves = [(run.name, training_curve(run, name)) for run in runs]
+        curves = [(run.name, run.training_curve(name)) for run in runs]
         values = [value for _, curve in curves for _, value in curve]
         last = max((step for _, curve in curves for step, _ in curve), default=0)
         if values:
@@ -111,21 +106,38 @@ def _print_curves(out: Output, runs: Sequence[ComparedRun], names: Sequence[str]
             out.table(rows)
 
 
-def _facts(run: ComparedRun) -> dict[str, object]:
-    return {
-        "run": run.name,
-        "home": run.home,
-        "step": run.step,
-        "epoch": run.epoch,
-        "training": run.training,
-        "validation": run.validation,
-        "test": run.test,
-        "best": None
-        if run.best is None
-        else {"metric": run.best.metric, "value": run.best.value, "step": run.best.checkpoint.step},
-        "seconds": run.seconds,
-        "examples_per_second": run.examples_per_second,
-    }
+def sparkline(curve: Sequence[tuple[int, float]], *, columns: int, last: int, values: Sequence[float]) -> str:
+    """Draw a curve with characters of eight heights.
+
+    Args:
+        curve: step and value, by step.
+        columns: characters for the steps from 0 to `last`.
+        last: the last step of all curves that are compared.
+        values: all their values, which decide the heights. They are logarithmic if they are positive and far apart.
+
+    Returns:
+        A text of at most `columns` characters; a blank where the curve has no finite value.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or last < 1:
+        return ""
+    low, high = min(finite), max(finite)
+    logarithmic = low > 0 and high / low > _LOGARITHMIC_FROM_RATIO
+
+    def height(value: float) -> float:
+        if logarithmic:
+            return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
+        return (value - low) / (high - low) if high > low else 0.5
+
+    means: dict[int, list[float]] = {}
+    for step, value in curve:
+        if math.isfinite(value):
+            means.setdefault(min(step * columns // last, columns - 1), []).append(value)
+    drawn = (
+        _LEVELS[min(int(height(sum(found) / len(found)) * len(_LEVELS)), len(_LEVELS) - 1)] if found else " "
+        for found in (means.get(column, []) for column in range(columns))
+    )
+    return "".join(drawn).rstrip()
 
 
 def _uri(page: Path | None) -> str | None:
@@ -140,8 +152,7 @@ def _write_page(
 
     lines = {
         name: [
-            Line(run=run.name, training=training_curve(run, name), validation=validation_curve(run, name))
-            for run in runs
+            Line(run=run.name, training=run.training_curve(name), validation=run.validation_curve(name)) for run in runs
         ]
         for name in names
     }
@@ -151,7 +162,7 @@ def _write_page(
     }
     text = comparison_page(
         runs=[
-            RunColumn(name=run.name, step=run.step, validation=run.validation, best=_best_words(run.best))
+            RunColumn(name=run.name, step=run.step, validation=run.validation, best=_best_words(run.head.best))
             for run in runs
         ],
         settings=table,

@@ -9,7 +9,8 @@ import typer
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from flows.commands.output import Output, command_line, say_json
-from flows.opened_run import Run, RunHome, open_run, override_to_continue, target_of
+from flows.facts import RunFacts
+from flows.opened_run import Run, RunHome, open_run, override_to_continue
 from tasks.foundation.checkpoint.fork import fork as fork_run
 from tasks.foundation.contracts.run_spec import check_run_name
 from tasks.foundation.errors import RunFileError
@@ -70,10 +71,10 @@ def fork(
 
 def _next(opened: RunHome, made: RunHome, address: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
     """The command that trains a fork; it names a target that is ahead, unless the run file does."""
-    newest, name = made.require_newest(), f"run={made.name}"
-    step, target = newest.head.tip.step if newest.head.tip else 0, target_of(made, newest)
+    facts, name = RunFacts.of(made, made.require_newest()), f"run={made.name}"
+    step, target = facts.step, facts.target
     if isinstance(opened, Run):
-        more = override_to_continue(opened.with_recorded_examples(newest.head).spec, step, target)
+        more = override_to_continue(opened.with_recorded_examples(facts.head).spec, step, target)
         return [("next", command_line("run", address, overrides, name, more))]
     lines = [("next", command_line("run", "FILE", (), name))]
     if target is not None:

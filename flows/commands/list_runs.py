@@ -1,16 +1,15 @@
 """`baton list`: lists the runs of a storage folder."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, NotRequired, TypedDict
+from typing import Annotated, Final
 
 import typer
 
 from flows.commands.options import RUN_FILE, AsJson, Overrides, Verbose, found
 from flows.commands.output import Output, Painted, say, say_json, status
+from flows.facts import ListedRun, list_page
 from flows.opened_run import names_run_file, refuse_overrides, storage_of
-from flows.summary.run_list import ListedRun, list_page, state_in_list
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import AnotherVersion, NoSuchRun, RunLogError
 from tasks.foundation.runlog.brief_entry import RunFacts
@@ -38,42 +37,6 @@ _WHOLE: Final = ("run", "state", "step", "validation", "best", "entries", "last 
 _SHORT: Final = ("run", "state", "step", "last commit", "best")
 
 
-class BestJson(TypedDict):
-    """The best evaluation of a run."""
-
-    metric: str
-    value: float
-    step: int
-
-
-class ProcessJson(TypedDict):
-    """A process that works on a run."""
-
-    attempt: str
-    host: str
-    pid: int
-
-
-class RunJson(TypedDict):
-    """One run in the JSON output; one whose log cannot be read has `error` and `error_class` alone.
-
-    `target` is as of the newest commit, and `at_work` is empty for a run that is over.
-    """
-
-    run: str
-    home: str
-    error: str | None
-    error_class: NotRequired[str]
-    state: NotRequired[str]
-    step: NotRequired[int]
-    target: NotRequired[int | None]
-    validation: NotRequired[Mapping[str, float]]
-    best: NotRequired[BestJson | None]
-    entries: NotRequired[int]
-    last_commit: NotRequired[str | None]
-    at_work: NotRequired[list[ProcessJson]]
-
-
 def list_runs(
     address: Folder = RUN_FILE,
     overrides: Overrides = None,
@@ -90,22 +53,20 @@ def list_runs(
     """
     root = _root(address, overrides)
     page = list_page(root, after=after, limit=limit)
-    runs = [_facts(run) for run in page.runs]
     if as_json:
-        say_json({"storage": root.uri, "runs": runs, "next": page.more_after})
-    elif not runs:
+        say_json({"storage": root.uri, "runs": [run.json() for run in page.runs], "next": page.more_after})
+    elif not page.runs:
         say(f"no runs below {root.uri}" + ("" if after is None else f" after {after}"))
     else:
         out = Output.to(sys.stdout, verbose=verbose)
-        heading, words = (_WHOLE, _whole_words) if out.whole else (_SHORT, _short_words)
-        at_work = "at work" if any(run.get("at_work") for run in runs) else ""
-        headings = [Painted(word, "dim") for word in (*heading, at_work)]
-        out.table([headings, *(words(run, out) for run in runs)])
+        at_work = "at work" if any(run.at_work for run in page.runs) else ""
+        headings = [Painted(word, "dim") for word in (*(_WHOLE if out.whole else _SHORT), at_work)]
+        out.table([headings, *(_row(run, out) for run in page.runs)])
         if page.more_after is not None:
             say(f"there are more runs; list them with --after {page.more_after}", aside=True)
-    faults = {run.get("error_class") for run in runs if run["error"]}
+    faults = {type(run.facts) for run in page.runs if not isinstance(run.facts, RunFacts)}
     if faults:
-        raise typer.Exit(AnotherVersion.exit_code if faults == {AnotherVersion.__name__} else RunLogError.exit_code)
+        raise typer.Exit(AnotherVersion.exit_code if faults == {AnotherVersion} else RunLogError.exit_code)
 
 
 def _root(address: str, overrides: list[str] | None) -> Storage:
@@ -119,67 +80,23 @@ def _root(address: str, overrides: list[str] | None) -> Storage:
     return root
 
 
-def _facts(run: ListedRun) -> RunJson:
-    facts: RunJson = {"run": run.name, "home": run.uri, "error": None}
-    found = run.facts
-    if not isinstance(found, RunFacts):
-        return {**facts, "error": str(found), "error_class": type(found).__name__}
-    best = found.best
-    return {
-        **facts,
-        "state": state_in_list(found, run.at_work),
-        "step": found.step,
-        "target": found.target,
-        "validation": found.validation,
-        "best": None if best is None else {"metric": best.metric, "value": best.value, "step": best.step},
-        "entries": found.entries,
-        "last_commit": found.last_commit,
-        "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in run.at_work],
-    }
+def _kind(run: ListedRun) -> str:
+    return status("newer" if isinstance(run.facts, AnotherVersion) else "damaged")
 
 
-def _kind(run: RunJson) -> str:
-    return status("newer" if run.get("error_class") == AnotherVersion.__name__ else "damaged")
-
-
-def _state_words(run: RunJson) -> str:
-    return "" if run["state"] == "unknown" else status(run["state"])
-
-
-def _step_words(run: RunJson) -> str:
-    step, target = run["step"], run["target"]
-    return str(step) if target is None or step > target else f"{step}/{target}"
-
-
-def _at_work_words(run: RunJson) -> str:
-    return ", ".join(f"{each['pid']} on {each['host']}" for each in run["at_work"])
-
-
-def _short_words(run: RunJson, out: Output) -> tuple[str, ...]:
-    if run["error"]:
-        return (run["run"], _kind(run), "", "", "", run["error"].partition("\n")[0])
-    best = run["best"]
-    return (
-        run["run"],
-        _state_words(run),
-        _step_words(run),
-        out.time(run["last_commit"]) if run["last_commit"] else "",
-        metric_words({best["metric"]: best["value"]}) if best else "",
-        _at_work_words(run),
-    )
-
-
-def _whole_words(run: RunJson, out: Output) -> tuple[str, ...]:
-    if run["error"]:
-        return (run["run"], _kind(run), run["error"].partition("\n")[0], "", "", "", "", "")
-    best = run["best"]
-    return (
-        run["run"],
-        _state_words(run),
-        _step_words(run),
-        metric_words(run["validation"]),
-        f"{best['metric']} {number_words(best['value'])} at step {best['step']}" if best else "",
-        str(run["entries"]),
-        out.time(run["last_commit"] or ""),
-        _at_work_words(run),
-    )
+def _row(run: ListedRun, out: Output) -> tuple[str, ...]:
+    """The cells below `_WHOLE` or `_SHORT`, and the processes at work."""
+    facts = run.facts
+    if not isinstance(facts, RunFacts):
+        error = str(facts).partition("\n")[0]
+        return (run.name, _kind(run), error, *[""] * 5) if out.whole else (run.name, _kind(run), *[""] * 3, error)
+    best, is_over = facts.best, facts.target is None or facts.step > facts.target
+    state = "" if run.state == "unknown" else status(run.state)
+    step = str(facts.step) if is_over else f"{facts.step}/{facts.target}"
+    committed = out.time(facts.last_commit) if facts.last_commit else ""
+    at_work = ", ".join(f"{each.pid} on {each.host}" for each in run.at_work)
+    if not out.whole:
+        words = metric_words({best.metric: best.value}) if best else ""
+        return (run.name, state, step, committed, words, at_work)
+    words = f"{best.metric} {number_words(best.value)} at step {best.step}" if best else ""
+    return (run.name, state, step, metric_words(facts.validation), words, str(facts.entries), committed, at_work)

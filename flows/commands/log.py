@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from flows.commands.options import RUN_FILE, Address, AsJson, Overrides, Verbose
 from flows.commands.output import Output, say_json, status
+from flows.facts import hung_words
 from flows.opened_run import open_run
-from flows.summary.goodput import hung_words
 from tasks.foundation.contracts.attempt import HUNG, AttemptRecord, utc_time
 from tasks.foundation.contracts.identity import difference_words, differences
 from tasks.foundation.contracts.log_entry import (

@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from flows.admit import Admitted, admit, require_lasting_storage
 from flows.commands.options import RUN_FILE, AsJson, Overrides, RunFilePath
 from flows.commands.output import command_line, say_json
+from flows.facts import RunFacts
 from flows.launching.devices import import_stages, read_tip_ahead
-from flows.opened_run import Goal, RelayResult, Run, override_to_continue, result_of_interrupted
+from flows.opened_run import Goal, Run, override_to_continue
 from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
 from flows.process.standard_streams import has_temporary_home
 from flows.process.stop_signals import Terminated, stop_reason
-from flows.summary.run_summary import print_summary
+from flows.result import RelayResult, leaves_time, result_of_interrupted
 from tasks.foundation.contracts.identity import accepted_keys
+from tasks.foundation.contracts.log_entry import Totals
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.machine.stops import RESUMABLE
-from tasks.foundation.messages import masked
+from tasks.foundation.messages import masked, shown
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Note, warnings_as_notes
+from tasks.foundation.telemetry.formatting import checkpoint_name, number_words, step_words
 
 _TEMPORARY_RECORDS = (
     "HOME is not set and this user id has no home folder, so Prefect's records of this run go to a temporary one and "
@@ -75,7 +80,15 @@ def run(
         if result is None:
             console.emit(Note(text="stopped before the run started; the same command starts it"))
         else:
-            _print_summary(console, opened, result, file=os.fspath(file), overrides=overrides or [])
+            words, newest = (os.fspath(file), overrides or []), opened.log.newest_seen() or opened.require_newest()
+            print_summary(
+                console,
+                RunFacts.of(opened, newest),
+                exit_reason=result.exit_reason,
+                report_path=result.report,
+                report_command=command_line("report", *words),
+                continue_command=_continue_command(*words, opened, result),
+            )
     if as_json:
         say_json({"exit_reason": "stopped"} if result is None else result.model_dump())
     return RESUMABLE if result is None or result.stopped else 0
@@ -129,15 +142,69 @@ def _train(admitted: Admitted, parameters: Mapping[str, object], console: Consol
     return reached[-1]
 
 
-def _print_summary(console: Console, run: Run, result: RelayResult, *, file: str, overrides: Sequence[str]) -> None:
-    print_summary(
-        console,
-        run,
-        exit_reason=result.exit_reason,
-        report_path=result.report,
-        report_command=command_line("report", file, overrides),
-        continue_command=_continue_command(file, overrides, run, result),
-    )
+def print_summary(
+    console: Console,
+    facts: RunFacts,
+    *,
+    exit_reason: str,
+    report_path: str | None,
+    report_command: str,
+    continue_command: str,
+) -> None:
+    """Print what was reached, where it is, and the command that continues it.
+
+    Args:
+        console: prints it; its progress bar must be stopped.
+        facts: of the run.
+        exit_reason: why the command ended.
+        report_path: address of the report; None if there is none. It is outdated if a stop left no time to write it.
+        report_command: the command that writes the report.
+        continue_command: the command that continues the training.
+    """
+    head, home, name, target = facts.head, facts.run.home.uri, facts.run.name, facts.target_of_command
+    progress = step_words(facts.step, target, facts.epoch)
+    is_short, is_idle = target is not None and facts.step < target, exit_reason == "nothing_to_do"
+    console.show("")
+    if head.finished is not None and is_short:
+        console.show(
+            Text(f"{'Nothing to do' if is_idle else 'Done'}: {name} ended early, at {progress}.", "bold green")
+        )
+        console.show(f"Its callbacks ended it: {head.finished.reason}. It continues if train.callbacks change.")
+        continue_command += " --accept callbacks"
+    elif is_idle:
+        own = facts.target_in_run_file
+        is_further = is_short and own is not None and own <= facts.step
+        where = f" up to step {own}: an earlier command aimed further, and" if is_further else ":"
+        console.show(Text(f"Nothing to do{where} {name} is at {progress}.", "bold"))
+    elif not is_short:
+        console.show(Text(f"Done: {name} is at {progress}.", "bold green"))
+    else:
+        console.show(Text(f"Stopped ({exit_reason.replace('_', ' ')}): {name} is at {progress}.", "bold yellow"))
+    console.show(_table(facts.totals, step=facts.step, target=target))
+    checkpoint = "none yet" if head.tip is None else f"{home}/{head.tip.path}"
+    up_to_date = report_path if leaves_time(exit_reason) else None
+    for label, value in (
+        *((("home", home),) if console.is_terminal else ()),
+        ("checkpoint", checkpoint_name(checkpoint) if console.is_terminal and head.tip else checkpoint),
+        ("report", up_to_date or f"not up to date: {report_command}"),
+        ("continue", continue_command),
+    ):
+        console.show(Text.assemble((f"{label:<12}", "dim"), shown(value)))
+
+
+def _table(totals: Totals, *, step: int, target: int | None) -> Table:
+    rows = (("training", totals.row), ("validation", totals.evaluation), ("test", totals.test))
+    names = list(dict.fromkeys(name for _, row in rows if row is not None for name in row.metrics))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=True)
+    for heading in ("", "segments", "step", *map(shown, names)):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    reached = f"{step}/{target}" if target is not None and step <= target else str(step)
+    table.add_row("run", str(totals.segments), reached, *("" for _ in names))
+    for label, row in rows:
+        if row is not None:
+            values = (number_words(row.metrics[name]) if name in row.metrics else "" for name in names)
+            table.add_row(label, "", str(row.step), *values)
+    return table
 
 
 def _continue_command(file: str, overrides: Sequence[str], run: Run, result: RelayResult) -> str:

@@ -9,7 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from flows import opened_run as results
 from flows.commands.main import main
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
+from flows.result import RelayResult
 from flows.without_prefect import train as train_to
 from tasks.foundation.contracts.log_entry import Commit, Evaluation
 from tasks.foundation.contracts.run_file import load_run_file

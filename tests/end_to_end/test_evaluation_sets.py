@@ -11,8 +11,9 @@ import pytest
 
 from flows.admit import Admitted
 from flows.launching.runner import InProcess
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
 from flows.relay import relay
+from flows.result import RelayResult
 from flows.verification import verify_home
 from tasks.foundation.contracts.identity import accepted_keys
 from tasks.foundation.contracts.log_entry import Evaluation, EvaluationOnTest

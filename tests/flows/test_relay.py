@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from flows.admit import Admitted, admit
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
 from flows.relay import relay
+from flows.result import RelayResult
 from tasks.foundation.contracts.log_entry import SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.errors import StaleWriter

@@ -12,8 +12,9 @@ from flows import admit as run_at_work
 from flows import opened_run, train_run
 from flows.admit import Admitted, LivenessProbe, admit, require_idle
 from flows.commands.main import main
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
 from flows.prefect_compat.flow_run_beside import FlowRunBeside
+from flows.result import RelayResult
 from flows.train_beside import train_beside
 from flows.without_prefect import train
 from tasks.foundation.contracts.run_file import load_run_file

@@ -11,7 +11,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import opened_run as results
-from flows.opened_run import Goal, RelayResult, Run
+from flows.opened_run import Goal, Run
+from flows.result import RelayResult
 from flows.without_prefect import train as train_to
 from tasks.foundation.checkpoint.fork import fork
 from tasks.foundation.contracts.log_entry import Change, Finish

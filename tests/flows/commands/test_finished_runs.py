@@ -10,8 +10,9 @@ import pytest
 
 from flows.admit import result_if_done
 from flows.commands.main import main
+from flows.commands.run import print_summary
+from flows.facts import RunFacts
 from flows.opened_run import Goal, Run
-from flows.summary.run_summary import NOTHING_TO_DO, print_summary
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.telemetry.console import Console
@@ -19,6 +20,11 @@ from tasks.foundation.telemetry.events import Silent
 from tests.support.fake_run import FakeRun
 
 REASON = "EarlyStopping set model.stop_training in on_epoch_end of epoch 1 <b>"
+
+
+def facts_of(run_file: Path) -> RunFacts:
+    run = Run.open(load_run_file(run_file))
+    return RunFacts.of(run, run.require_newest())
 
 
 @pytest.fixture
@@ -57,12 +63,12 @@ def test_status_log_and_report_show_the_early_end(run: FakeRun, capsys: pytest.C
     assert f"ended early, at step 200: {escape(REASON)}" in page
 
 
-@pytest.mark.parametrize(("exit_reason", "word"), [(NOTHING_TO_DO, "Nothing to do"), ("finished_early", "Done")])
+@pytest.mark.parametrize(("exit_reason", "word"), [("nothing_to_do", "Nothing to do"), ("finished_early", "Done")])
 def test_the_summary_says_how_to_continue(run: FakeRun, exit_reason: str, word: str) -> None:
     stream = io.StringIO()
     print_summary(
         Console(stream),
-        Run.open(load_run_file(run.run_file())),
+        facts_of(run.run_file()),
         exit_reason=exit_reason,
         report_path=None,
         report_command="baton report run.yaml",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.summary.run_list import Pace, pace_of, state_of
+from flows.facts import pace_of, state_of
 from tests.support.ledger_records import record_of
 
 
@@ -22,12 +22,12 @@ def test_state_of_a_run(at_work: bool, ended_early: bool, step: int, target: int
 
 def test_pace_is_that_of_this_process() -> None:
     record = record_of("a" * 32, from_step=100, step=300, seconds={"train": 50.0, "compile": 20.0})
-    assert pace_of(record, 1000) == Pace(4.0, 175.0)
-    assert pace_of(record, 200) == Pace(4.0, 0.0)
-    assert pace_of(record, None) == Pace(4.0, None)
+    assert pace_of(record, 1000) == (4.0, 175.0)
+    assert pace_of(record, 200) == (4.0, 0.0)
+    assert pace_of(record, None) == (4.0, None)
 
 
 @pytest.mark.parametrize("changes", [{"step": 100}, {"seconds": {"compile": 20.0}}])
 def test_pace_is_unknown_before_the_first_steps(changes: dict[str, object]) -> None:
     record = record_of("a" * 32, **{"from_step": 100, "step": 300, "seconds": {"train": 50.0}, **changes})
-    assert pace_of(record, 1000) == Pace(None, None)
+    assert pace_of(record, 1000) == (None, None)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import opened_run
+from flows import result as results
 from flows.admit import result_if_done
 from flows.commands.main import main
-from flows.opened_run import Goal, Run, result_of, result_of_interrupted
-from flows.summary.run_summary import NOTHING_TO_DO, print_summary
+from flows.commands.run import print_summary
+from flows.facts import RunFacts
+from flows.opened_run import Goal, Run
+from flows.result import result_of, result_of_interrupted
 from tasks.foundation.contracts.run_file import load_run_file
 from tasks.foundation.telemetry.console import Console
 from tasks.foundation.telemetry.events import Silent
@@ -25,13 +27,18 @@ class Terminal(io.StringIO):
         return True
 
 
+def facts_of(run_file: Path) -> RunFacts:
+    run = Run.open(load_run_file(run_file))
+    return RunFacts.of(run, run.require_newest())
+
+
 def summary_of(
     run: FakeRun, *, exit_reason: str, report: str | None = "/home/report/index.html", terminal: bool = False
 ) -> str:
     stream = Terminal() if terminal else io.StringIO()
     print_summary(
         Console(stream),
-        Run.open(load_run_file(run.run_file(steps=300))),
+        facts_of(run.run_file(steps=300)),
         exit_reason=exit_reason,
         report_path=report,
         report_command="baton report run.yaml",
@@ -88,10 +95,10 @@ def test_a_stop_writes_the_report_if_the_machine_stays(reason: str, written: boo
     began = run.head
     run.train(100)
     opened = Run.open(load_run_file(run.run_file(steps=300)))
-    opened_run = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began, telemetry=Silent())
-    assert opened_run is not None
-    assert (opened_run.exit_reason, opened_run.step, opened_run.stopped) == (reason, 100, True)
-    assert run.path("report/index.html").is_file() == written == (opened_run.report is not None)
+    done = result_of_interrupted(opened, Goal.of(opened.spec), reason, since=began, telemetry=Silent())
+    assert done is not None
+    assert (done.exit_reason, done.step, done.stopped) == (reason, 100, True)
+    assert run.path("report/index.html").is_file() == written == (done.report is not None)
 
 
 @pytest.mark.parametrize("why", ["in the way", "KeyError"])
@@ -102,7 +109,7 @@ def test_a_report_that_fails_is_a_warning(run: FakeRun, monkeypatch: pytest.Monk
     if why == "in the way":
         run.path("report").write_text("in the way of the folder")
     else:
-        monkeypatch.setattr(opened_run, "write_report", lambda *_given, **_named: {}["KeyError"])
+        monkeypatch.setattr(results, "write_report", lambda *_given, **_named: {}["KeyError"])
     opened = Run.open(load_run_file(run.run_file(steps=100)))
     goal, recorder = Goal.of(opened.spec), EventRecorder()
     for done in (
@@ -120,7 +127,7 @@ def test_a_report_that_fails_is_a_warning(run: FakeRun, monkeypatch: pytest.Monk
 
 
 def test_summary_if_nothing_is_left_to_do(run: FakeRun) -> None:
-    text = summary_of(run.train(300), exit_reason=NOTHING_TO_DO)
+    text = summary_of(run.train(300), exit_reason="nothing_to_do")
     assert "Nothing to do: digits is at step 300 of 300." in text
     assert "Done" not in text
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.summary.run_summary import sparkline
+from flows.commands.compare import sparkline
 
 CURVES = st.lists(st.tuples(st.integers(0, 1000), st.floats(width=32)), max_size=50)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import main
-from flows.summary.run_list import list_page
+from flows.facts import list_page
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.storage.opening import open_storage
 from tests.fakes.gcs.server import FakeGcs

@@ -1,0 +1,542 @@
+"""What is known of a run: one reading of its log and of its attempts.
+
+Every command, every JSON object and the API show a part of it. `RunFacts` is what the newest entry of the log says.
+`RunStatus` adds the processes at work, the time by cause and the newest audit. `ComparedRun` adds the curves.
+`ListedRun` has the few facts that a list of many runs can afford.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from flows.opened_run import Run, RunHome, holds_a_log
+from tasks.foundation.contracts.attempt import AttemptRecord, CommitPaceRecord, utc_time
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.identity import differences
+from tasks.foundation.contracts.log_entry import Entry, Environment, Head, Totals
+from tasks.foundation.errors import AnotherVersion, PathRefused, RunLogError
+from tasks.foundation.runlog import brief_entry
+from tasks.foundation.runlog.accounting import GOOD, Account, Attempt, account_of_log, seconds_in_log
+from tasks.foundation.runlog.attempts import is_alive, read_attempts
+from tasks.foundation.runlog.history import History, commit_of, history_of
+from tasks.foundation.runlog.newest_entry import Hint
+from tasks.foundation.runlog.receipts import LastAudit, last_audit
+from tasks.foundation.runlog.worker_stats import Worker, workers_from
+from tasks.foundation.storage.base import Storage
+from tasks.foundation.storage.transfers import parallel_map
+
+State = Literal["at work", "complete", "ended early", "incomplete", "unknown"]
+ABSENT = "absent"
+# Entries are small and a remote store answers slowly, so more requests are in flight than for large files.
+_RUNS_TOGETHER = 32
+_BATCH = 512
+
+
+def state_of(*, at_work: bool, ended_early: bool, step: int, target: int | None) -> State:
+    """The state of a run.
+
+    Args:
+        at_work: whether a process trains it.
+        ended_early: whether its callbacks ended it.
+        step: of its tip.
+        target: the step to train to; None if it is not known.
+    """
+    if at_work:
+        return "at work"
+    if ended_early:
+        return "ended early"
+    if target is None:
+        return "unknown"
+    return "complete" if step >= target else "incomplete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the newest entry of a run's log says.
+
+    Attributes:
+        run: its home, with its settings if it was opened by a run file.
+        newest: the newest entry.
+        totals: what the history up to it adds up to.
+    """
+
+    run: RunHome
+    newest: Entry
+    totals: Totals
+
+    @classmethod
+    def of(cls, run: RunHome, newest: Entry) -> "RunFacts":
+        """Make the facts of a run from its newest entry."""
+        return RunFacts(run=run, newest=newest, totals=run.log.totals(newest))
+
+    @property
+    def head(self) -> Head:
+        """The folded state."""
+        return self.newest.head
+
+    @property
+    def step(self) -> int:
+        """Of the tip; 0 if there is none."""
+        return 0 if self.head.tip is None else self.head.tip.step
+
+    @property
+    def epoch(self) -> float | None:
+        """Epochs that are done; None if there is no tip, or the log does not know their length."""
+        length = self.totals.epoch
+        return None if length is None or self.head.tip is None else length.after(self.step)
+
+    @property
+    def target(self) -> int | None:
+        """The step to train to, by the newest commit; by the run file if no commit says it."""
+        return self.target_in_run_file if self.totals.target is None else self.totals.target
+
+    @property
+    def target_in_run_file(self) -> int | None:
+        """The step to train to by the run file; None without one, or if it is not known yet."""
+        run = self.run
+        return run.with_recorded_examples(self.head).spec.train.known_target if isinstance(run, Run) else None
+
+    @property
+    def target_of_command(self) -> int | None:
+        """The step that a command trains to, or that an earlier command did if this one finds nothing to do."""
+        if not isinstance(self.run, Run) or self.head.tip is None:
+            return self.target
+        spec = self.run.with_recorded_examples(self.head).spec
+        return spec.train.target_ahead(self.step, self.totals.target)
+
+    @property
+    def training(self) -> Mapping[str, float]:
+        """The last row of metrics."""
+        return {} if self.totals.row is None else self.totals.row.metrics
+
+    @property
+    def validation(self) -> Mapping[str, float]:
+        """The newest evaluation on the validation set."""
+        return {} if self.totals.evaluation is None else self.totals.evaluation.metrics
+
+    @property
+    def test(self) -> Mapping[str, float]:
+        """The newest evaluation on the test set."""
+        return {} if self.totals.test is None else self.totals.test.metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtWork:
+    """A process that trains a run, as of its last heartbeat.
+
+    Attributes:
+        record: what it wrote.
+        epoch: epochs that are done; None if their length is not known.
+        silent_seconds: since the heartbeat.
+        steps_per_second: while it trains; None before its first steps.
+        seconds_left: until the target, at this speed, without starts and commits; None if either is not known.
+    """
+
+    record: AttemptRecord
+    epoch: float | None
+    silent_seconds: float
+    steps_per_second: float | None
+    seconds_left: float | None
+
+    def json(self) -> dict[str, Any]:
+        """JSON values."""
+        keys = {"attempt", "host", "pid", "began", "alive", "doing", "from_step", "step", "committed_step", "within"}
+        return {
+            **self.record.model_dump(include=keys),
+            "epoch": self.epoch,
+            "silent_seconds": self.silent_seconds,
+            "steps_per_second": self.steps_per_second,
+            "seconds_left": self.seconds_left,
+        }
+
+
+def pace_of(record: AttemptRecord, target: int | None) -> tuple[float | None, float | None]:
+    """Steps per second of a process since it began to train, and the seconds until the target at this speed."""
+    trained, seconds = record.step - record.from_step, record.seconds.get(GOOD, 0.0)
+    if trained <= 0 or seconds <= 0:
+        return None, None
+    speed = trained / seconds
+    return speed, None if target is None else max(target - record.step, 0) / speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus(RunFacts):
+    """What is known of a run now: all that `baton status` shows.
+
+    Attributes:
+        account: the time by cause, and the attempts; None if none is recorded.
+        at_work: the processes that train it, by start time.
+        audit: the newest one; None if there is none.
+        workers: the hosts of the newest commit.
+    """
+
+    account: Account | None
+    at_work: tuple[AtWork, ...]
+    audit: LastAudit | None
+    workers: tuple[Worker, ...]
+
+    @classmethod
+    def read(cls, run: RunHome, newest: Entry | None = None) -> "RunStatus":
+        """Read the attempts and the newest audit of a run.
+
+        Args:
+            run: the run.
+            newest: the newest entry of its log; None: it is read.
+        """
+        facts = RunFacts.of(run, newest or run.log.newest() or run.require_newest())
+        now = datetime.now(UTC)
+        account = account_of_log(run.attempts.read(), run.log, facts.newest, now=now)
+        alive = [] if account is None else [each.record for each in account.attempts if each.alive]
+        return cls(
+            run=run,
+            newest=facts.newest,
+            totals=facts.totals,
+            account=account,
+            at_work=tuple(_at_work(record, facts, now) for record in alive),
+            audit=last_audit(run.home),
+            workers=workers_from(facts.totals.workers),
+        )
+
+    @property
+    def state(self) -> State:
+        """One word."""
+        ended_early = self.head.finished is not None
+        return state_of(at_work=bool(self.at_work), ended_early=ended_early, step=self.step, target=self.target)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By cause; of committed segments alone if no attempt is recorded."""
+        if self.account is not None:
+            return self.account.seconds
+        return seconds_in_log(history_of(self.run.log.entries(blocks="read")))
+
+    @property
+    def commit_every(self) -> float | str | None:
+        """How often the run commits within a segment, by the run file; None without one."""
+        return self.run.spec.checkpoint.every_seconds if isinstance(self.run, Run) else None
+
+    @property
+    def commit_pace(self) -> CommitPaceRecord | None:
+        """The same with `auto`, as the newest attempt that knows found."""
+        attempts = () if self.account is None else self.account.attempts
+        paces = (each.record.commit_pace for each in reversed(attempts))
+        return next((pace for pace in paces if pace is not None), None)
+
+    def json(self) -> dict[str, Any]:
+        """The object that `baton status --json` prints, described in `flows/README.md`."""
+        head, totals, uri = self.head, self.totals, self.run.home.uri
+        tip, best, pace = head.tip, head.best, self.commit_pace
+        return {
+            "run": self.run.name,
+            "home": uri,
+            "step": self.step,
+            "target": self.target,
+            "epoch": self.epoch,
+            "segments": totals.segments,
+            "entry": head.number,
+            "base": head.base,
+            "checkpoint": f"{uri}/{tip.path}" if tip else None,
+            "state_digest": tip.state_digest if tip else None,
+            "last_commit": totals.last_commit,
+            "metrics": self.training,
+            "evaluation": None if totals.evaluation is None else totals.evaluation.model_dump(),
+            "test": None if totals.test is None else totals.test.model_dump(),
+            "best": None
+            if best is None
+            else {
+                "step": best.checkpoint.step,
+                "path": best.checkpoint.path,
+                **best.model_dump(exclude={"checkpoint"}),
+            },
+            "read_whole": [read.model_dump() for read in head.read_whole],
+            "retained": [_checkpoint_json(ref) for ref in head.retained],
+            "quarantined": [_checkpoint_json(ref) for ref in head.quarantined],
+            "skipped_batches": head.skipped_batches,
+            "finished": None if head.finished is None else head.finished.model_dump(),
+            "forked_from": None if totals.forked_from is None else totals.forked_from.model_dump(),
+            "seconds": self.seconds,
+            "account": None if self.account is None else _account_json(self.account),
+            "initialized_from": [each.model_dump() for each in totals.initialized_from],
+            "workers": [
+                {**asdict(each), "step_seconds": each.step_seconds, "input_wait_share": each.input_wait_share}
+                for each in self.workers
+            ],
+            "environment": head.environment.model_dump(),
+            "state": self.state,
+            "at_work": [each.json() for each in self.at_work],
+            "commits": {"every_seconds": self.commit_every, "pace": None if pace is None else pace.model_dump()},
+            "audit": None if self.audit is None else _audit_json(self.audit),
+        }
+
+
+def _at_work(record: AttemptRecord, facts: RunFacts, now: datetime) -> AtWork:
+    speed, left = pace_of(record, facts.target)
+    return AtWork(
+        record=record,
+        epoch=None if facts.totals.epoch is None else facts.totals.epoch.after(record.step),
+        # Below 0 if the clock of the process's machine is ahead.
+        silent_seconds=max((now - utc_time(record.alive)).total_seconds(), 0.0),
+        steps_per_second=speed,
+        seconds_left=left,
+    )
+
+
+def _checkpoint_json(ref: CheckpointRef) -> dict[str, Any]:
+    return {"path": ref.path, "step": ref.step, "size": ref.size, "state_digest": ref.state_digest}
+
+
+def _audit_json(audit: LastAudit) -> dict[str, Any]:
+    receipt = audit.receipt
+    return {
+        "receipt": audit.path,
+        "time": None if receipt is None else receipt.time,
+        "verdict": None if receipt is None else receipt.verdict,
+        "steps": audit.steps,
+        "first_differing_step": audit.first_differing_step,
+    }
+
+
+def _account_json(account: Account) -> dict[str, Any]:
+    """Seconds, and shares of the total in [0, 1]."""
+    return {
+        "total_seconds": account.total_seconds,
+        "goodput_seconds": account.good_seconds,
+        "goodput_share": account.share(account.good_seconds),
+        "badput_seconds": account.bad_seconds,
+        "unattributed_share": account.share(account.unattributed_seconds),
+        "away_seconds": account.away_seconds,
+        "unrecorded_seconds": account.unrecorded_seconds,
+        "alive": sum(attempt.alive for attempt in account.attempts),
+        "died_without_a_word": sum(attempt.silent for attempt in account.attempts),
+        "hung": sum(attempt.hung for attempt in account.attempts),
+        "unreadable": account.unreadable,
+        "attempts": [_attempt_json(attempt) for attempt in account.attempts],
+    }
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    kept = attempt.record.model_dump(exclude={"format", "process"})
+    return {**kept, "lost_seconds": attempt.lost_seconds, "is_alive": attempt.alive}
+
+
+def hung_words(record: AttemptRecord) -> str:
+    """Return where and why an attempt hung, on one line."""
+    where = f"process {record.pid} on {record.host}, attempt {record.attempt[:8]}"
+    return f"{record.message or 'no message'}  ({where}; its record has the stacks of all threads)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRun:
+    """One run of a folder.
+
+    Attributes:
+        name: of the run.
+        uri: of its home.
+        facts: from its log, or the error that reading the log gave.
+        at_work: the processes that work on it, by start time; not looked for if the log says that the run is over.
+    """
+
+    name: str
+    uri: str
+    facts: brief_entry.RunFacts | RunLogError | AnotherVersion | PathRefused
+    at_work: Sequence[AttemptRecord] = ()
+
+    @property
+    def state(self) -> State:
+        """In the words of `baton status`; unknown if its log cannot be read, or does not say its target."""
+        facts = self.facts
+        if not isinstance(facts, brief_entry.RunFacts):
+            return "unknown"
+        return state_of(at_work=bool(self.at_work), ended_early=facts.ended_early, step=facts.step, target=facts.target)
+
+    def json(self) -> dict[str, Any]:
+        """JSON values: of a run whose log cannot be read, `error` and `error_class` alone."""
+        run, facts = {"run": self.name, "home": self.uri}, self.facts
+        if not isinstance(facts, brief_entry.RunFacts):
+            return {**run, "error": str(facts), "error_class": type(facts).__name__}
+        return {
+            **run,
+            "error": None,
+            "state": self.state,
+            "step": facts.step,
+            "target": facts.target,
+            "validation": facts.validation,
+            "best": None if facts.best is None else asdict(facts.best),
+            "entries": facts.entries,
+            "last_commit": facts.last_commit,
+            "at_work": [{"attempt": each.attempt, "host": each.host, "pid": each.pid} for each in self.at_work],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """Runs in the order of their names.
+
+    Attributes:
+        runs: of this page.
+        more_after: the name after which the next page begins; None if this page is the last.
+    """
+
+    runs: Sequence[ListedRun]
+    more_after: str | None
+
+
+def list_page(root: Storage, *, after: str | None = None, limit: int | None = None) -> RunPage:
+    """Return the runs of a folder. A run that is over costs one read; of the others, the attempts are read too.
+
+    Args:
+        root: the folder. If it is itself a run's home, that run comes first, in addition to the limit.
+        after: only runs whose names come after this one, which need not exist.
+        limit: the largest number of runs to return.
+    """
+    own = [_listed(root, "")] if after is None else []
+    names = sorted(name for name in root.folders("") if after is None or name > after)
+    workers = 1 if root.transfers == 1 else _RUNS_TOGETHER
+    found: list[ListedRun] = []
+    # One more than the page has, which tells whether another page follows.
+    size = _BATCH if limit is None else min(_BATCH, limit + 1)
+    for begin in range(0, len(names), size):
+        batch = parallel_map(lambda name: _listed(root, name), names[begin : begin + size], workers=workers)
+        found += filter(None, batch)
+        if limit is not None and len(found) > limit:
+            found = found[:limit]
+            return RunPage(runs=[*filter(None, own), *found], more_after=found[-1].name)
+    return RunPage(runs=[*filter(None, own), *found], more_after=None)
+
+
+def _listed(root: Storage, name: str) -> ListedRun | None:
+    """One run; None if the folder is not a run's home."""
+    home = root.at(name) if name else root
+    hint = Hint(home).read()
+    facts: brief_entry.RunFacts | RunLogError | AnotherVersion | PathRefused | None = None
+    try:
+        if hint > 0:
+            facts = brief_entry.brief_facts(home, hint)
+        if facts is None:
+            if not holds_a_log(home):
+                return None
+            facts = _brief(RunHome.at(root, name))
+    except (RunLogError, AnotherVersion, PathRefused) as fault:
+        facts = fault
+    run = ListedRun(name=home.uri.rsplit("/", 1)[-1], uri=home.uri, facts=facts)
+    if not isinstance(facts, brief_entry.RunFacts) or run.state in {"complete", "ended early"}:
+        return run
+    now = datetime.now(UTC)
+    return replace(run, at_work=[record for record in read_attempts(home).records if is_alive(record, now=now)])
+
+
+def _brief(run: RunHome) -> brief_entry.RunFacts:
+    """The same facts of a run whose newest entry the brief reader leaves to the log."""
+    facts = RunFacts.of(run, run.require_newest())
+    best = facts.head.best
+    return brief_entry.RunFacts(
+        step=facts.step,
+        validation=facts.validation,
+        best=None
+        if best is None
+        else brief_entry.BestFacts(metric=best.metric, value=best.value, step=best.checkpoint.step),
+        entries=facts.head.number + 1,
+        last_commit=facts.totals.last_commit,
+        target=facts.totals.target,
+        ended_early=facts.head.finished is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun(RunFacts):
+    """One of several runs beside each other, with its curves.
+
+    Attributes:
+        name: of the run, made unique among those that are compared.
+        history: the curves.
+    """
+
+    name: str
+    history: History
+
+    @property
+    def seconds(self) -> float:
+        """In committed segments, all causes together."""
+        return sum(self.history.seconds.values())
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """While training; None if the log does not say it."""
+        commits = [commit_of(entry) for entry in self.history.commits]
+        seconds = sum(commit.seconds.get("train", 0.0) for commit in commits)
+        return sum(commit.examples for commit in commits) / seconds if seconds > 0 else None
+
+    def training_curve(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric in the training."""
+        return [(row.step, row.metrics[metric]) for row in self.history.rows if metric in row.metrics]
+
+    def validation_curve(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric on the validation set."""
+        evaluations = self.history.evaluations
+        return [(each.checkpoint.step, each.metrics[metric]) for each in evaluations if metric in each.metrics]
+
+    def json(self) -> dict[str, Any]:
+        """JSON values."""
+        best = self.head.best
+        return {
+            "run": self.name,
+            "home": self.run.home.uri,
+            "step": self.step,
+            "epoch": self.epoch,
+            "training": self.training,
+            "validation": self.validation,
+            "test": self.test,
+            "best": None
+            if best is None
+            else {"metric": best.metric, "value": best.value, "step": best.checkpoint.step},
+            "seconds": self.seconds,
+            "examples_per_second": self.examples_per_second,
+        }
+
+
+def compared(runs: Sequence[RunHome]) -> list[ComparedRun]:
+    """Read the logs of runs. Runs of the same name are told apart by a number.
+
+    Raises:
+        NoSuchRun: one of them has no log.
+        RunLogError: an entry of a log cannot be read.
+    """
+    found: list[ComparedRun] = []
+    for run in runs:
+        run.require_head()
+        entries = list(run.log.entries(blocks="read"))
+        names = {other.name for other in found}
+        count = 1 + sum(other.name.partition(" (")[0] == run.name for other in found)
+        name = f"{run.name} ({count})" if run.name in names or count > 1 else run.name
+        newest = entries[-1] if entries else run.require_newest()
+        totals = run.log.totals(newest)
+        found.append(ComparedRun(run=run, newest=newest, totals=totals, name=name, history=history_of(entries)))
+    return found
+
+
+def differing_settings(runs: Sequence[ComparedRun]) -> dict[str, list[object]]:
+    """The identity and the environment where not all runs agree: by key, the value of each run."""
+    first, values = runs[0], dict[str, list[object]]()
+    for place, run in enumerate(runs):
+        for key, old, new in _differences(first.head, run.head):
+            values.setdefault(key, [old] * len(runs))[place] = new
+    return values
+
+
+def _differences(one: Head, other: Head) -> Iterator[tuple[str, object, object]]:
+    yield from ((each.key, each.recorded, each.now) for each in differences(one.identity, other.identity))
+    before, after = one.environment.facts(), other.environment.facts()
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key, ABSENT), after.get(key, ABSENT)
+        if old != new:
+            yield f"environment.{key}" if key in Environment.model_fields else key, old, new
+
+
+def metric_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """All metrics of the curves, the loss first."""
+    names = dict[str, None]()
+    for run in runs:
+        names.update(dict.fromkeys(name for row in run.history.rows for name in row.metrics))
+        names.update(dict.fromkeys(name for each in run.history.evaluations for name in each.metrics))
+    return sorted(names, key=lambda name: name != "loss")
