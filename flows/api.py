@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from flows.admit import require_lasting_storage
 from flows.bare_process import read_process_report, start_bare_process
 from flows.facts import RunStatus
+from flows.opened_run import OF_API, RunHome, has_own_code, hint_at_other_files, holds_a_log, open_run, saved_run
 from flows.opened_run import Run as OpenedRun
-from flows.opened_run import RunHome, holds_a_log, open_run
-from flows.saved_run import OF_API, has_own_code, hint_at_other_files, saved_run
-from tasks.evaluate.export.target import Form, require_free_target
+from tasks.evaluate.export_target import Form, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
@@ -190,7 +189,7 @@ class Run:
             DamagedCheckpoint: the checkpoint differs from its manifest.
         """
         head, run_file = self._with_code(step)
-        from tasks.evaluate.restored_model import one_replica_as_it_is, restored_model  # imports TensorFlow
+        from tasks.evaluate.export import one_replica_as_it_is, restored_model  # imports TensorFlow
 
         def read(ref: CheckpointRef) -> "keras.Model":
             device = one_replica_as_it_is(head.environment)
@@ -220,8 +219,10 @@ class Run:
         target = Path(to)
         require_free_target(form, target)
         head, run_file = self._with_code(step)
-        from tasks.evaluate.export.exporting import export  # imports TensorFlow
-        from tasks.evaluate.restored_model import one_replica_as_it_is
+        from tasks.evaluate.export import (
+            export,  # imports TensorFlow
+            one_replica_as_it_is,
+        )
 
         def write(ref: CheckpointRef) -> Path:
             root, home, device = self._opened.root, self._opened.home, one_replica_as_it_is(head.environment)

@@ -16,11 +16,11 @@ from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from flows.opened_run import run_of_deployment, write_run_file
 from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_ui.run_logger import PrefectRunLogger, tag_flow_run, tags_of
 from flows.proof.audit import audit_in_scratch, receipt_lines
 from flows.proof.choose import Choice
-from flows.saved_run import run_of_deployment, write_run_file
 from flows.train_run import run_name
 from tasks.foundation.contracts.home_files import AuditReceipt
 from tasks.foundation.errors import BatonError

@@ -16,11 +16,10 @@ from flows.fresh_evaluation import (
 )
 from flows.launching.launcher import runner_for
 from flows.launching.runner import StageStopped
-from flows.opened_run import Run
+from flows.opened_run import Run, run_of_deployment
 from flows.prefect_compat.flow_run_beside import failed
 from flows.prefect_compat.prefect_offline import PrefectTasks, logger_of_stage
 from flows.prefect_ui.run_logger import PrefectRunLogger, tag_flow_run, tags_of
-from flows.saved_run import run_of_deployment
 from flows.train_run import MACHINE_GOES, MachineIsGoing, run_name
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation

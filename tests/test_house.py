@@ -69,8 +69,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
-MOST_MODULES = 285
-MOST_LINES = 57_660
+MOST_MODULES = 282
+MOST_LINES = 57_629
 
 
 def test_the_house_does_not_grow() -> None:
@@ -162,8 +162,7 @@ def test_the_run_log_knows_of_telemetry_the_events_only() -> None:
 # Room or file of flows/ -> what of flows/ it may import. The flows and the commands, at the top, may import all of it.
 ARROWS_OF_FLOWS = {
     "process": set(),
-    "opened_run": set(),
-    "saved_run": {"opened_run", "process"},
+    "opened_run": {"process"},
     "verification": {"opened_run"},
     "facts": {"opened_run"},
     "result": {"facts", "opened_run"},

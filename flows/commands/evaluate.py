@@ -20,9 +20,8 @@ from flows.commands.options import (
 from flows.commands.output import Output, Painted, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
-from flows.opened_run import Run, RunHome
+from flows.opened_run import Run, RunHome, hint_at_other_files
 from flows.process.fast_imports import fast_imports
-from flows.saved_run import hint_at_other_files
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.run_file import RunFile

@@ -21,9 +21,9 @@ from flows.commands.options import (
     step_of,
 )
 from flows.commands.output import Output, say, say_json
+from flows.opened_run import hint_at_other_files
 from flows.process.fast_imports import fast_imports
-from flows.saved_run import hint_at_other_files
-from tasks.evaluate.export.target import FORMS, require_free_target
+from tasks.evaluate.export_target import FORMS, require_free_target
 from tasks.foundation.checkpoint.selection import read_selected, select_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.home_files import SAVED_CODE
@@ -57,8 +57,8 @@ def export(
     select_checkpoint(opened.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
     quiet_tensorflow()
     with fast_imports():
-        from tasks.evaluate.export.exporting import Exported  # imports TensorFlow
-        from tasks.evaluate.export.exporting import export as export_checkpoint
+        from tasks.evaluate.export import Exported  # imports TensorFlow
+        from tasks.evaluate.export import export as export_checkpoint
 
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
         return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)

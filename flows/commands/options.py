@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from flows.commands.output import say
-from flows.opened_run import RunHome
-from flows.saved_run import open_with_code
+from flows.opened_run import RunHome, open_with_code
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message

@@ -13,8 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from flows.commands.main import main
-from flows.opened_run import RunHome, open_run
-from flows.saved_run import read_saved_code, run_of_deployment, saved_run, write_run_file
+from flows.opened_run import RunHome, open_run, read_saved_code, run_of_deployment, saved_run, write_run_file
 from tasks.foundation.contracts.home_files import SAVED_CODE, SavedFile
 from tasks.foundation.contracts.log_entry import Change, Head, Origin
 from tasks.foundation.contracts.run_file import load_run_file

@@ -8,7 +8,7 @@ import yaml
 
 from flows import without_prefect
 from flows.commands.main import main
-from flows.saved_run import saved_run
+from flows.opened_run import saved_run
 from tasks.foundation.contracts.home_files import SavedCode
 from tasks.foundation.contracts.identity import differences, identity_in_run_file
 from tasks.foundation.contracts.log_entry import Change

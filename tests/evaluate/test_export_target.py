@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluate.export.target import require_free_target
+from tasks.evaluate.export_target import require_free_target
 from tasks.foundation.errors import InvalidInput
 
 

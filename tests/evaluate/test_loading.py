@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.evaluate.export.exporting import Loading
+from tasks.evaluate.export import Loading
 from tasks.foundation.user_code import load_function
 
 FILES = {

@@ -1,1 +1,0 @@
-"""Exports a committed checkpoint as files that Keras or TensorFlow reads without Baton."""
