@@ -253,11 +253,10 @@ class Run:
         opened = self._opened
         uses_home = saved is not None and (self._trust_code or has_own_code(opened, head))
         if isinstance(opened, OpenedRun) and opened.file is not None and not uses_home:
-            return head, RunFile(path=opened.file, spec=opened.spec)
+            return head, opened.run_file
         if self._code is None or self._code[0] != saved:
             self._code = (str(saved), saved_run(opened, head, trust_code=self._trust_code, remedies=OF_API))
-        code = self._code[1]
-        return head, RunFile(path=code.file or code.folder / "run.yaml", spec=code.spec)
+        return head, self._code[1].run_file
 
 
 @errors_in_python_words()

@@ -136,6 +136,11 @@ class Run(RunHome):
         home = root.at(spec.run)
         return cls(spec=spec, folder=folder, file=file, root=root, home=home, log=RunLog(home))
 
+    @property
+    def run_file(self) -> RunFile:
+        """The settings with the folder of the code, for what builds the model. The file need not exist."""
+        return RunFile(path=self.file or self.folder / "run.yaml", spec=self.spec)
+
     def with_recorded_examples(self, head: Head | None) -> "Run":
         """The run with the number of training examples that its log has, if its settings count in epochs.
 
@@ -378,8 +383,8 @@ def open_with_code(
     trust_code: bool = False,
     note: Callable[[str], None],
     remedies: Remedies = OF_COMMANDS,
-) -> tuple[RunHome, RunFile]:
-    """Open a run, and the run file that names its code: the home's own, if the user names none.
+) -> Run:
+    """Open a run that has begun, with the settings and the code of a run file: the home's own, if the user names none.
 
     Args:
         address: a run file, or a run's home.
@@ -405,15 +410,15 @@ def open_with_code(
     require_keras_file()
     if words := keep_hash_seed(head.environment.hash_seed):
         note(words)
-    if run_file is not None:
-        return opened, load_run_file(run_file, overrides or ())
-    if not is_file:
-        where = f"{opened.home.uri}/{head.identity.get(SAVED_CODE)}"
-        opened = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
-        note(f"run file and code are those in {where}")
-    if not isinstance(opened, Run) or opened.file is None:
-        raise AssertionError("the run has no run file")
-    return opened, RunFile(path=opened.file, spec=opened.spec)
+    if isinstance(opened, Run):
+        return opened
+    if run_file is None:
+        run = saved_run(opened, head, trust_code=trust_code, remedies=remedies)
+        note(f"run file and code are those in {opened.home.uri}/{head.identity.get(SAVED_CODE)}")
+        return run
+    file = load_run_file(run_file, overrides or ())
+    spec = file.spec.model_copy(update={"run": opened.name})
+    return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
 
 
 def run_of_deployment(
@@ -422,15 +427,8 @@ def run_of_deployment(
     """Open the run of a deployment's flow run, by its run file or by its home; see `open_with_code`."""
     if not address:
         load_run_file(Path(address))  # says what is missing; an empty address would be the working folder's home
-    opened, file = open_with_code(
-        address,
-        overrides,
-        trust_code=trust_code and not names_run_file(address),
-        note=note,
-        remedies=OF_DEPLOYMENTS,
-    )
-    root, home, log = opened.root, opened.home, opened.log
-    return Run(root=root, home=home, log=log, spec=file.spec, folder=file.folder, file=file.path)
+    trust_code = trust_code and not names_run_file(address)
+    return open_with_code(address, overrides, trust_code=trust_code, note=note, remedies=OF_DEPLOYMENTS)
 
 
 def saved_run(opened: RunHome, head: Head, *, trust_code: bool = False, remedies: Remedies = OF_COMMANDS) -> Run:

@@ -70,7 +70,7 @@ IMPORTS = imports_below("flows", "tasks")
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
 MOST_MODULES = 282
-MOST_LINES = 57_629
+MOST_LINES = 57_605
 
 
 def test_the_house_does_not_grow() -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, opened_with_run_file
+from flows.commands.options import RUN_FILE, Address, AsJson, CodeOf, Overrides, TrustCode, run_with_code
 from flows.commands.output import Output, Painted, say, say_json
-from flows.opened_run import Run, hint_at_other_files, write_run_file
+from flows.opened_run import hint_at_other_files, write_run_file
 from flows.proof.audit import audit_in_scratch, receipt_parts
 from flows.proof.execute import termination_as_interrupt
 from tasks.foundation.errors import DamagedCheckpoint, InvalidInput
@@ -35,10 +35,9 @@ def audit(
     """
     if last and every:
         raise InvalidInput("--last and --all exclude each other; use one of them")
-    opened, file = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
-    run = Run(spec=file.spec, folder=file.folder, file=file.path, root=opened.root, home=opened.home, log=opened.log)
+    run = run_with_code(address, run_file, overrides, trust_code=trust_code)
     with (
-        hint_at_other_files(file.path),
+        hint_at_other_files(run.run_file.path),
         Console(sys.stderr if as_json else sys.stdout, doing="auditing") as console,
         termination_as_interrupt(),
     ):

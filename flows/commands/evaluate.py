@@ -14,17 +14,16 @@ from flows.commands.options import (
     Overrides,
     TrustCode,
     Verbose,
-    opened_with_run_file,
+    run_with_code,
     step_of,
 )
 from flows.commands.output import Output, Painted, say_json
 from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
-from flows.opened_run import Run, RunHome, hint_at_other_files
+from flows.opened_run import Run, hint_at_other_files
 from flows.process.fast_imports import fast_imports
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.log_entry import Evaluation
-from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.messages import counted
@@ -50,12 +49,11 @@ def evaluate(
     stopping never see them.
     """
     chosen_step, chosen_set = step_of(step), _set_of(on)
-    opened, file = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
-    run = _with_code(opened, file)
+    run = run_with_code(address, run_file, overrides, trust_code=trust_code)
     chosen_of(run, chosen_step, chosen_set)  # refuses a wrong step or set before TensorFlow is imported
     quiet_tensorflow()
     with (
-        hint_at_other_files(file.path),
+        hint_at_other_files(run.run_file.path),
         Console(sys.stderr, doing="evaluating") as console,
         warnings_as_notes(console),
     ):
@@ -76,14 +74,6 @@ def _set_of(on: str) -> SetName:
         if on == name:
             return name  # type: ignore[no-any-return]
     raise InvalidInput(f"--on {on} is not a set; use {' or '.join(get_args(SetName))}")
-
-
-def _with_code(opened: RunHome, file: RunFile) -> Run:
-    """The run at a home, with the settings and the code of a run file."""
-    if isinstance(opened, Run):
-        return opened
-    spec = file.spec.model_copy(update={"run": opened.name})
-    return Run(root=opened.root, home=opened.home, log=opened.log, spec=spec, folder=file.folder, file=file.path)
 
 
 def _runner(run: Run, telemetry: Sink) -> Runner:

@@ -17,7 +17,7 @@ from flows.commands.options import (
     Overrides,
     TrustCode,
     Verbose,
-    opened_with_run_file,
+    run_with_code,
     step_of,
 )
 from flows.commands.output import Output, say, say_json
@@ -50,21 +50,21 @@ def export(
     """
     chosen = step_of(step)
     require_free_target(form, to)
-    opened, run = opened_with_run_file(address, run_file, overrides, trust_code=trust_code)
+    run = run_with_code(address, run_file, overrides, trust_code=trust_code)
     require_function(run.spec.model.build, run.folder)
-    head = opened.require_head()
-    saved = None if run.path.exists() else f"{opened.home.uri}/{head.identity[SAVED_CODE]}"
-    select_checkpoint(opened.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
+    head, code, uri = run.require_head(), run.run_file, run.home.uri
+    saved = None if code.path.exists() else f"{uri}/{head.identity[SAVED_CODE]}"
+    select_checkpoint(run.home, chosen, error=InvalidInput)  # refuses a wrong step before TensorFlow is imported
     quiet_tensorflow()
     with fast_imports():
         from tasks.evaluate.export import Exported  # imports TensorFlow
         from tasks.evaluate.export import export as export_checkpoint
 
     def write(ref: CheckpointRef) -> tuple[CheckpointRef, Exported]:
-        return ref, export_checkpoint(run, head, ref, root=opened.root, home=opened.home, form=form, target=to)
+        return ref, export_checkpoint(code, head, ref, root=run.root, home=run.home, form=form, target=to)
 
-    with hint_at_other_files(run.path):
-        ref, done = read_selected(opened.home, chosen, write, error=InvalidInput)
+    with hint_at_other_files(code.path):
+        ref, done = read_selected(run.home, chosen, write, error=InvalidInput)
     if saved is not None:
         done = replace(done, load_with=_with_code_of(saved, done.load_with, run.folder))
     for text in done.warnings:
@@ -72,10 +72,10 @@ def export(
     if as_json:
         say_json(
             {
-                "run": opened.name,
-                "home": opened.home.uri,
+                "run": run.name,
+                "home": uri,
                 "step": ref.step,
-                "checkpoint": f"{opened.home.uri}/{ref.path}",
+                "checkpoint": f"{uri}/{ref.path}",
                 "state_digest": ref.state_digest,
                 "format": form,
                 "path": str(done.path),
@@ -85,7 +85,7 @@ def export(
         )
         return
     out = Output.to(sys.stdout, verbose=verbose)
-    rows = [("checkpoint", out.path(f"{opened.home.uri}/{ref.path}")), ("written", f"{done.path}  ({form})")]
+    rows = [("checkpoint", out.path(f"{uri}/{ref.path}")), ("written", f"{done.path}  ({form})")]
     labels = ("load with", *("" for _ in done.load_with[1:]))
     out.facts([*rows, *zip(labels, done.load_with, strict=True)])
 

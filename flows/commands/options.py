@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from flows.commands.output import say
-from flows.opened_run import RunHome, open_with_code
-from tasks.foundation.contracts.run_file import RunFile
+from flows.opened_run import Run, open_with_code
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.messages import message
 
@@ -68,10 +67,8 @@ def step_of(step: str | None) -> int | Literal["best"] | None:
     return int(step)
 
 
-def opened_with_run_file(
-    address: str, run_file: Path | None, overrides: list[str] | None, *, trust_code: bool
-) -> tuple[RunHome, RunFile]:
-    """Open a run and its run file, which names the model's code; see `open_with_code`."""
+def run_with_code(address: str, run_file: Path | None, overrides: list[str] | None, *, trust_code: bool) -> Run:
+    """Open a run with the code that builds its model; see `open_with_code`."""
     return open_with_code(
         address,
         overrides,

@@ -289,18 +289,11 @@ def check_model(run: RunFile, target: Target, sample: DataSample, *, log: RunLog
     size = examples_per_replica(run, target)
     unweighted = zero_examples(inputs.validation, size)
     batch = apply_class_weight(zero_examples(inputs.train, size), spec.train.class_weight)
+    build: dict[str, Any] = {"code_folder": run.folder, "accelerator": as_target, "training": True}
     if log is None:
-        state = build_state_from_examples(
-            spec,
-            inputs.train,
-            batch,
-            reading=sample.manifest.reading,
-            code_folder=run.folder,
-            accelerator=as_target,
-            training=True,
-        )
+        state = build_state_from_examples(spec, inputs.train, batch, reading=sample.manifest.reading, **build)
     else:
-        state = build_train_state(spec, code_folder=run.folder, accelerator=as_target, batch=batch, training=True)
+        state = build_train_state(spec, batch=batch, **build)
         if _divides(run, target):  # or the check of the batch has said it
             now = user_code_identity(spec, state, run.folder)
             require_same_identity(log.require_head().identity, now, home=log.home.uri)

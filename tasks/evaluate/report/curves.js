@@ -1,4 +1,4 @@
-// Draws the report's charts anew so that one can look into them, and sorts its tables. `svg.py` drew them for browsers
+// Draws the report's charts anew so that one can look into them, and sorts its tables. `charts.py` drew them for browsers
 // without scripts, from the same points and with the same classes. Text from the run is set as text only, never as HTML.
 "use strict";
 (() => {
