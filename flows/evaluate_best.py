@@ -7,13 +7,7 @@ from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed
 
-from flows.fresh_evaluation import (
-    Chosen,
-    FreshEvaluation,
-    Step,
-    evaluate_again,
-    run_stages,
-)
+from flows.evaluating import Chosen, FreshEvaluation, Step, evaluate_again, run_stages
 from flows.launching.launcher import runner_for
 from flows.launching.runner import StageStopped
 from flows.opened_run import Run, run_of_deployment

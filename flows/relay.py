@@ -2,8 +2,9 @@
 
 prepare-data -> init-or-restore -> (train-segment -> checkpoint-to-GCS)* -> evaluate
 
-A segment is trained, its commit begins, and what comes next is decided, until the goal is reached; the training of the
-next segment does not wait for the commit.
+`relay` sets up what a command needs, and `Relay.run_to_goal` is the story: a segment is trained, its commit begins,
+what is due is evaluated, and what comes next is decided, until the goal is reached. The training of the next segment
+does not wait for the commit: while a save is in flight, the relay plans with the head as it will be.
 """
 
 import dataclasses
@@ -11,33 +12,47 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.admit import Admitted, features_check, require_same_on_hosts
-from flows.commits import Commits, is_in_flight
-from flows.evaluating import EvaluationBeside, Evaluations
+from flows.evaluating import Command, Evaluations, is_in_flight
 from flows.launching.devices import acquired_devices
 from flows.launching.runner import Runner, StageStopped
-from flows.opened_run import Goal, Run
+from flows.opened_run import Run
 from flows.result import RelayResult, leaves_time, result_of, result_of_interrupted
-from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.second_look import SecondLook
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.identity import recorded_callbacks
-from tasks.foundation.contracts.log_entry import Head, Rewind, SegmentRequest, SegmentResult
+from tasks.foundation.contracts.log_entry import Commit, Entry, Head, Rewind, SegmentRequest, SegmentResult
 from tasks.foundation.contracts.run_spec import callbacks_act_at_end, next_border
-from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDataCall, TrainSegmentCall
+from tasks.foundation.contracts.stage_calls import (
+    CheckpointToGcsCall,
+    InitOrRestoreCall,
+    PrepareDataCall,
+    TrainSegmentCall,
+)
 from tasks.foundation.errors import DamagedCheckpoint, NothingToRestore, RunLogError, StageLost, StaleWriter
 from tasks.foundation.machine.hang import HangWatch
-from tasks.foundation.machine.hosts import Hosts, OneHost, is_chief
+from tasks.foundation.machine.hosts import OneHost, is_chief
 from tasks.foundation.machine.stops import PROCESS_STOP, Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
 from tasks.foundation.runlog.attempts import read_attempts
+from tasks.foundation.runlog.folding import fold
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE
-from tasks.foundation.telemetry.events import Note, Phase, Several, Silent, Sink, Waiting, warnings_as_notes
+from tasks.foundation.telemetry.events import (
+    Note,
+    Phase,
+    Several,
+    Silent,
+    Sink,
+    Waiting,
+    WithoutPhases,
+    warnings_as_notes,
+)
 from tasks.foundation.telemetry.formatting import checkpoint_name
 from tasks.foundation.telemetry.ledger import Ledger
 from tasks.foundation.telemetry.tensorboard import CurveFiles
@@ -46,123 +61,6 @@ from tasks.stages import CHECKPOINT_TO_GCS, INIT_OR_RESTORE, PREPARE_DATA, TRAIN
 
 if TYPE_CHECKING:
     from tasks.foundation.machine.devices import Accelerator
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
-    """Trains and commits segments.
-
-    Attributes:
-        goal: of the command.
-        commits: commits what a segment has staged.
-        hosts: of the run.
-        seconds_left: of the command's time budget; None: no limit.
-        accept: identity keys whose change the command accepts.
-    """
-
-    goal: Goal
-    commits: Commits
-    hosts: Hosts
-    seconds_left: Callable[[], float | None]
-    accept: tuple[str, ...]
-
-    def train_and_commit(self, dataset: DatasetRef, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
-        """Train and commit one segment; signals that arrive meanwhile are delivered afterwards.
-
-        A signal between the last step and the commit would lose a trained segment. A host that exits before the other
-        hosts know the head would look like a lost one.
-
-        Returns:
-            The reason to stop after the segment, or None; the new head; whether any step was trained.
-        """
-        request = self._next_segment(dataset, head, number=number)
-
-        def work(stops: Stops) -> tuple[str | None, Head, bool]:
-            result = self.commits.runner.run(
-                TRAIN_SEGMENT, TrainSegmentCall.of(request, head.environment, self.accept), self.commits.place
-            )
-            self.commits.commit(request, result)
-            stop = agreed_stop(stops, self.hosts)
-            if stop is None and result.exit_reason == "time_budget":
-                # The clock of the stage's machine is ahead of this one, so each further segment would stop at once.
-                stop = "time_budget"
-            if result.in_flight is None:
-                newest = self.commits.agreed_head()
-                return stop, newest, self._has_trained(request, result, newest)
-            ahead = self.commits.head_in_flight(head, result)
-            return stop, ahead if stop is None else self.commits.landed(ahead), True
-
-        seconds_left, telemetry = request.stop_within_seconds, self.commits.place.telemetry
-        return run_uninterrupted(work, request.spec.stop, within_seconds=seconds_left, telemetry=telemetry)
-
-    def _next_segment(self, dataset: DatasetRef, head: Head, *, number: int) -> SegmentRequest:
-        spec, tip = self.commits.spec, _tip_of(head, self.commits.place)
-        return SegmentRequest(
-            spec=spec,
-            dataset=dataset,
-            start=tip,
-            base=head.base,
-            skipped_batches=head.skipped_batches,
-            until_step=next_border(spec, tip.step, self.goal.next_cut(spec, tip.step)),
-            stop_within_seconds=self.seconds_left(),
-            number=number,
-        )
-
-    def _has_trained(self, request: SegmentRequest, result: SegmentResult, newest: Head) -> bool:
-        """Whether a segment counts. One that was dropped because the save before it failed does not."""
-        if result.exit_reason != "rewind":
-            return result.exit_reason not in {"finished", "superseded"}
-        rewound = self.commits.place.log.entry(newest.base).body
-        return not isinstance(rewound, Rewind) or rewound.blown_up_at > request.start.step
-
-    def end_epoch_of_callbacks(self, dataset: DatasetRef, head: Head, *, number: int) -> None:
-        """Report the run's last evaluation and its end to the callbacks, because no later segment does.
-
-        Their state after this report is not saved. If the run is extended, they receive the same report after the
-        restore.
-        """
-        spec, tip = self.commits.spec, head.tip
-        if tip is None or head.finished is not None or spec.train.callbacks is None or tip.step != spec.train.target:
-            return
-        if callbacks_act_at_end(spec, tip.step) or recorded_callbacks(head.identity).on_train_end:
-            self.train_and_commit(dataset, head, number=number)
-
-
-def _tip_of(head: Head, place: Place) -> CheckpointRef:
-    if head.tip is None:
-        raise RunLogError(f"{place.home.uri}: the run has no tip, although init-or-restore has ended; run again")
-    return head.tip
-
-
-@contextmanager
-def second_look(run: Run, runner: Runner, committer: Committer, *, telemetry: Sink) -> Iterator[Sink]:
-    """Read retained checkpoints again meanwhile, if `checkpoint.verify` is background. Only the chief does.
-
-    It pauses while this process saves a checkpoint, and once it was asked to stop.
-
-    Args:
-        run: the run.
-        runner: runs the stages.
-        committer: saves beside the training.
-        telemetry: receives warnings about damage.
-
-    Returns:
-        A sink that has to receive the events of the training.
-    """
-    if run.spec.checkpoint.verify != "background" or not is_chief(run.spec.accelerator, os.environ):
-        yield Silent()
-        return
-
-    def paused() -> bool:
-        return committer.busy or PROCESS_DEADLINE.is_set or PROCESS_STOP.last_stop is not None
-
-    own_entries = CHECKPOINT_TO_GCS.name in runner.remote
-    with SecondLook(run.log, telemetry=telemetry, paused=paused, own_entries=own_entries) as looking:
-        yield looking
-
-
-# How many times in a row a checkpoint may be found damaged between its verification and its use.
-_TRIES_WITHOUT_PROGRESS = 3
 
 
 def relay(
@@ -209,39 +107,44 @@ def relay(
         if head is not None and is_chief(run.spec.accelerator, os.environ):
             ledger.open(run.home, head, afresh=admitted.try_again)
         recorded = None if head is None else head.environment
-        with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as accelerator:
-            require_same_on_hosts(admitted, accelerator)
+        with acquired_devices(run.spec, recorded, remote=runner.remote, telemetry=telemetry) as hosts:
+            require_same_on_hosts(admitted, hosts)
             sinks = Several((telemetry, ledger, watch))
             try:
                 with (
                     tracking(run.spec, run.home) as track,  # ends last, when everything is committed
-                    Committer(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as committer,
+                    AsyncSaves(across_segments=CHECKPOINT_TO_GCS.name not in runner.remote) as saves,
                     PROCESS_DEADLINE.start_on_interrupt(run.spec.stop.grace_seconds),
-                    second_look(run, runner, committer, telemetry=sinks) as looking,
+                    second_look(run, runner, saves, telemetry=sinks) as looking,
                 ):
-                    watch.follow_saves(lambda: committer.busy, committer.seconds_of_save)
-                    one_command = _Relay(
-                        admitted=admitted,
-                        runner=runner,
-                        place=Place(
-                            root=run.root,
-                            home=run.home,
-                            log=run.log,
-                            code_folder=run.folder,
-                            telemetry=Several((looking, sinks)),
-                            committer=None if TRAIN_SEGMENT.name in runner.remote else committer,
-                        ),
-                        ledger=ledger,
-                        curves=CurveFiles(run.log),
-                        track=track,
-                        accelerator=accelerator,
-                        elapsed=lambda: clock() - began,
-                        is_new=head is None,
+                    watch.follow_saves(lambda: saves.busy, saves.seconds_of_save)
+                    place = Place(
+                        root=run.root,
+                        home=run.home,
+                        log=run.log,
+                        code_folder=run.folder,
+                        telemetry=Several((looking, sinks)),
+                        saves=None if TRAIN_SEGMENT.name in runner.remote else saves,
                     )
                     try:
-                        return one_command.run_to_goal()
+                        dataset = _prepare_data(admitted, runner, place, hosts, is_new=head is None)
+                        # From here on, it is known where epochs end.
+                        known = admitted.with_examples(dataset.train_examples)
+                        return Relay(
+                            spec=known.run.spec,
+                            runner=runner,
+                            place=place,
+                            hosts=hosts,
+                            admitted=known,
+                            dataset=dataset,
+                            ledger=ledger,
+                            curves=CurveFiles(run.log),
+                            track=track,
+                            elapsed=lambda: clock() - began,
+                            is_new=head is None,
+                        ).run_to_goal()
                     finally:
-                        sinks.emit(Waiting(on="the save in flight"))  # the committer waits for it
+                        sinks.emit(Waiting(on="the save in flight"))  # which `saves` waits for
             except StageStopped as stop:
                 ledger.end(stop.reason)
                 result = result_of_interrupted(run, admitted.goal, stop.reason, since=head, telemetry=telemetry)
@@ -251,73 +154,93 @@ def relay(
                 return result
 
 
+@contextmanager
+def second_look(run: Run, runner: Runner, saves: AsyncSaves, *, telemetry: Sink) -> Iterator[Sink]:
+    """Read retained checkpoints again meanwhile, if `checkpoint.verify` is background. Only the chief does.
+
+    It pauses while this process saves a checkpoint, and once it was asked to stop.
+
+    Args:
+        run: the run.
+        runner: runs the stages.
+        saves: of this process.
+        telemetry: receives warnings about damage.
+
+    Returns:
+        A sink that has to receive the events of the training.
+    """
+    if run.spec.checkpoint.verify != "background" or not is_chief(run.spec.accelerator, os.environ):
+        yield Silent()
+        return
+
+    def paused() -> bool:
+        return saves.busy or PROCESS_DEADLINE.is_set or PROCESS_STOP.last_stop is not None
+
+    own_entries = CHECKPOINT_TO_GCS.name in runner.remote
+    with SecondLook(run.log, telemetry=telemetry, paused=paused, own_entries=own_entries) as looking:
+        yield looking
+
+
+def _prepare_data(
+    admitted: Admitted, runner: Runner, place: Place, hosts: "Accelerator | OneHost", *, is_new: bool
+) -> DatasetRef:
+    """Prepare the dataset on the chief first; the other hosts then find it prepared."""
+    telemetry = place.telemetry
+    telemetry.emit(Phase(cause="prepare-data"))
+    if not hosts.is_chief:
+        hosts.broadcast_from_chief(0)
+    if is_new:
+        check = features_check(admitted.run, hosts, remote=runner.remote, telemetry=telemetry)
+        place = dataclasses.replace(place, check_features=check)
+    dataset = runner.run(PREPARE_DATA, PrepareDataCall(spec=admitted.run.spec), place)
+    if hosts.is_chief:
+        hosts.broadcast_from_chief(0)
+    return dataset
+
+
+# How many times in a row a checkpoint may be found damaged between its verification and its use.
+_TRIES_WITHOUT_PROGRESS = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Relay:
-    """The stages that one command runs."""
+class Relay(Command):
+    """The stages that one command runs, once the data is prepared.
+
+    Attributes:
+        admitted: the run, the goal and the options of the command.
+        dataset: the prepared data.
+        ledger: of the attempt.
+        curves: the TensorBoard files of the run.
+        track: tells trackers that the log has grown.
+        elapsed: seconds of the command so far.
+        is_new: whether the run had no log when the command began.
+    """
 
     admitted: Admitted
-    runner: Runner
-    place: Place
+    dataset: DatasetRef
     ledger: Ledger
     curves: CurveFiles
-    track: Callable[[], None]  # tells trackers that the log has grown
-    accelerator: "Accelerator | OneHost"
+    track: Callable[[], None]
     elapsed: Callable[[], float]
-    is_new: bool  # the run has no log yet
-    beside: EvaluationBeside = field(default_factory=EvaluationBeside)
-
-    @property
-    def commits(self) -> Commits:
-        """Commits what segments have staged."""
-        return Commits(
-            spec=self.admitted.run.spec,
-            runner=self.runner,
-            place=self.place,
-            hosts=self.accelerator,
-            curves=self.curves,
-        )
-
-    @property
-    def evaluations(self) -> Evaluations:
-        """Evaluates what is due."""
-        return Evaluations(commits=self.commits, beside=self.beside)
-
-    @property
-    def segments(self) -> Segments:
-        """Trains and commits segments."""
-        return Segments(
-            goal=self.admitted.goal,
-            commits=self.commits,
-            hosts=self.accelerator,
-            seconds_left=self._seconds_left,
-            accept=self.admitted.accept,
-        )
+    is_new: bool
 
     def run_to_goal(self) -> RelayResult:
         """Run the stages in order until the goal is reached or the command must stop."""
-        dataset = self._prepare_data()
-        admitted = self.admitted.with_examples(dataset.train_examples)
-        return dataclasses.replace(self, admitted=admitted)._train_on(dataset)
-
-    def _train_on(self, dataset: DatasetRef) -> RelayResult:
-        """Run the stages that follow the preparation of the data. From here on, it is known where epochs end."""
-        run, goal = self.admitted.run, self.admitted.goal
+        goal, evaluations = self.admitted.goal, Evaluations(self, self.dataset)
         segments, tries, head = 0, 0, None
         while True:
-            head = self._init_or_restore(dataset, verify_bytes=tries > 0) if head is None else head
+            head = self._init_or_restore(verify_bytes=tries > 0) if head is None else head
             try:
-                head = self.evaluations.evaluate_what_is_due(
-                    dataset, head, nothing_to_train=goal.is_trained(head, run.spec)
-                )
+                head = evaluations.evaluate_what_is_due(head, nothing_to_train=goal.is_trained(head, self.spec))
                 ended = self._exit_reason(head, segments)
                 if ended is not None and is_in_flight(head):
-                    head = self.commits.landed(head)
+                    head = self.wait_for_save(head)
                     continue  # if the save failed, the run may have been rewound
                 if ended is not None:
-                    self.evaluations.join()
-                    self.segments.end_epoch_of_callbacks(dataset, head, number=segments + 1)
+                    evaluations.join()
+                    self._end_epoch_of_callbacks(head, number=segments + 1)
                     break
-                ended, head_after, trained = self.segments.train_and_commit(dataset, head, number=segments + 1)
+                ended, head_after, trained = self.train_and_commit(head, number=segments + 1)
             except DamagedCheckpoint as fault:
                 tries += 1
                 if isinstance(fault, NothingToRestore) or tries == _TRIES_WITHOUT_PROGRESS:
@@ -333,44 +256,130 @@ class _Relay:
                 continue
             tries, head = 0, head_after
             segments += trained
-            self.commits.write_curves(head)
+            self._write_curves(head)
             self.track()
-            if ended is not None and not goal.reached(head, run.spec):
+            if ended is not None and not goal.reached(head, self.spec):
                 break
-        self.evaluations.join()
+        evaluations.join()
         self.place.telemetry.emit(Phase(cause="report"))
         self.ledger.end(ended)  # before the report, which reads the ledger
         return result_of(
-            run,
+            self.admitted.run,
             segments=segments,
             exit_reason=ended,
             telemetry=self.place.telemetry,
-            report=self.accelerator.is_chief and leaves_time(ended),
+            report=self.hosts.is_chief and leaves_time(ended),
         )
 
-    def _prepare_data(self) -> DatasetRef:
-        """Prepare the dataset on the chief first; the other hosts then find it prepared."""
-        telemetry = self.place.telemetry
-        telemetry.emit(Phase(cause="prepare-data"))
-        if not self.accelerator.is_chief:
-            self.accelerator.broadcast_from_chief(0)
-        place = self.place
-        if self.is_new:
-            run, remote = self.admitted.run, self.runner.remote
-            check = features_check(run, self.accelerator, remote=remote, telemetry=telemetry)
-            place = dataclasses.replace(place, check_features=check)
-        dataset = self.runner.run(PREPARE_DATA, PrepareDataCall(spec=self.admitted.run.spec), place)
-        if self.accelerator.is_chief:
-            self.accelerator.broadcast_from_chief(0)
-        return dataset
+    def train_and_commit(self, head: Head, *, number: int) -> tuple[str | None, Head, bool]:
+        """Train and commit one segment; signals that arrive meanwhile are delivered afterwards.
 
-    def _init_or_restore(self, dataset: DatasetRef, *, verify_bytes: bool) -> Head:
+        A signal between the last step and the commit would lose a trained segment. A host that exits before the other
+        hosts know the head would look like a lost one.
+
+        Args:
+            head: to start from; if its save is in flight, as it will be.
+            number: of the segment within the command.
+
+        Returns:
+            The reason to stop after the segment, or None; the new head; whether any step was trained.
+        """
+        request = self._next_segment(head, number=number)
+
+        def work(stops: Stops) -> tuple[str | None, Head, bool]:
+            call = TrainSegmentCall.of(request, head.environment, self.admitted.accept)
+            result = self.runner.run(TRAIN_SEGMENT, call, self.place)
+            self._commit(request, result)
+            stop = agreed_stop(stops, self.hosts)
+            if stop is None and result.exit_reason == "time_budget":
+                # The clock of the stage's machine is ahead of this one, so each further segment would stop at once.
+                stop = "time_budget"
+            if result.in_flight is None:
+                newest = self.head_of_log()
+                return stop, newest, self._has_trained(request, result, newest)
+            ahead = self._head_in_flight(head, result, result.in_flight)
+            return stop, ahead if stop is None else self.wait_for_save(ahead), True
+
+        seconds_left, telemetry = request.stop_within_seconds, self.place.telemetry
+        return run_uninterrupted(work, request.spec.stop, within_seconds=seconds_left, telemetry=telemetry)
+
+    def _next_segment(self, head: Head, *, number: int) -> SegmentRequest:
+        spec, tip = self.spec, head.tip
+        if tip is None:
+            uri = self.place.home.uri
+            raise RunLogError(f"{uri}: the run has no tip, although init-or-restore has ended; run again")
+        return SegmentRequest(
+            spec=spec,
+            dataset=self.dataset,
+            start=tip,
+            base=head.base,
+            skipped_batches=head.skipped_batches,
+            until_step=next_border(spec, tip.step, self.admitted.goal.next_cut(spec, tip.step)),
+            stop_within_seconds=self._seconds_left(),
+            number=number,
+        )
+
+    def _commit(self, request: SegmentRequest, result: SegmentResult) -> None:
+        """Commit the checkpoint of a segment, if it has one; if it is still being written, in the thread that saves.
+
+        On hosts other than the chief it does nothing.
+
+        Raises:
+            BatonError: a commit in line failed. What fails in the thread is raised where somebody waits for the save.
+        """
+        saves = self.place.saves
+        if not self.hosts.is_chief:
+            return
+        if result.in_flight is not None and saves is not None:
+            silent = dataclasses.replace(self.place, telemetry=WithoutPhases(self.place.telemetry))
+
+            def commit(staged: CheckpointRef) -> Entry:
+                call = CheckpointToGcsCall.of(request, result.landed(staged))
+                return self.runner.run(CHECKPOINT_TO_GCS, call, silent)
+
+            saves.commit(commit)
+        elif result.staged is not None:
+            self.runner.run(CHECKPOINT_TO_GCS, CheckpointToGcsCall.of(request, result), self.place)
+
+    def _head_in_flight(self, head: Head, result: SegmentResult, in_flight: CheckpointRef) -> Head:
+        """The head as it will be once the save in flight is committed, apart from the numbers of entries.
+
+        Args:
+            head: the head that the segment started from; its save may still have been in flight then.
+            result: of the segment.
+            in_flight: its checkpoint.
+        """
+        newest = None if self.place.saves is None else self.place.saves.newest
+        if is_in_flight(head) and newest is not None:
+            head = newest.head  # of the save before, which is committed meanwhile
+        return fold(head, Commit.of(result.landed(in_flight), target=self.spec.train.known_target))
+
+    def _has_trained(self, request: SegmentRequest, result: SegmentResult, newest: Head) -> bool:
+        """Whether a segment counts. One that was dropped because the save before it failed does not."""
+        if result.exit_reason != "rewind":
+            return result.exit_reason not in {"finished", "superseded"}
+        rewound = self.place.log.entry(newest.base).body
+        return not isinstance(rewound, Rewind) or rewound.blown_up_at > request.start.step
+
+    def _end_epoch_of_callbacks(self, head: Head, *, number: int) -> None:
+        """Report the run's last evaluation and its end to the callbacks, because no later segment does.
+
+        Their state after this report is not saved. If the run is extended, they receive the same report after the
+        restore.
+        """
+        spec, tip = self.spec, head.tip
+        if tip is None or head.finished is not None or spec.train.callbacks is None or tip.step != spec.train.target:
+            return
+        if callbacks_act_at_end(spec, tip.step) or recorded_callbacks(head.identity).on_train_end:
+            self.train_and_commit(head, number=number)
+
+    def _init_or_restore(self, *, verify_bytes: bool) -> Head:
         self.place.telemetry.emit(Phase(cause="build"))
         call = InitOrRestoreCall(
-            spec=self.admitted.run.spec, dataset=dataset, accept=self.admitted.accept, verify_bytes=verify_bytes
+            spec=self.spec, dataset=self.dataset, accept=self.admitted.accept, verify_bytes=verify_bytes
         )
         head = self.runner.run(INIT_OR_RESTORE, call, self.place)
-        if self.accelerator.is_chief:
+        if self.hosts.is_chief:
             self.ledger.open(self.place.home, head)
         if head.tip is not None and (head.tip.step > 0 or not self.is_new):
             self.place.telemetry.emit(Note(text=self._where_it_continues(head.tip)))
@@ -378,7 +387,7 @@ class _Relay:
 
     def _where_it_continues(self, tip: CheckpointRef) -> str:
         words = f"continues from step {tip.step}, checkpoint {checkpoint_name(tip.path)}"
-        newest, target = self.place.log.newest_seen(), self.admitted.run.spec.train.known_target
+        newest, target = self.place.log.newest_seen(), self.spec.train.known_target
         logged = None if newest is None or newest.totals is None else newest.totals.target
         if target is None or logged in {None, target}:
             return words
@@ -386,14 +395,14 @@ class _Relay:
 
     def _exit_reason(self, head: Head, segments: int) -> str | None:
         """The reason to end the command here; None to continue."""
-        goal, spec = self.admitted.goal, self.admitted.run.spec
-        if goal.reached(head, spec):
-            return goal.reason(head, spec)
+        goal = self.admitted.goal
+        if goal.reached(head, self.spec):
+            return goal.reason(head, self.spec)
         if segments == goal.max_segments:
             return "max_segments"
         left = self._seconds_left()
         is_over = left is not None and left <= 0
-        return "time_budget" if self.accelerator.broadcast_from_chief(is_over) else None
+        return "time_budget" if self.hosts.broadcast_from_chief(is_over) else None
 
     def _moved_by_own_stage(self) -> bool:
         """Whether a remote stage of this command committed the tip after the command had given the stage up.
@@ -405,6 +414,16 @@ class _Relay:
             record.within == self.ledger.attempt and record.from_step < record.committed_step == tip.step
             for record in read_attempts(self.place.home).records
         )
+
+    def _write_curves(self, head: Head) -> None:
+        """Bring the TensorBoard files up to date, after the save in flight if there is one."""
+        saves, curves = self.place.saves, self.curves
+        if not self.hosts.is_chief:
+            return
+        if saves is not None and is_in_flight(head):
+            saves.then(lambda entry: curves.update(entry.head))
+        else:
+            curves.update(head)
 
     def _seconds_left(self) -> float | None:
         budget = self.admitted.goal.max_seconds

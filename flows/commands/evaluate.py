@@ -18,7 +18,7 @@ from flows.commands.options import (
     step_of,
 )
 from flows.commands.output import Output, Painted, say_json
-from flows.fresh_evaluation import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
+from flows.evaluating import Chosen, FreshEvaluation, chosen_of, evaluate_again, run_stages
 from flows.launching.runner import InProcess, Runner
 from flows.opened_run import Run, hint_at_other_files
 from flows.process.fast_imports import fast_imports

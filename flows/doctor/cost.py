@@ -120,7 +120,7 @@ def _seconds_to_restore(
     """Seconds to fetch and verify the files, to read their values into the variables, and to compare the digest."""
     import tensorflow as tf
 
-    from tasks.foundation.checkpoint.bundle import PREFIX
+    from tasks.foundation.checkpoint.files import PREFIX
     from tasks.foundation.checkpoint.verify import fetch, read_manifest
     from tasks.foundation.state.digest import tree_of
 

@@ -25,7 +25,7 @@ from flows.prefect_ui.run_logger import PrefectRunLogger
 from flows.process.fast_imports import fast_imports
 from flows.process.library_output import mask_library_output
 from flows.process.main_module import keep_main_module_from_children
-from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT
 from tasks.foundation.contracts.attempt import utc_time
 from tasks.foundation.contracts.base import Contract
@@ -194,9 +194,9 @@ def train(call: RemoteTrainSegmentCall, process: StageProcess) -> SegmentResult:
 
     def work() -> SegmentResult:
         # The answer names a staged checkpoint, so only commits within the segment run beside the training.
-        with Committer(across_segments=False) as committer:
-            process.watch.follow_saves(lambda: committer.busy, committer.seconds_of_save)
-            place = replace(process.place, committer=committer)
+        with AsyncSaves(across_segments=False) as saves:
+            process.watch.follow_saves(lambda: saves.busy, saves.seconds_of_save)
+            place = replace(process.place, saves=saves)
             result = replace(process, place=place).run_here(TRAIN_SEGMENT, segment)
         if result.staged is not None:
             process.ledger.staged(result.staged.path)

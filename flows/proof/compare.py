@@ -217,8 +217,7 @@ def read_arrays(home: LocalStorage, ref: CheckpointRef, manifest: CheckpointMani
     quiet_tensorflow()
     import tensorflow as tf
 
-    from tasks.foundation.checkpoint.bundle import PREFIX
-    from tasks.foundation.checkpoint.bundle_errors import bundle_errors
+    from tasks.foundation.checkpoint.files import PREFIX, bundle_errors
     from tasks.foundation.state.digest import stored_name
 
     prefix, names = str(home.root / ref.path / PREFIX), {key: stored_name(key) for key in manifest.leaves}

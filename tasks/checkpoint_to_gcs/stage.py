@@ -3,7 +3,7 @@
 A home in a local folder is treated like one in a bucket.
 """
 
-from tasks.foundation.checkpoint.committer import commit_staged
+from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.stage_calls import CheckpointToGcsCall
 from tasks.foundation.machine.threads import run_uninterrupted
@@ -27,8 +27,8 @@ def checkpoint_to_gcs(call: CheckpointToGcsCall, place: Place) -> Entry:
     """
     body = Commit.of(call.result, target=call.request.spec.train.known_target)
     place.telemetry.emit(Phase(cause="commit"))
-    if place.committer is not None:
-        # This process has just written and verified the files. It either runs in the committer's thread, where no
+    if place.saves is not None:
+        # This process has just written and verified the files. It either runs in the thread that saves, where no
         # signal arrives, or within the uninterrupted work of the relay.
         return commit_staged(place.log, body, spec=call.request.spec, telemetry=place.telemetry, verified=True)
     # A signal here would lose the staged segment, so it is delivered after the commit.

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from tasks.evaluate.confusion import Confusion, Counts, labels_of
 from tasks.evaluate.loop import Evaluator, Metrics
-from tasks.foundation.checkpoint.committer import land
 from tasks.foundation.checkpoint.restore import restore_warm_state
+from tasks.foundation.checkpoint.save import wait_for_save
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -204,7 +204,7 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
     warm = take_state(recipe, storage=place.root, accelerator=accelerator)
     if checkpoint.is_in_flight and not accelerator.all_agree(warm.holds(checkpoint)):
         # It is restored from the store.
-        checkpoint = _landed(checkpoint, place, accelerator)
+        checkpoint = _committed(checkpoint, place, accelerator)
     if not warm.has_recorded_contents:
         warm.require_recorded_contents(place.log.require_head().identity, home=place.home.uri)
     if restore_warm_state(warm, place.home, checkpoint):
@@ -232,8 +232,8 @@ def _evaluate(call: EvaluateCall, place: Place) -> Evaluation:
             _save_confusion(counts, committed, place)
         place.telemetry.emit(Evaluated(step=committed.step, metrics=metrics, examples=examples, on=on))
 
-    if accelerator.is_chief and checkpoint.is_in_flight and place.committer is not None:
-        place.committer.then(lambda entry: log(_checkpoint_of(entry)))
+    if accelerator.is_chief and checkpoint.is_in_flight and place.saves is not None:
+        place.saves.then(lambda entry: log(_checkpoint_of(entry)))
     else:
         log(checkpoint)
     return body
@@ -259,10 +259,10 @@ def _save_confusion(counts: Counts | None, checkpoint: CheckpointRef, place: Pla
         place.telemetry.emit(Note(text=f"the confusion matrix was not saved: {fault}", warning=True))
 
 
-def _landed(checkpoint: CheckpointRef, place: Place, accelerator: Accelerator) -> CheckpointRef:
+def _committed(checkpoint: CheckpointRef, place: Place, accelerator: Accelerator) -> CheckpointRef:
     """The committed checkpoint of one that is in flight; waits for it. With several hosts, all of them call it."""
     place.telemetry.emit(Phase(cause="commit"))
-    number = land(place.committer, accelerator)
+    number = wait_for_save(place.saves, accelerator)
     place.telemetry.emit(Phase(cause="evaluate"))
     if number is None:
         raise AssertionError(f"{checkpoint.path} is in flight, and no save is")

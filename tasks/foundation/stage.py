@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.base import Contract
 from tasks.foundation.contracts.dataset import Feature, Reading
 from tasks.foundation.contracts.log_entry import Environment
@@ -32,7 +32,7 @@ class Place:
         clock: monotonic time in seconds.
         check_features: called by `prepare_data` with the features of the first example and how it was read, before any
             example is written; not called if the dataset exists. Its error ends the stage.
-        committer: saves beside the training; None: saves are made in line.
+        saves: made while the training goes on; None: they are made in line.
     """
 
     root: Storage
@@ -42,7 +42,7 @@ class Place:
     telemetry: Sink
     clock: Callable[[], float] = time.monotonic
     check_features: Callable[[tuple[Feature, ...], Reading], None] | None = None
-    committer: Committer | None = None
+    saves: AsyncSaves | None = None
 
     @classmethod
     def of(
@@ -53,13 +53,13 @@ class Place:
         code_folder: Path,
         telemetry: Sink,
         clock: Callable[[], float] = time.monotonic,
-        committer: Committer | None = None,
+        saves: AsyncSaves | None = None,
     ) -> "Place":
         """The place of a run, by its name below a storage root."""
         home = root.at(run)
         return cls(
             root=root, home=home, log=RunLog(home), code_folder=code_folder, telemetry=telemetry, clock=clock,
-            committer=committer,
+            saves=saves,
         )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tasks.foundation.checkpoint.fork import refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
-from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.checkpoint.save import commit_staged
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import WeightsReport
 from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
@@ -135,8 +136,7 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     warm.has_recorded_contents = True
     head = require_broadcast_head(log, head, accelerator)
     if head.tip is None:
-        saver = Saver(log=log, spec=spec, telemetry=telemetry)
-        head = _commit_step_0(saver, warm, head, weights, attempt=attempt)
+        head = _commit_step_0(log, warm, head, weights, attempt=attempt, telemetry=telemetry)
     if spec.stages.train_segment.deployment is None or spec.stages.evaluate.deployment is None:
         PROCESS_STATE.keep(warm)  # another stage of this process uses it
     return head
@@ -187,9 +187,11 @@ def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
         telemetry.emit(Note(text=words, warning=True))
 
 
-def _commit_step_0(saver: Saver, warm: WarmState, head: Head, weights: WeightsReport | None, *, attempt: str) -> Head:
-    staged = saver.stage(warm.state, base=head.base, attempt=attempt)
-    body = None
+def _commit_step_0(
+    log: RunLog, warm: WarmState, head: Head, weights: WeightsReport | None, *, attempt: str, telemetry: Sink
+) -> Head:
+    staged = stage_checkpoint(warm.state, log.home, base=head.base, attempt=attempt)
+    newest = None
     if staged is not None:
         body = Commit(
             checkpoint=staged,
@@ -198,7 +200,8 @@ def _commit_step_0(saver: Saver, warm: WarmState, head: Head, weights: WeightsRe
             initialized_from=weights,
             target=warm.spec.train.known_target,
         )
-    head = saver.commit(body, warm.state.accelerator)
+        newest = commit_staged(log, body, spec=warm.spec, telemetry=telemetry).head
+    head = require_broadcast_head(log, newest, warm.state.accelerator)
     warm.set_content(staged)
     return head
 

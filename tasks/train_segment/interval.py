@@ -8,15 +8,19 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
 from tasks.foundation.checkpoint.cadence import CommitCadence
 from tasks.foundation.checkpoint.retention import rewind_run
-from tasks.foundation.checkpoint.save import Saver
+from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged, wait_for_save
+from tasks.foundation.checkpoint.snapshot import fits_memory, reserve_memory, snapshot_bytes, take_snapshot
+from tasks.foundation.checkpoint.write import stage_checkpoint, write_snapshot
 from tasks.foundation.contracts.attempt import INPUT_WAIT
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import (
     BorderReason,
     Commit,
+    Entry,
     ExitReason,
     MetricRow,
     SegmentRequest,
@@ -33,8 +37,10 @@ from tasks.foundation.runlog.attempt_packs import pack_beside
 from tasks.foundation.runlog.attempts import read_attempts
 from tasks.foundation.runlog.commits import finish
 from tasks.foundation.runlog.losses import losses_of
-from tasks.foundation.telemetry.events import CommitPace, Note, Sink
-from tasks.foundation.telemetry.formatting import duration_words
+from tasks.foundation.runlog.multi_host import require_broadcast_head
+from tasks.foundation.stage import Place
+from tasks.foundation.telemetry.events import CommitPace, Note, Sink, WithoutPhases
+from tasks.foundation.telemetry.formatting import duration_words, size_words
 from tasks.foundation.telemetry.ledger import Stopwatch, seconds_between
 from tasks.train_segment.trainer import HostStats, InnerLoop, Trainer
 
@@ -165,8 +171,15 @@ class CommitInterval:
         skipped_batches: see `Head`; the batch index is the step plus these.
     """
 
-    def __init__(self, request: SegmentRequest, saver: Saver, *, telemetry: Sink, clock: Callable[[], float]) -> None:
-        self.run_log = saver.log
+    def __init__(self, request: SegmentRequest, place: Place) -> None:
+        """Begin where the request says.
+
+        Args:
+            request: the segment's.
+            place: where it runs; with `place.saves`, checkpoints are saved while the training goes on.
+        """
+        telemetry, clock = place.telemetry, place.clock
+        self.run_log = place.log
         self.work = IntervalWork(request.spec, telemetry=telemetry, clock=clock)
         self.start: CheckpointRef = request.start
         self.base = request.base
@@ -175,7 +188,7 @@ class CommitInterval:
         self._spec = request.spec
         self._telemetry = telemetry
         self._clock = clock
-        self._saver = saver
+        self._saves = place.saves
         self._number = request.number
 
     def commit_is_due(self, step: int, cadence: CommitCadence) -> bool:
@@ -184,7 +197,7 @@ class CommitInterval:
             return False
         return self.work.fills_an_entry or self.work.training_seconds >= cadence.interval_seconds
 
-    def land(self, hosts: Hosts) -> None:
+    def wait_for_save(self, hosts: Hosts) -> None:
         """Wait until the checkpoint that the interval starts from is committed. With several hosts, all call it.
 
         Raises:
@@ -197,22 +210,23 @@ class CommitInterval:
         self.work.begin_cause("commit")
         self._in_flight = False
         self.base = self.start.base  # if it fails: nothing is committed on top of the commit before
-        number = self._saver.land(hosts)
+        number = wait_for_save(self._saves, hosts)
         if number is None:
-            raise AssertionError("the save in flight has neither landed nor failed")
+            raise AssertionError("the save in flight is neither committed nor failed")
         self.base = number
-        committer = self._saver.committer
-        if committer is not None and committer.landed is not None and isinstance(committer.landed.body, Commit):
-            self.start = committer.landed.body.checkpoint
+        newest = None if self._saves is None else self._saves.newest
+        if newest is not None and isinstance(newest.body, Commit):
+            self.start = newest.body.checkpoint
 
     def reserve_memory(self, trainer: Trainer) -> None:
-        """Get memory for the first save ready; see `Saver.reserve_memory`. Call it after each inner loop."""
-        self._saver.reserve_memory(trainer.state)
+        """Get memory for the first save ready; see `snapshot.reserve_memory`. Call it after each inner loop."""
+        if self._saves is not None:
+            reserve_memory(trainer.state)
 
     def raise_failed_save(self, hosts: Hosts) -> None:
         """Raise what failed beside the training. With several hosts, all of them call it."""
-        self.land(hosts)
-        self._saver.land(hosts)  # what failed after the commit, such as logging an evaluation
+        self.wait_for_save(hosts)
+        wait_for_save(self._saves, hosts)  # what failed after the commit, such as logging an evaluation
 
     def earliest(self, fault: BlowUp, hosts: Hosts) -> BlowUp:
         """The blow-up of the save in flight if it has one, because it is of an earlier step; otherwise `fault`.
@@ -223,7 +237,7 @@ class CommitInterval:
             BatonError: the save in flight failed for another reason.
         """
         try:
-            self.land(hosts)
+            self.wait_for_save(hosts)
         except BlowUp as earlier:
             return earlier
         return fault
@@ -237,7 +251,8 @@ class CommitInterval:
         """
         self._prepare_save(trainer)
         began = self._clock()
-        staged = self._saver.stage(trainer.state, base=self.base, attempt=uuid.uuid4().hex, where=self._where)
+        home, attempt = self.run_log.home, uuid.uuid4().hex
+        staged = stage_checkpoint(trainer.state, home, base=self.base, attempt=attempt, where=self._where)
         trainer.staging_seconds = seconds_between(began, self._clock())
         trainer.holds(staged)
         return staged
@@ -249,29 +264,34 @@ class CommitInterval:
             BatonError: this save failed, or the one before that ran beside the training.
         """
         began = self._clock()
-        beside = self._saver.saves_beside(trainer.state, trainer.accelerator)
-        if beside:
-            result = self._begin_save(trainer, reason)
-            if result.in_flight is None:
-                raise AssertionError("a save was begun and is not in flight")
-            self._saver.commit_beside(lambda staged: self._commit_of(result.landed(staged)), trainer.accelerator)
-            self.start, self._in_flight = result.in_flight, True
+        saves = self._saves if self._saves_async(trainer) else None
+        if saves is not None:
+            result = self._begin_save(saves, trainer, reason)
+            if trainer.accelerator.is_chief:
+                saves.commit(partial(self._commit_async, result))
+            self.start, self._in_flight = result.in_flight or self.start, True
         else:
             result = self.result(reason, staged=self.stage(trainer))
             self.work.begin_cause("commit")
-            body = self._commit_of(result) if trainer.accelerator.is_chief else None
-            head = self._saver.commit(body, trainer.accelerator)
+            head = None
+            if trainer.accelerator.is_chief:
+                body = Commit.of(result, target=self._spec.train.known_target)
+                head = commit_staged(self.run_log, body, spec=self._spec, telemetry=self._telemetry).head
+            head = require_broadcast_head(self.run_log, head, trainer.accelerator)
             self.start, self.base = head.tip or self.start, head.number
         trainer.cadence.stalled(seconds_between(began, self._clock()))
         if trainer.accelerator.is_chief and trainer.cadence.is_auto:
-            if beside and self._saver.committer is not None:
-                self._saver.committer.then(lambda _: self._learn(trainer.cadence))
-            else:
+            if saves is None:
                 self._learn(trainer.cadence)
+            else:
+                saves.then(lambda _: self._learn(trainer.cadence))
         self.work.begin_next()
 
-    def _commit_of(self, result: SegmentResult) -> Commit:
-        return Commit.of(result, target=self._spec.train.known_target)
+    def _commit_async(self, result: SegmentResult, staged: CheckpointRef) -> Entry:
+        """Commit the save in flight, in its thread, which has just compared what the store holds with what was sent."""
+        body = Commit.of(result.landed(staged), target=self._spec.train.known_target)
+        telemetry = WithoutPhases(self._telemetry)
+        return commit_staged(self.run_log, body, spec=self._spec, telemetry=telemetry, verified=True)
 
     def end(self, trainer: Trainer, reason: BorderReason) -> SegmentResult:
         """End the segment: begin to stage its checkpoint beside the training, or stage it in line.
@@ -279,10 +299,9 @@ class CommitInterval:
         Raises:
             BatonError: staging failed, or the save before that ran beside the training.
         """
-        committer = self._saver.committer
-        across = committer is not None and committer.across_segments
-        if across and self._saver.saves_beside(trainer.state, trainer.accelerator):
-            return self._begin_save(trainer, reason)
+        saves = self._saves
+        if saves is not None and saves.across_segments and self._saves_async(trainer):
+            return self._begin_save(saves, trainer, reason)
         return self.result(reason, staged=self.stage(trainer))
 
     def commit_if_it_fits(self, trainer: Trainer, reason: StopReason, *, grace_left: float) -> None:
@@ -321,7 +340,7 @@ class CommitInterval:
     def finish(self, reason: str, accelerator: Accelerator) -> SegmentResult:
         """Log that callbacks ended the run where the interval started. With several hosts, the chief logs it.
 
-        The checkpoint there must have landed.
+        The checkpoint there must be committed.
 
         Raises:
             StaleWriter: another writer moved the tip first.
@@ -359,24 +378,55 @@ class CommitInterval:
 
     def _prepare_save(self, trainer: Trainer) -> None:
         """Wait for the save before, and collect what goes into the commit besides the state."""
-        self.land(trainer.accelerator)
+        self.wait_for_save(trainer.accelerator)
         self.work.begin_cause("stage")
         self.work.gather_from_hosts(trainer.accelerator, traced=trainer.traced)
 
-    def _begin_save(self, trainer: Trainer, reason: ExitReason) -> SegmentResult:
+    def _saves_async(self, trainer: Trainer) -> bool:
+        """Whether the next save is made while the training goes on. With several hosts, all of them call it, and agree.
+
+        If memory is short, that is reported once.
+        """
+        if self._saves is None:
+            return False
+        if trainer.accelerator.broadcast_from_chief(fits_memory(trainer.state)):
+            return True
+        if not self._saves.memory_was_short:
+            self._saves.memory_was_short = True
+            size = size_words(snapshot_bytes(trainer.state))
+            text = f"a copy of the train state takes {size} of memory, and less is free: training waits for each commit"
+            self._telemetry.emit(Note(text=text, warning=True))
+        return False
+
+    def _begin_save(self, saves: AsyncSaves, trainer: Trainer, reason: ExitReason) -> SegmentResult:
+        """Take a snapshot, and begin to write it. With several hosts, all of them call it; the chief writes.
+
+        What fails is raised where somebody waits for the save.
+        """
         self._prepare_save(trainer)
-        reference = self._saver.begin(
-            trainer.state,
-            base=self.base,
-            where=self._where,
-            hosts=trainer.accelerator,
-            processed=trainer.cadence.processed,
-        )
+        state, home, base, attempt = trainer.state, self.run_log.home, self.base, agreed_attempt(trainer.accelerator)
+        processed = trainer.cadence.processed
+        snapshot = take_snapshot(state, where=self._where)
+        if snapshot is not None:
+            saves.begin(lambda: write_snapshot(snapshot, home, base=base, attempt=attempt, processed=processed))
+        reference = CheckpointRef.in_flight(step=state.step, base=base, attempt=attempt)
         trainer.holds(reference)
         return self.result(reason, in_flight=reference)
 
     def _seconds_of_save(self, trainer: Trainer) -> float:
-        """Estimate of the seconds until a save that begins now has landed."""
-        committer = self._saver.committer
+        """Estimate of the seconds until a save that begins now is committed."""
         in_line = 0.0 if trainer.staging_seconds is None else _COMMIT_PER_STAGING * trainer.staging_seconds
-        return in_line if committer is None else max(in_line, committer.seconds_of_save())
+        return in_line if self._saves is None else max(in_line, self._saves.seconds_of_save())
+
+
+_WORD_BITS = 32  # a float64 holds such a word exactly
+
+
+def agreed_attempt(hosts: Hosts) -> str:
+    """A new attempt id, the chief's on every host."""
+    chosen = uuid.uuid4()
+    words = [chosen.int >> shift & (1 << _WORD_BITS) - 1 for shift in (96, 64, 32, 0)]
+    agreed = 0
+    for word in hosts.gather_from_hosts(words)[0].tolist():
+        agreed = agreed << _WORD_BITS | int(word)
+    return f"{agreed:032x}"

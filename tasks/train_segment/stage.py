@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.foundation.checkpoint.save import Saver
 from tasks.foundation.contracts.log_entry import BorderReason, MetricRow, SegmentRequest, SegmentResult, StopReason
 from tasks.foundation.contracts.run_spec import EpochLength, next_multiple
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
@@ -41,7 +40,7 @@ def train_segment(call: TrainSegmentCall, place: Place) -> SegmentResult:
         place: where the run's home and the user's code are.
 
     Returns:
-        The work since the last commit. With `place.committer`, its checkpoint is being written while this returns
+        The work since the last commit. With `place.saves`, its checkpoint is being written while this returns
         (`in_flight`). After a stop, a rewind or a finish there is none, and everything is committed.
 
     Raises:
@@ -68,8 +67,7 @@ def forget_trainer() -> None:
 
 def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
     request = call.request
-    saver = Saver(log=place.log, spec=request.spec, telemetry=place.telemetry, committer=place.committer)
-    interval = CommitInterval(request, saver, telemetry=place.telemetry, clock=place.clock)
+    interval = CommitInterval(request, place)
     stops.unsaved_work = False
     interval.work.begin_cause("build")
     accelerator = acquire(request.spec.accelerator, call.recorded, deterministic=request.spec.train.deterministic)
@@ -79,7 +77,7 @@ def _run(call: TrainSegmentCall, place: Place, stops: Stops) -> SegmentResult:
         for prepare in (_restore, partial(_compile, accept=call.accept)):
             stop = agreed_stop(stops, accelerator)
             if stop is not None:
-                interval.land(accelerator)
+                interval.wait_for_save(accelerator)
                 return interval.result(stop)
             prepare(trainer, interval, place)
         stops.unsaved_work = True
@@ -101,12 +99,12 @@ def _train_segment(
 ) -> SegmentResult:
     """Call the callbacks that are due at the start, and train unless they end the run."""
     if request.until_step == interval.start.step or trainer.needs_evaluation(interval.start):
-        interval.land(trainer.accelerator)
+        interval.wait_for_save(trainer.accelerator)
     interval.work.begin_cause("train")
     with invalid_input_as_step_failed():
         ended = trainer.begin(place.log, interval.start)
     if ended is not None:
-        interval.land(trainer.accelerator)
+        interval.wait_for_save(trainer.accelerator)
         with invalid_input_as_step_failed():
             trainer.end_training()
         return interval.finish(ended, trainer.accelerator)
@@ -121,7 +119,7 @@ def _train_segment(
 def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
     interval.work.begin_cause("restore")
     if not trainer.accelerator.all_agree(trainer.has(interval.start)):
-        interval.land(trainer.accelerator)  # it is restored from the store
+        interval.wait_for_save(trainer.accelerator)  # it is restored from the store
     if trainer.restore(place.home, interval.start):
         place.log.whole_reads.add(interval.start)
     trainer.seek(interval.start.step + interval.skipped_batches, place.telemetry)
@@ -130,7 +128,7 @@ def _restore(trainer: Trainer, interval: CommitInterval, place: Place) -> None:
 def _compile(trainer: Trainer, interval: CommitInterval, place: Place, *, accept: Sequence[str]) -> None:
     interval.work.begin_cause("compile")
     if trainer.traced is None:
-        interval.land(trainer.accelerator)
+        interval.wait_for_save(trainer.accelerator)
         for text in () if trainer.callbacks is None else trainer.callbacks.notes:
             place.telemetry.emit(Note(text=text))
     trainer.compile(place.log, interval.base, place.telemetry, accept=accept)
@@ -164,7 +162,7 @@ def _train(
             and step > interval.start.step,
             commit_is_due=interval.commit_is_due(step, trainer.cadence),
             steps=min(end - step, steps_within(longest, steps_per_second)),
-            save_failed=place.committer is not None and place.committer.failed,
+            save_failed=place.saves is not None and place.saves.failed,
         ).agreed(trainer.accelerator)
         if decision.save_failed:
             interval.raise_failed_save(trainer.accelerator)
@@ -210,7 +208,7 @@ def _stop(reason: StopReason, grace_left: float, trainer: Trainer, interval: Com
         PROCESS_DEADLINE.start(grace_left)  # the notice may be for another host
     if trainer.state.step > interval.start.step:
         interval.commit_if_it_fits(trainer, reason, grace_left=grace_left)
-    interval.land(trainer.accelerator)
+    interval.wait_for_save(trainer.accelerator)
     return interval.result(reason)
 
 
@@ -221,7 +219,7 @@ def _loss_watch(trainer: Trainer, interval: CommitInterval, place: Place) -> Los
     factor = trainer.recipe.spec.train.blowup_factor
     rows: list[MetricRow] = []
     if factor is not None:
-        interval.land(trainer.accelerator)
+        interval.wait_for_save(trainer.accelerator)
         rows = recent_rows(place.log, place.log.entry(interval.base).head, MEDIAN_ROWS)
     watch = LossWatch(factor, rows)
     trainer.keep_watch(watch)

@@ -201,7 +201,7 @@ def test_store_that_never_answers_ends_the_wait_for_a_commit(cloud: FakeGcs, tmp
     text = (tmp_path / "output").read_text()
     assert code == 3, text[-3000:]
     assert re.search(r"hung: commit has not ended for \d+ s after step \d+", text)
-    assert "baton-committer (most recent call first):" in text
+    assert "baton-save (most recent call first):" in text
     names = cloud.store.names("bucket")
     entries = [json.loads(cloud.store.bytes("bucket", name)) for name in names if f"{home}log/0" in name]
     assert {entry["body"]["kind"] for entry in entries} <= {"origin", "checkpoint", "retire"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flows.launching.runner import InProcess
-from tasks.foundation.checkpoint import save, write
-from tasks.foundation.checkpoint.committer import Committer
+from tasks.foundation.checkpoint import snapshot, write
+from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Head, Rewind
 from tasks.foundation.errors import BatonError, NonFinite, StaleWriter, StorageError, StoreUnreachable
 from tasks.foundation.stage import Place, Stage
@@ -80,14 +80,14 @@ class WaitingForFailure:
     def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._step = step
         self._failed = threading.Event()
-        join = Committer._run
+        join = AsyncSaves._run
 
-        def run(committer: Committer, *arguments: Any) -> None:
-            join(committer, *arguments)
-            if committer.failed:
+        def run(saves: AsyncSaves, *arguments: Any) -> None:
+            join(saves, *arguments)
+            if saves.failed:
                 self._failed.set()
 
-        monkeypatch.setattr(Committer, "_run", run)
+        monkeypatch.setattr(AsyncSaves, "_run", run)
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Training) and event.step > self._step:
@@ -205,9 +205,9 @@ def test_rewind_where_a_stage_waits_for_the_save(lab: Lab, monkeypatch: pytest.M
 
 def test_short_memory_makes_every_save_in_line(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, straight = run_of("short-of-memory", checkpoint__every_seconds=1e-9), run_of("straight")
-    monkeypatch.setattr(save, "enough_memory_for_snapshot", lambda _: False)
+    monkeypatch.setattr(snapshot, "enough_memory_for_snapshot", lambda _: False)
     begun: list[object] = []
-    monkeypatch.setattr(Committer, "begin", lambda _self, write: begun.append(write))
+    monkeypatch.setattr(AsyncSaves, "begin", lambda _self, write: begun.append(write))
     command(lab, spec)
     assert begun == []
     assert len(committed(lab, spec)) > 5

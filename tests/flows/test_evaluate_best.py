@@ -8,7 +8,7 @@ from prefect.logging import disable_run_logger
 from prefect.states import Cancelled, Completed
 
 from flows.evaluate_best import ended, evaluate_best, stopped
-from flows.fresh_evaluation import Chosen, Step, chosen_of, differences, evaluate_again
+from flows.evaluating import Chosen, Step, chosen_of, differences, evaluate_again
 from flows.launching import prefect_api
 from flows.launching.runner import StageStopped
 from flows.opened_run import Run

@@ -18,8 +18,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
-from tasks.foundation.checkpoint.committer import Committer, commit_staged
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
+from tasks.foundation.checkpoint.save import AsyncSaves, commit_staged
 from tasks.foundation.checkpoint.verify import fetch, manifest_digest, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.log_entry import Commit, Entry, Environment, Evaluation, Head, MetricRow, Origin
@@ -155,14 +155,14 @@ class Segments:
     def __init__(self, log: RunLog, *, on_restore: Callable[[CheckpointRef], None] = lambda _: None) -> None:
         self._log = log
         self._on_restore = on_restore
-        self._committer = Committer()
+        self._saves = AsyncSaves()
         self._path, self._content = "", b""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._committer.__exit__(*error)
+        self._saves.__exit__(*error)
 
     def train(self, head: Head) -> Head:
         """One segment: restore unless in memory, train, and begin to stage, commit, retire and delete.
@@ -175,7 +175,7 @@ class Segments:
             self._content = restored(self._log.home, tip)
             self._on_restore(tip)
         content, step = hashlib.sha256(self._content).digest(), tip.step + STEPS
-        landed = self._committer.wait()
+        landed = self._saves.wait()
         base = landed.number if landed is not None and tip.is_in_flight else head.base
         reference = CheckpointRef.in_flight(step=step, base=base, attempt=uuid.uuid4().hex)
 
@@ -191,14 +191,14 @@ class Segments:
         def commit_staged_files(staged: CheckpointRef) -> Entry:
             return commit_staged(self._log, body_of(staged), spec=SPEC, telemetry=Silent(), verified=True)
 
-        self._committer.begin(lambda: stage(self._log.home, content, step=step, base=base, attempt=reference.attempt))
-        self._committer.commit(commit_staged_files)
+        self._saves.begin(lambda: stage(self._log.home, content, step=step, base=base, attempt=reference.attempt))
+        self._saves.commit(commit_staged_files)
         self._path, self._content = reference.path, content
         return fold(head, body_of(reference))
 
     def land(self) -> Head:
         """Wait for the save in flight; returns the head of the log."""
-        self._committer.wait()
+        self._saves.wait()
         return self._log.require_head()
 
 

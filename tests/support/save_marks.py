@@ -18,25 +18,25 @@ def mark_saves() -> None:
     path = os.environ.get(VARIABLE)
     if path is None:
         return
-    from tasks.foundation.checkpoint import committer as committing
-    from tasks.foundation.checkpoint.committer import Committer
+    from tasks.foundation.checkpoint import save as committing
+    from tasks.foundation.checkpoint.save import AsyncSaves
 
     marks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    begin, commit = Committer.begin, committing.commit
+    begin, commit = AsyncSaves.begin, committing.commit
 
-    def marked_begin(committer: Committer, write: Callable[[], Any]) -> None:
+    def marked_begin(saves: AsyncSaves, write: Callable[[], Any]) -> None:
         def marked_write() -> Any:
             os.write(marks, _BEGUN)
             return write()
 
-        begin(committer, marked_write)
+        begin(saves, marked_write)
 
     def marked_commit(*arguments: Any) -> Any:
         entry = commit(*arguments)
         os.write(marks, _NAMED)
         return entry
 
-    Committer.begin = marked_begin  # type: ignore[method-assign]
+    AsyncSaves.begin = marked_begin  # type: ignore[method-assign]
     committing.commit = marked_commit
 
 

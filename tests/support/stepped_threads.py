@@ -1,4 +1,4 @@
-"""The committer's thread as a thread of a writer in `interleaving.py`, so that its calls are put in every order too."""
+"""The thread that saves as a thread of a writer in `interleaving.py`, so that its calls are put in every order too."""
 
 import queue
 from collections import deque
@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import greenlet
 import pytest
 
-from tasks.foundation.checkpoint import committer
+from tasks.foundation.checkpoint import save
 from tests.support.interleaving import Thread
 
 
 class SteppedThread:
-    """As much of `threading.Thread` as the committer uses."""
+    """As much of `threading.Thread` as `AsyncSaves` uses."""
 
     def __init__(self, *, target: Callable[[], object], name: str, daemon: bool) -> None:  # noqa: ARG002
         self._target = target
@@ -25,7 +25,7 @@ class SteppedThread:
 
 
 class SteppedQueue:
-    """As much of `queue.SimpleQueue` as the committer uses, within one writer."""
+    """As much of `queue.SimpleQueue` as `AsyncSaves` uses, within one writer."""
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
@@ -47,11 +47,11 @@ class SteppedQueue:
         return self._items.popleft()
 
 
-def step_committers(patch: pytest.MonkeyPatch) -> None:
-    """Make every committer's thread a thread of its writer."""
+def step_saves(patch: pytest.MonkeyPatch) -> None:
+    """Make every `AsyncSaves`'s thread a thread of its writer."""
 
     def refuse() -> NoReturn:
         raise OSError("not a thread of the system")
 
-    patch.setattr(committer, "threading", SimpleNamespace(Thread=SteppedThread, get_native_id=refuse))
-    patch.setattr(committer, "queue", SimpleNamespace(SimpleQueue=SteppedQueue, Empty=queue.Empty))
+    patch.setattr(save, "threading", SimpleNamespace(Thread=SteppedThread, get_native_id=refuse))
+    patch.setattr(save, "queue", SimpleNamespace(SimpleQueue=SteppedQueue, Empty=queue.Empty))

@@ -1,12 +1,11 @@
 """Processes of `interleaving.py` that train on while their save is in flight, as the relay does.
 
-Everything that decides what is committed is Baton's own: the committer, the commit interval, the stage
-checkpoint-to-GCS, the segments and commits of the relay, and one `RunLog` a process, which remembers entries. Training
+Everything that decides what is committed is Baton's own: the thread that saves, the commit interval, the stage
+checkpoint-to-GCS, the relay, and one `RunLog` a process, which remembers entries. Training
 is a hash, and a checkpoint is one file: what it holds is a function of its parent and of the batches skipped.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,11 @@ from typing import Any
 import pytest
 
 from flows import relay as relay_segments
-from flows.commits import Commits, is_in_flight
+from flows.evaluating import is_in_flight
 from flows.launching.runner import InProcess
 from flows.opened_run import Goal
-from flows.relay import Segments
-from tasks.foundation.checkpoint.committer import Committer
-from tasks.foundation.checkpoint.save import Saver
+from flows.relay import Relay
+from tasks.foundation.checkpoint.save import AsyncSaves
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
 from tasks.foundation.contracts.dataset import DatasetRef
@@ -28,7 +26,7 @@ from tasks.foundation.contracts.log_entry import Commit, Entry, Head, SegmentReq
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
 from tasks.foundation.errors import BlowUp, NonFinite
-from tasks.foundation.machine.hosts import Hosts, OneHost
+from tasks.foundation.machine.hosts import OneHost
 from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place, Stage
@@ -38,7 +36,7 @@ from tasks.foundation.telemetry.events import Silent
 from tasks.stages import TRAIN_SEGMENT
 from tasks.train_segment.interval import CommitInterval
 from tests.support.small_logs import staged_content
-from tests.support.stepped_threads import step_committers
+from tests.support.stepped_threads import step_saves
 
 _SEGMENT_STEPS, _LOOP_STEPS = 10, 5
 SPEC = RunSpec.model_validate(
@@ -90,32 +88,29 @@ def _write(home: Storage, content: bytes, reference: CheckpointRef) -> Checkpoin
     return reference.model_copy(update=digests)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FileSaver(Saver):
-    """Saves the content of a `_Trainer` beside its training."""
+class _FileInterval(CommitInterval):
+    """Saves the content of a `_Trainer` while it trains on."""
 
-    process: "Process"
+    def __init__(self, request: SegmentRequest, place: Place, process: "Process") -> None:
+        super().__init__(request, place)
+        self._process = process
 
-    def saves_beside(self, state: Any, hosts: Hosts) -> bool:  # noqa: ARG002
+    def _saves_async(self, trainer: Any) -> bool:  # noqa: ARG002
         return True
 
-    def begin(
-        self, state: Any, *, base: int, where: str, hosts: Hosts, processed: Callable[[float], None] | None = None
-    ) -> CheckpointRef:
-        del where, hosts, processed
-        reference = CheckpointRef.in_flight(step=state.step, base=base, attempt=self.process.attempt(state.step))
-        content = state.content
-        if self.committer is None:
-            raise AssertionError("no committer")
+    def _begin_save(self, saves: AsyncSaves, trainer: Any, reason: Any) -> SegmentResult:
+        self._prepare_save(trainer)
+        process, content, home = self._process, trainer.content, self.run_log.home
+        reference = CheckpointRef.in_flight(step=trainer.step, base=self.base, attempt=process.attempt(trainer.step))
 
         def write() -> CheckpointRef:
-            if reference.step == self.process.not_finite_at:
-                self.process.not_finite_at = None
+            if reference.step == process.not_finite_at:
+                process.not_finite_at = None
                 raise NonFinite(f"step {reference.step} holds NaN", step=reference.step)
-            return _write(self.log.home, content, reference)
+            return _write(home, content, reference)
 
-        self.committer.begin(write)
-        return reference
+        saves.begin(write)
+        return self.result(reason, in_flight=reference)
 
 
 class _Trainer:
@@ -157,37 +152,39 @@ class Process:
     def work(self, store: Any) -> Head:
         """Train from the head of the log to the end, each segment beside the save of the one before."""
         log = RunLog(store)
-        with Committer() as committer:
+        with AsyncSaves() as saves:
             place = Place(
                 root=store, home=store, log=log, code_folder=Path(), telemetry=Silent(), clock=lambda: 0.0,
-                committer=committer,
+                saves=saves,
             )  # fmt: skip
-            curves: Any = SimpleNamespace(update=lambda _: None)
-            commits = Commits(spec=SPEC, runner=_Runner(self), place=place, hosts=OneHost(), curves=curves)
             goal = Goal.of(SPEC, until_step=self.until_step)
-            segments = Segments(goal=goal, commits=commits, hosts=OneHost(), seconds_left=lambda: None, accept=())
+            admitted: Any = SimpleNamespace(goal=goal, accept=())
+            unused: Any = None
+            relay = Relay(
+                spec=SPEC, runner=_Runner(self), place=place, hosts=OneHost(), admitted=admitted, dataset=_DATASET,
+                ledger=unused, curves=unused, track=unused, elapsed=lambda: 0.0, is_new=False,
+            )  # fmt: skip
             head = log.require_head()
             while True:
                 if goal.reached(head, SPEC):
                     if not is_in_flight(head):
                         return head
-                    head = commits.landed(head)
+                    head = relay.wait_for_save(head)
                     continue
-                _, head, _ = segments.train_and_commit(_DATASET, head, number=1)
+                _, head, _ = relay.train_and_commit(head, number=1)
 
     def train(self, request: SegmentRequest, place: Place) -> SegmentResult:
         """The stage train-segment, with its order of operations."""
-        saver = _FileSaver(log=place.log, spec=SPEC, telemetry=place.telemetry, committer=place.committer, process=self)
-        interval = CommitInterval(request, saver, telemetry=place.telemetry, clock=place.clock)
+        interval = _FileInterval(request, place, self)
         hosts = OneHost()
         try:
             if self._held[0] != request.start.path:
-                interval.land(hosts)
+                interval.wait_for_save(hosts)
                 self._held = interval.start.path, content_of(place.home, interval.start)
             trainer = _Trainer(self._held[1], request.start.step)
             while trainer.step < request.until_step:
                 place.home.trains()  # type: ignore[attr-defined]
-                if place.committer is not None and place.committer.failed:
+                if place.saves is not None and place.saves.failed:
                     interval.raise_failed_save(hosts)
                 if self.commits_within and trainer.step > interval.start.step:
                     interval.commit(trainer, "interval")  # type: ignore[arg-type]
@@ -218,7 +215,7 @@ class _Runner(InProcess):
 
 def step_processes(patch: pytest.MonkeyPatch) -> None:
     """Put the threads of `Process` under the control of an `Execution`."""
-    step_committers(patch)
+    step_saves(patch)
     # Signals do not arrive here, and its thread is one of the system.
     stops = SimpleNamespace(requested=None)
     patch.setattr(relay_segments, "run_uninterrupted", lambda work, *_, **__: work(stops))

@@ -20,7 +20,6 @@ from tasks.foundation.contracts.log_entry import (
     Commit,
     Entry,
     Environment,
-    Head,
     MetricRow,
     Origin,
     SegmentRequest,
@@ -31,9 +30,11 @@ from tasks.foundation.runlog.commits import commit
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.worker_stats import workers_of
+from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.telemetry.ledger import measured, seconds_between
+from tasks.train_segment import interval as module
 from tasks.train_segment import loop
 from tasks.train_segment.interval import CommitInterval
 from tasks.train_segment.stage import forget_trainer
@@ -85,22 +86,12 @@ class Trained:
         pass
 
 
-class AppendingSaver:
-    """Stages nothing; only appends the log entry of a commit."""
+class AppendingInterval(CommitInterval):
+    """Stages nothing; its commits only append the log entry."""
 
-    committer = None
-
-    def saves_beside(self, *_: Any) -> bool:
-        return False
-
-    def __init__(self, home: Storage) -> None:
-        self.log = RunLog(home)
-
-    def stage(self, state: Trained, *, base: int, **_: Any) -> CheckpointRef:
-        return staged(state.step, base)
-
-    def commit(self, body: Commit, _hosts: Hosts) -> Head:
-        return commit(self.log, body).head
+    def stage(self, trainer: Any) -> CheckpointRef:
+        self._prepare_save(trainer)
+        return staged(trainer.state.step, self.base)
 
 
 def begun() -> tuple[Storage, Entry]:
@@ -128,17 +119,18 @@ def test_commits_are_made_whatever_was_measured(
     )  # fmt: skip
     readings = itertools.cycle(clock)
     recorder = EventRecorder()
-    interval = CommitInterval(
-        request,
-        AppendingSaver(home),
-        telemetry=recorder,
-        clock=lambda: next(readings),  # type: ignore[arg-type]
+    place = Place(
+        root=home, home=home, log=RunLog(home), code_folder=Path(), telemetry=recorder, clock=lambda: next(readings)
     )
+    interval = AppendingInterval(request, place)
     interval.work.begin_cause("train")
     interval.work.log(MetricRow(step=2, metrics={"loss": losses[0] if losses else 0.5}))
     for seconds in loops:
         interval.work.add_inner_loop(InnerLoop(steps=1, input_wait_seconds=waited, losses=tuple(losses)), seconds)
-    interval.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "commit_staged", lambda log, body, **_: commit(log, body))
+        patch.setattr(module, "require_broadcast_head", lambda _log, head, _hosts: head)
+        interval.commit(Trained(2, Hosts(other)), "interval")  # type: ignore[arg-type]
     made = RunLog(home).require_head()
     assert made.tip is not None
     assert made.tip.step == 2

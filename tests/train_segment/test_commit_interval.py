@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint import save
-from tasks.foundation.checkpoint.committer import commit_staged
+from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import TrainSegmentCall
@@ -226,7 +225,7 @@ def test_commits_within_a_segment_go_through_commit_staged(lab: Lab, monkeypatch
 
     spec = spec_of("plain", checkpoint__every_seconds=8.0)
     lab.begin(spec)
-    monkeypatch.setattr(save, "commit_staged", counting)
+    monkeypatch.setattr(interval, "commit_staged", counting)
     train_with_sink(lab, spec, lab.recorder, 11, clock=ticking())
     assert len(committed) > 1
     assert [event.step for event in lab.recorder.events if isinstance(event, Committed)] == [0, *committed]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, differing, restored, spec_of

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.bundle import PREFIX
-from tasks.foundation.checkpoint.bundle_errors import bundle_errors
+from tasks.foundation.checkpoint.files import PREFIX, bundle_errors
 from tasks.foundation.checkpoint.verify import PREFETCHED_CHECKPOINT, fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointManifest, CheckpointRef, differing_keys
 from tasks.foundation.contracts.identity import SIGNATURE

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tasks.foundation.checkpoint.bundle import FileLayout, Location, arrange, resting_keys, string_tensor
+from tasks.foundation.checkpoint.files import FileLayout, Location, arrange, resting_keys, string_tensor
 from tasks.foundation.contracts.checkpoint import OptimizerRecord, VariableRecord, replica_key
 from tasks.foundation.errors import NonFinite
+from tasks.foundation.machine.processes import enough_memory_for_snapshot
 from tasks.foundation.state.digest import OBJECT_GRAPH, stored_name
 from tasks.foundation.state.host_state import PageBuffer
 from tasks.foundation.state.train_state import EarlierFiles, TrainState
@@ -149,8 +150,19 @@ def snapshot_bytes(state: TrainState) -> int:
     return sum(map(_bytes_of_variable, state.saved.values()))
 
 
+def fits_memory(state: TrainState) -> bool:
+    """Whether there is memory for a snapshot: that of the one before, or free memory of this host."""
+    size = snapshot_bytes(state)
+    return state.page_buffer.size >= size or enough_memory_for_snapshot(size)
+
+
 def reserve_memory(state: TrainState) -> None:
-    """Get the memory of the first snapshot ready beside the training, so that the snapshot need not wait for it."""
+    """Get the memory of the first snapshot ready beside the training, unless memory is short.
+
+    Call it when a step has been trained, so that what the step needs is taken already.
+    """
+    if not state.accelerator.is_chief or state.page_buffer.size or not fits_memory(state):
+        return
     graph, _ = string_tensor(state.object_graph)
     sizes = {key: _bytes_of_variable(variable) for key, variable in state.saved.items()}
     layout = _layout(state, sizes, len(graph))

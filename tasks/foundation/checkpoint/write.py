@@ -1,7 +1,8 @@
-"""Write a snapshot into a run's home: TensorFlow's files first, the manifest last.
+"""Write a train state into a run's home: TensorFlow's files first, the manifest last.
 
 A checkpoint whose manifest is there is *staged*: all of its files are complete. A log entry makes it *committed*, see
-`committer.py`. Any thread may write a snapshot: it needs neither TensorFlow nor the model.
+`save.py`. `write_snapshot` writes a copy of the state, from any thread: it needs neither TensorFlow nor the model.
+`stage_checkpoint` writes the state itself, while the training waits.
 
 A frozen backbone, or an embedding that no batch touched, is neither written nor uploaded at each commit. On a local
 disk the checkpoints share the file by hard links, on Cloud Storage the bucket copies the object. So each checkpoint
@@ -18,16 +19,17 @@ from typing import TypeVar
 
 import google_crc32c
 
-from tasks.foundation.checkpoint.bundle import PREFIX, BundleEntry, data_file, index_of
-from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite
+from tasks.foundation.checkpoint.files import PREFIX, BundleEntry, data_file, index_of
+from tasks.foundation.checkpoint.save import found_by_chief
+from tasks.foundation.checkpoint.snapshot import Snapshot, StoredValue, require_finite, take_snapshot
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, FileRecord, checkpoint_folder
-from tasks.foundation.errors import FileMissing, RunLogError, StorageError
+from tasks.foundation.errors import FileMissing, NonFinite, RunLogError, StorageError
 from tasks.foundation.runlog.commits import stale_writer
 from tasks.foundation.runlog.completeness import require_entry
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.digest import DIGEST_THREADS, OBJECT_GRAPH, LeafHasher
-from tasks.foundation.state.train_state import EarlierFiles
+from tasks.foundation.state.train_state import EarlierFiles, TrainState
 from tasks.foundation.storage.base import FileStat, Storage, discard
 from tasks.foundation.storage.transfers import as_array, parallel_map
 
@@ -169,6 +171,40 @@ def write_snapshot(
         snapshot.release()
         if processed is not None:
             processed(time.thread_time() - began + beside.seconds)
+
+
+def stage_checkpoint(
+    state: TrainState, home: Storage, *, base: int, attempt: str, where: str = ""
+) -> CheckpointRef | None:
+    """Write the train state to a run's home. With several hosts, all of them call it at the same step.
+
+    Args:
+        state: the train state.
+        home: the run's home.
+        base: number of the log entry that the work started from.
+        attempt: the writer, a uuid4.
+        where: added to the step in an error message, for example ", in segment 2".
+
+    Returns:
+        The staged checkpoint; None on hosts other than the chief, because only the chief writes.
+
+    Raises:
+        NonFinite: a trainable variable holds NaN or infinity; raised on every host.
+        ModelError: the random streams of the replicas could not be restored.
+        StaleWriter: another writer moved the tip first, and deleted what was being staged.
+        StorageError: the store failed, or holds other bytes than were sent.
+        RunLogError: the run's log is gone.
+    """
+    snapshot = take_snapshot(state, where=where, copy=False)
+    staged, fault = None, None
+    try:
+        if snapshot is not None:
+            staged = write_snapshot(snapshot, home, base=base, attempt=attempt)
+    except NonFinite as error:
+        fault = error  # raised below, once the other hosts know
+    if not state.accelerator.all_agree(fault is None):
+        raise fault or found_by_chief(state.step, where=where)
+    return staged
 
 
 def _write(snapshot: Snapshot, home: Storage, *, base: int, attempt: str, beside: ProcessorTime) -> CheckpointRef:

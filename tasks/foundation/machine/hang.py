@@ -190,7 +190,7 @@ _ACTION_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.05
 _STACKS_CHARACTERS: Final = 40_000
 _THREAD: Final = re.compile(r"[Tt]hread 0x([0-9a-f]+)")
-_TELLING: Final = ("baton-work", "baton-committer", "MainThread")
+_TELLING: Final = ("baton-work", "baton-save", "MainThread")
 _WAITS_FOR_SAVE: Final = frozenset({"commit", "the save in flight"})
 
 

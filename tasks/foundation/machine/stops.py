@@ -159,7 +159,7 @@ class ProcessStop:
         terminal_closed: whether a SIGHUP has arrived.
         signals: descriptor to which each signal that arrives is written; None while nothing waits for them.
         signalled: whether a signal has asked this process to stop.
-        save_in_flight: whether the committer has a save that has not landed.
+        save_in_flight: whether a save is in flight.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("NO_GCE_CHECK", "true")
 
 from flows.commands.main import main as command
-from tasks.foundation.checkpoint.committer import commit_staged
+from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.identity import identity_in_run_file
 from tasks.foundation.contracts.log_entry import Change
 from tasks.foundation.contracts.run_file import load_run_file

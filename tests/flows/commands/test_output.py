@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from flows.commands.main import main
 from flows.commands.output import Output, Painted, status
-from flows.fresh_evaluation import FreshEvaluation
+from flows.evaluating import FreshEvaluation
 from flows.result import RelayResult
 from tasks.foundation.contracts.home_files import AuditReceipt, ProofReceipt
 from tasks.foundation.contracts.log_entry import MetricRow

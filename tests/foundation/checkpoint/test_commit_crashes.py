@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.foundation.checkpoint.committer import commit_staged
+from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.contracts.log_entry import Retire
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import Storage

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.machine.tpu import IO_DEVICE
 from tasks.foundation.state.host_state import HostValues
 from tests.support.lab import Lab, built, spec_of

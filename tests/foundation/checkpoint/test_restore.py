@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError

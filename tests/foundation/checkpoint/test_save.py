@@ -1,259 +1,337 @@
-"""Saving and restoring a train state on one replica: what is written, refused and restored."""
+"""The thread that saves beside the training: order, failures, signals, and the end of a command."""
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+import contextvars
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint import restore, save
-from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef
-from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.errors import (
-    DamagedCheckpoint,
-    FileMissing,
-    NonFinite,
-    StaleWriter,
-    StateMismatch,
-    StorageError,
-)
-from tasks.foundation.state.digest import digest_of
-from tasks.foundation.storage import local
-from tasks.foundation.storage.base import FileStat
-from tasks.foundation.storage.local import LocalStorage
-from tests.support.lab import Lab, built
-from tests.support.small_logs import signed
-from tests.support.train_states import changed, nearest_other
+from tasks.foundation.checkpoint.save import AsyncSaves
+from tasks.foundation.contracts.checkpoint import CheckpointRef
+from tasks.foundation.contracts.log_entry import Commit, Entry
+from tasks.foundation.errors import NonFinite, StaleWriter, StorageError
+from tasks.foundation.runlog.folding import fold
+from tasks.foundation.storage.transfers import PROCESS_DEADLINE
+from tests.support.clock import FakeClock
+from tests.support.small_logs import origin, ref
 
-SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+LONGEST_SECONDS = 60.0
 
 
 @pytest.fixture
-def home(staging_home: LocalStorage) -> LocalStorage:
-    return staging_home
+def saves() -> Iterator[AsyncSaves]:
+    with AsyncSaves() as made:
+        yield made
 
 
-def staged(state: Any, home: LocalStorage, attempt: str = "abc") -> CheckpointRef:
-    ref: CheckpointRef = stage_checkpoint(state, home, base=7, attempt=attempt)
-    return ref
+@pytest.fixture
+def deadline() -> Iterator[None]:
+    PROCESS_DEADLINE.clear()
+    yield
+    PROCESS_DEADLINE.clear()
 
 
-def test_a_staged_checkpoint_is_its_files_and_a_manifest(state: Any, home: LocalStorage) -> None:
-    ref = staged(state, home)
-    manifest = CheckpointManifest.from_json(home.read(f"{ref.path}/manifest.json"), where="", error=DamagedCheckpoint)
-    names = sorted(path.name for path in (home.root / ref.path).iterdir())
-    assert names == sorted(["manifest.json", *(file.name for file in manifest.files)])
-    assert {"ckpt.index", "ckpt.data-00000-of-00001"} == {file.name for file in manifest.files}
-    assert sorted(path.name for path in home.root.iterdir()) == ["checkpoints", "log"]
-    assert ref.path == "checkpoints/00000000-00000007-abc"
-    assert ref.size == sum(path.stat().st_size for path in (home.root / ref.path).iterdir())
-    assert (manifest.step, manifest.base, manifest.attempt, manifest.replicas) == (0, 7, "abc", 1)
+def entry_of(staged: CheckpointRef) -> Entry:
+    body = Commit(checkpoint=staged, parent=None, exit_reason="interval")
+    return Entry(number=staged.step, time="", attempt=staged.attempt, body=body, head=fold(fold(None, origin()), body))
 
 
-def test_tensorflow_reads_every_variable_under_its_path(state: Any, home: LocalStorage) -> None:
-    reader = tf.train.load_checkpoint(str(home.root / staged(state, home).path / "ckpt"))
-    keys = set(reader.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    expected = {
-        f"{record.path}{'/replica_0' if record.per_replica else ''}".replace(".", "..") + SUFFIX
-        for record in state.signature
-    }
-    assert keys == expected
-    assert f"model/hidden/kernel{SUFFIX}" in keys
-    assert f"model/out..put/kernel{SUFFIX}" in keys
-    kernel = next(variable for variable in state.model.variables if variable.path == "out.put/kernel")
-    assert np.array_equal(reader.get_tensor(f"model/out..put/kernel{SUFFIX}"), kernel.numpy())
-    kinds = {key.split("/")[0] for key in keys}
-    assert {"model", "optimizer", "metrics", "generators", "variables"} <= kinds
+def save(saves: AsyncSaves, step: int, write: Callable[[], object] = lambda: None) -> None:
+    """Begin a save of a step and its commit; `write` runs while it is written."""
+
+    def stage() -> CheckpointRef:
+        write()
+        return ref(step)
+
+    saves.begin(stage)
+    saves.commit(entry_of)
 
 
-def test_the_digest_covers_the_written_files(state: Any, home: LocalStorage) -> None:
-    ref = staged(state, home)
-    reader = tf.train.load_checkpoint(str(home.root / ref.path / "ckpt"))
-    keys = [key for key in reader.get_variable_to_shape_map() if key != "_CHECKPOINTABLE_OBJECT_GRAPH"]
-    names = {key.removesuffix(SUFFIX).replace("..", "."): key for key in keys}
-    assert digest_of(names, lambda name: reader.get_tensor(names[name])).root == ref.state_digest == state.digest().root
+def fail(fault: BaseException) -> Callable[..., Any]:
+    def raise_it(*_: object) -> Any:
+        raise fault
+
+    return raise_it
 
 
-def test_a_staged_state_is_restored(lab: Lab, spec: RunSpec, state: Any, home: LocalStorage) -> None:
-    other = built(lab, spec)
-    for leaf in other.leaves:
-        leaf.components[0].assign(nearest_other(leaf.components[0].numpy()))
-    other.step = 41
-    ref = staged(other, home)
-    assert ref.step == 41
-    before, at_first = state.digest().root, staged(state, home, "def")
-    restore_checkpoint(state, home, ref)
-    assert state.step == 41
-    assert state.digest().root == other.digest().root == ref.state_digest != before
-    restore_checkpoint(state, home, at_first)
-    assert state.digest().root == before
+class Gate:
+    """Work that waits in the thread that saves until the test lets it go."""
+
+    def __init__(self) -> None:
+        self._entered, self._open = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self._entered.set()
+        assert self._open.wait(LONGEST_SECONDS)
+
+    def wait_until_entered(self) -> None:
+        assert self._entered.wait(LONGEST_SECONDS)
+
+    def open(self) -> None:
+        self._open.set()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_state_that_is_not_finite_is_not_staged(state: Any, home: LocalStorage, value: float) -> None:
-    leaf = next(leaf for leaf in state.leaves if leaf.path == "model/hidden/kernel")
-    broken = leaf.components[0].numpy()
-    broken[1, 2] = value
-    with changed(leaf.components[0], broken), pytest.raises(NonFinite) as refused:
-        staged(state, home)
-    assert "model/hidden/kernel holds NaN or infinity" in str(refused.value)
-    assert "step 0" in str(refused.value)
-    assert not (home.root / "checkpoints").exists()
+def test_training_goes_on_while_a_save_is_in_flight(saves: AsyncSaves) -> None:
+    gate = Gate()
+    save(saves, 1, gate)
+    gate.wait_until_entered()
+    assert (saves.busy, saves.failed, saves.newest) == (True, False, None)
+    gate.open()
+    landed = saves.wait()
+    assert landed is not None
+    assert (landed.number, saves.newest, saves.busy) == (1, landed, False)
 
 
-@pytest.mark.parametrize("name", ["ckpt.index", "ckpt.data-00000-of-00001", "manifest.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "lose"])
-def test_damage_is_found_before_tensorflow_reads(
-    state: Any, home: LocalStorage, monkeypatch: pytest.MonkeyPatch, name: str, damage: str
-) -> None:
-    ref = staged(state, home)
-    file = home.root / ref.path / name
-    data = bytearray(file.read_bytes())
-    if damage == "lose":
-        file.unlink()
-    else:
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data if damage == "flip" else data[:-1])
-
-    def read(*_: Any) -> None:
-        raise AssertionError("TensorFlow was given a damaged file")
-
-    monkeypatch.setattr("tasks.foundation.checkpoint.restore._read_model", read)
-    before = state.digest().root
-    with pytest.raises(DamagedCheckpoint) as refused:
-        restore_checkpoint(state, home, ref)
-    assert name in str(refused.value)
-    assert refused.value.exit_code == 4
-    assert state.digest().root == before
+def test_second_save_begins_after_the_first_has_landed(saves: AsyncSaves) -> None:
+    events: list[object] = []
+    gate = Gate()
+    save(saves, 1, gate)
+    saves.then(lambda entry: events.append(("after", entry.number)))
+    opener = threading.Thread(target=lambda: (gate.wait_until_entered(), events.append("opened"), gate.open()))
+    opener.start()
+    save(saves, 2, lambda: events.append("writing 2"))
+    saves.wait()
+    opener.join()
+    assert events == ["opened", ("after", 1), "writing 2"]
 
 
-def test_another_checkpoint_under_the_same_reference_is_refused(state: Any, home: LocalStorage) -> None:
-    ref, other = staged(state, home), staged(state, home, "def")
-    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json has sha256"):
-        restore_checkpoint(state, home, ref.model_copy(update={"path": other.path}))
+@pytest.mark.parametrize("step", ["write", "commit", "then"])
+def test_failure_is_raised_once_and_stops_what_follows(saves: AsyncSaves, step: str) -> None:
+    fault, ran = StorageError("no room"), []
+    saves.begin(fail(fault) if step == "write" else lambda: ref(1))
+    saves.commit(fail(fault) if step == "commit" else entry_of)
+    saves.then(fail(fault) if step == "then" else lambda _: ran.append("first"))
+    saves.then(lambda _: ran.append("second"))
+    with pytest.raises(StorageError, match="no room"):
+        saves.wait()
+    assert ran == []
+    assert (saves.failed, saves.busy) == (False, False)
+    assert (saves.newest is None) == (step != "then")
+    save(saves, 2)
+    landed = saves.wait()
+    assert landed is not None
+    assert landed.number == 2
 
 
-def test_refused_restore_names_the_first_variable_that_differs(
-    state: Any, home: LocalStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ref, read = staged(state, home), restore._read_model
-    changed = {leaf.path: leaf for leaf in state.leaves if leaf.path in {"model/hidden/bias", "model/out.put/kernel"}}
-
-    def misread(*arguments: Any) -> None:
-        read(*arguments)
-        for leaf in changed.values():
-            leaf.components[0].assign(nearest_other(leaf.components[0].numpy()))
-
-    monkeypatch.setattr(restore, "_read_model", misread)
-    assert len(changed) == 2
-    with pytest.raises(DamagedCheckpoint, match=r"the first variable that differs .* is model/hidden/bias$"):
-        restore_checkpoint(state, home, ref)
+def test_begin_raises_the_failure_of_the_save_before(saves: AsyncSaves) -> None:
+    saves.begin(fail(StaleWriter("another writer moved the tip")))
+    saves.commit(entry_of)
+    written = []
+    with pytest.raises(StaleWriter, match="another writer"):
+        save(saves, 2, lambda: written.append(2))
+    assert written == []
 
 
-@pytest.mark.parametrize("change", [{"state_digest": "0" * 64}, {"step": 3}])
-def test_restored_step_and_digest_must_match_the_log(state: Any, home: LocalStorage, change: dict[str, Any]) -> None:
-    ref = staged(state, home)
-    with pytest.raises(DamagedCheckpoint, match=r"was restored as step 0, digest .* the log says step"):
-        restore_checkpoint(state, home, ref.model_copy(update=change))
+Steps = st.lists(st.sampled_from(["save", "bad write", "bad commit", "then", "bad then", "wait"]), max_size=30)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_store_with_other_bytes_is_detected(
-    state: Any, home: LocalStorage, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    write, written = local.write_buffers_durably, []
-
-    def garble(file: Path, buffers: Sequence[memoryview]) -> None:
-        write(file, buffers)
-        if len(written) == number:
-            data = bytearray(file.read_bytes())
-            data[len(data) // 2] ^= 1
-            file.write_bytes(data)
-        written.append(file)
-
-    monkeypatch.setattr(local, "write_buffers_durably", garble)
-    with pytest.raises(StorageError, match=r"the disk returned other bytes than were written"):
-        staged(state, home)
-    assert not list(home.root.rglob("manifest.json"))
-
-
-class SweptByRival(LocalStorage):
-    """Another process moved the tip, and deletes what others have staged."""
-
-    def write_buffers(self, path: str, buffers: Sequence[memoryview]) -> FileStat:
-        super().write_buffers(path, buffers)
-        self.delete(path.rpartition("/")[0])
-        raise FileMissing(f"{path} does not exist")
-
-
-def test_a_staging_deleted_by_a_rival_is_stale(state: Any, home: LocalStorage) -> None:
-    seventh = json.loads(home.read("log/00000007.json"))
-    head = json.loads(json.dumps(seventh["head"]).replace('"entry": 7', '"entry": 0')) | {"base": 0}
-    home.create("log/00000000.json", signed(seventh | {"number": 0, "head": head}))
-    with pytest.raises(StaleWriter) as refused:
-        stage_checkpoint(state, SweptByRival(home.root), base=7, attempt="abc")
-    assert "step 0 was trained on top of log entry 7, but the tip has moved since" in str(refused.value)
-    assert "Another process trains the same run" in str(refused.value)
-    assert refused.value.exit_code == 1
-    with pytest.raises(FileMissing):
-        stage_checkpoint(state, SweptByRival(home.root), base=0, attempt="abc")
+@settings(max_examples=60)
+@given(Steps)
+def test_any_order_of_calls_loses_no_failure(steps: list[str]) -> None:
+    """The model: jobs run in order until one fails; then none until the failure is raised, which happens once."""
+    ran: list[str] = []
+    failures = raised = 0
+    with AsyncSaves() as saves:
+        for number, step in enumerate(steps, start=1):
+            fault = StorageError(str(number))
+            try:
+                if step in {"save", "bad write", "bad commit"}:
+                    saves.begin(fail(fault) if step == "bad write" else lambda number=number: ref(number))
+                    saves.commit(fail(fault) if step == "bad commit" else entry_of)
+                    failures += step != "save"
+                elif "then" in step:
+                    if saves.wait() is None:
+                        continue
+                    saves.then(fail(fault) if step == "bad then" else lambda _, name=str(number): ran.append(name))
+                    failures += step != "then"
+                    if step == "then":
+                        saves.wait()
+                        assert ran[-1] == str(number)
+                else:
+                    saves.wait()
+                    assert not saves.busy
+            except StorageError:
+                raised += 1
+        try:
+            saves.wait()
+        except StorageError:
+            raised += 1
+    assert raised == failures
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        (
-            'name="hidden")(y))',
-            'name="hidden")(keras.layers.Dense(6, name="more")(y)))',
-            ["only in the model: model/more/kernel float32[6, 6]", "only in the model: model/more/bias float32[6]"],
-        ),
-        (
-            'keras.layers.BatchNormalization(name="norm. 1")(y)',
-            "y",
-            ["only in the checkpoint: model/norm. 1/moving_mean float32[6] per replica"],
-        ),
-        (
-            'Dense(4, name="hidden")',
-            'Dense(5, name="hidden")',
-            ["checkpoint has model/hidden/kernel float32[6, 4], model has model/hidden/kernel float32[6, 5]"],
-        ),
-        ("keras.optimizers.Adam(0.01, use_ema=True)", "keras.optimizers.SGD()", ["only in the checkpoint: optimizer/"]),
-    ],
-)
-def test_another_model_is_refused_with_the_differences(  # noqa: PLR0917 - fixtures and a table
-    lab: Lab, spec: RunSpec, state: Any, home: LocalStorage, tmp_path: Path, old: str, new: str, words: list[str]
-) -> None:
-    ref = staged(state, home)
-    other = built(Lab(tmp_path, lab.code).copy_of_code("other", ("model.py", old, new)), spec)
-    before = other.digest().root
-    with pytest.raises(StateMismatch) as refused:
-        restore_checkpoint(other, home, ref)
-    assert refused.value.exit_code == 2
-    assert "belongs to another model" in str(refused.value)
-    for word in words:
-        assert word in str(refused.value)
-    assert other.digest().root == before
+def test_work_sees_the_context_of_its_caller(saves: AsyncSaves) -> None:
+    variable = contextvars.ContextVar("variable", default="nothing")
+    token = variable.set("flow run")
+    seen = []
+    saves.begin(lambda: seen.append(variable.get()) or ref(1))
+    variable.reset(token)
+    saves.wait()
+    assert seen == ["flow run"]
 
 
-def test_the_manifest_has_the_signature(state: Any, home: LocalStorage) -> None:
-    manifest = json.loads(home.read(f"{staged(state, home).path}/manifest.json"))
-    assert {"path": "model/hidden/bias", "dtype": "float32", "shape": [4], "per_replica": False} in manifest[
-        "signature"
-    ]
-    assert [record["path"] for record in manifest["signature"]] == sorted(
-        record["path"] for record in manifest["signature"]
-    )
+def test_thread_that_saves_has_a_lower_priority(saves: AsyncSaves) -> None:
+    here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    there = []
+    save(saves, 1, lambda: there.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    saves.wait()
+    assert there[0] > here
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == here
 
 
-def test_every_host_learns_that_weights_are_not_finite(home: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "take_snapshot", lambda *_given, **_settings: None)  # as on hosts other than the chief
-    chief_found = SimpleNamespace(step=7, accelerator=SimpleNamespace(all_agree=lambda _yes: False))
-    with pytest.raises(NonFinite, match="step 7, in segment 2: the chief found weights that are not finite") as found:
-        stage_checkpoint(cast(Any, chief_found), home, base=7, attempt="abc", where=", in segment 2")
-    assert found.value.step == 7
+def test_refused_priority_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "setpriority", fail(PermissionError("not here")))
+    with AsyncSaves() as saves:
+        save(saves, 1)
+        assert saves.wait() is not None
+
+
+def test_next_save_takes_the_rest_of_this_one_and_as_long_as_the_last() -> None:
+    clock, gate = FakeClock(), Gate()
+    with AsyncSaves(clock=clock) as saves:
+        assert saves.seconds_of_save() == 0.0
+        save(saves, 1, lambda: clock.advance(8.0))
+        saves.wait()
+        assert saves.seconds_of_save() == 8.0
+        save(saves, 2, gate)
+        gate.wait_until_entered()
+        clock.advance(3.0)
+        assert saves.seconds_of_save() == 5.0 + 8.0
+        clock.advance(30.0)
+        assert saves.seconds_of_save() == 8.0
+        gate.open()
+
+
+def test_first_save_takes_at_least_as_long_as_it_has_taken() -> None:
+    clock, gate = FakeClock(), Gate()
+    with AsyncSaves(clock=clock) as saves:
+        save(saves, 1, gate)
+        gate.wait_until_entered()
+        clock.advance(4.0)
+        assert saves.seconds_of_save() == 4.0
+        gate.open()
+
+
+class GoneError(BaseException):
+    """What a signal's handler raises."""
+
+
+def test_signal_interrupts_waiting_and_breaks_nothing() -> None:
+    """A lock that the interrupted thread held would stop the saves forever."""
+    gate = Gate()
+    before = signal.signal(signal.SIGALRM, fail(GoneError()))
+    try:
+        with AsyncSaves() as saves:
+            save(saves, 1, gate)
+            gate.wait_until_entered()
+            for _ in range(20):
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
+                with pytest.raises(GoneError):
+                    saves.wait()
+            gate.open()
+            landed = saves.wait()
+            assert landed is not None
+            assert landed.number == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_end_of_a_command_waits_for_the_save() -> None:
+    gate, landed = Gate(), []
+    with AsyncSaves() as saves:
+        save(saves, 1, gate)
+        saves.then(lambda entry: landed.append(entry.number))
+        gate.open()
+    assert landed == [1]
+
+
+def command(body: Callable[[AsyncSaves], None], *, grace_seconds: float = LONGEST_SECONDS) -> None:
+    """What the relay does around a command."""
+    with AsyncSaves() as saves, PROCESS_DEADLINE.start_on_interrupt(grace_seconds):
+        body(saves)
+
+
+@pytest.mark.usefixtures("deadline")
+@pytest.mark.parametrize("fault", [ValueError("a step failed"), GoneError()])
+def test_interrupted_command_waits_for_the_save(fault: BaseException) -> None:
+    landed: list[int] = []
+
+    def body(saves: AsyncSaves) -> None:
+        save(saves, 1)
+        saves.then(lambda entry: landed.append(entry.number))
+        raise fault
+
+    with pytest.raises(type(fault)):
+        command(body)
+    assert landed == [1]
+
+
+def test_failed_save_comes_before_an_error_of_the_training() -> None:
+    """The save is of an earlier step. In line, training would not have gone on."""
+
+    def body(saves: AsyncSaves) -> None:
+        saves.begin(fail(NonFinite("step 1 holds NaN", step=1)))
+        saves.commit(entry_of)
+        raise ValueError("a step failed")
+
+    with pytest.raises(NonFinite, match="step 1") as raised:
+        command(body)
+    assert str(raised.value.__cause__) == "a step failed"
+
+
+@pytest.mark.usefixtures("deadline")
+def test_stop_does_not_wait_longer_than_the_grace_period() -> None:
+    gate, all_saves = Gate(), []
+
+    def body(saves: AsyncSaves) -> None:
+        all_saves.append(saves)
+        save(saves, 1, gate)
+        gate.wait_until_entered()
+        raise GoneError
+
+    with pytest.raises(GoneError):
+        command(body, grace_seconds=0.01)
+    assert all_saves[0].busy
+    gate.open()
+
+
+@pytest.mark.usefixtures("deadline")
+def test_stop_reports_a_failed_save_and_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    def body(saves: AsyncSaves) -> None:
+        saves.begin(fail(StorageError("no room")))
+        raise GoneError
+
+    with pytest.raises(GoneError):
+        command(body)
+    assert "the save in flight was not committed: no room" in caplog.text
+
+
+def test_no_save_begins_after_the_end() -> None:
+    with AsyncSaves() as saves:
+        pass
+    with pytest.raises(AssertionError, match="after the end of the command"):
+        save(saves, 1)
+
+
+def test_thread_keeps_no_reference_to_a_finished_save(saves: AsyncSaves) -> None:
+    """A snapshot is as large as the state."""
+    gone: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    class Snapshot:
+        def __del__(self) -> None:
+            gone.put(None)
+
+    def begin() -> None:
+        snapshot = Snapshot()
+        saves.begin(lambda: (snapshot, ref(1))[1])
+        saves.commit(entry_of)
+
+    begin()
+    saves.wait()
+    gone.get(timeout=LONGEST_SECONDS)

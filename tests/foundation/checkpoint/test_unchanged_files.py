@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.checkpoint import bundle
-from tasks.foundation.checkpoint.bundle import arrange
+from tasks.foundation.checkpoint import files as module
+from tasks.foundation.checkpoint.files import arrange
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.checkpoint.snapshot import take_snapshot
 from tasks.foundation.checkpoint.verify import find_damage, read_manifest
@@ -178,8 +178,8 @@ def test_large_trainable_value_that_rests_is_shared(
     saves: Saves, staging_home: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an embedding that no batch touches: its file is shared from the third save on."""
-    monkeypatch.setattr(bundle, "SHARD_BYTES", 2 * BACKBONE_BYTES)
-    monkeypatch.setattr(bundle, "_LEAST_RESTING_BYTES", 1 << 40)
+    monkeypatch.setattr(module, "SHARD_BYTES", 2 * BACKBONE_BYTES)
+    monkeypatch.setattr(module, "_LEAST_RESTING_BYTES", 1 << 40)
     refs = [saves(), saves(), saves()]
     large = [next(file for file in files(staging_home, ref) if file.stat().st_size == BACKBONE_BYTES) for ref in refs]
     assert not large[0].samefile(large[1])
@@ -293,7 +293,7 @@ def test_files_hold_values_of_one_kind(moving: list[int], resting: list[int], sh
     sizes = {f"m{number}": size for number, size in enumerate(moving)}
     apart = {f"a{number}": size for number, size in enumerate(resting)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "SHARD_BYTES", shard_bytes)
+        patch.setattr(module, "SHARD_BYTES", shard_bytes)
         layout = arrange({**sizes, **apart}, graph_bytes=10, resting=apart)
     assert sorted(layout.keys) == sorted({**sizes, **apart})
     file_of = dict(zip(layout.keys, (found.shard for found in layout.locations[1:]), strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointManifest
 from tasks.foundation.errors import DamagedCheckpoint, StateMismatch
 from tasks.foundation.state.digest import of_model

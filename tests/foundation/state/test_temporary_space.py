@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.checkpoint.restore import restore_checkpoint
-from tasks.foundation.checkpoint.save import stage_checkpoint
+from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import RunLogError, StorageError
 from tasks.foundation.storage.local import LocalStorage

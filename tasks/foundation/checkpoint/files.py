@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoint format ("tensor bundle"), written from memory.
+"""The files of a checkpoint, in TensorFlow's format ("tensor bundle"), written from memory.
 
 A checkpoint is `<prefix>.data-0000i-of-0000n`, the tensors' bytes, and `<prefix>.index`, which says where each is. See
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h. TensorFlow's
@@ -7,18 +7,25 @@ sorted table of keys and values in the format of LevelDB, without compression, s
 https://github.com/google/leveldb/blob/main/doc/table_format.md.
 
 Files whose bytes stay are not written again (`write.py`), so values that do not change have data files of their own.
+TensorFlow reads the files; `bundle_errors` explains what it raises when it cannot.
 """
 
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import tensorflow as tf
+from google.protobuf.message import DecodeError
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.core.protobuf.tensor_bundle_pb2 import BundleEntryProto, BundleHeaderProto
 
 from tasks.foundation.contracts.checkpoint import replica_key
+from tasks.foundation.errors import DamagedCheckpoint
+from tasks.foundation.messages import message
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.storage.transfers import mask_crc32c, masked_crc32c
 
@@ -262,3 +269,50 @@ def resting_keys(leaves: Sequence[Leaf], sizes: Mapping[str, int]) -> frozenset[
 def _keys(leaf: Leaf) -> list[str]:
     components: tuple[Any, ...] = leaf.components
     return [replica_key(leaf.path, index) for index in range(len(components))] if leaf.per_replica else [leaf.path]
+
+
+# Those of TensorFlow's reader, of its operations, of the object graph and of protocol buffers.
+_OF_A_BUNDLE = (
+    tf.errors.DataLossError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnimplementedError,
+    AssertionError,
+    DecodeError,
+    IndexError,
+    ValueError,
+)
+
+
+@contextmanager
+def bundle_errors(where: str, prefix: str) -> Iterator[None]:
+    """Name the file that is no checkpoint's, whatever its digests say: somebody wrote it by hand.
+
+    Args:
+        where: address of the checkpoint.
+        prefix: path prefix of its files on this machine.
+
+    Raises:
+        DamagedCheckpoint: they cannot be read, or were deleted meanwhile.
+    """
+    try:
+        yield
+    except (tf.errors.OpError, *_OF_A_BUNDLE) as fault:
+        # The reader raises the base class where it knows no better; others are of lost devices and full memories.
+        if not (isinstance(fault, _OF_A_BUNDLE) or type(fault) is tf.errors.OpError):
+            raise
+        index = Path(f"{prefix}.index")
+        if not index.exists():
+            # On a local home these are links: retiring the checkpoint deletes the files behind them.
+            raise DamagedCheckpoint(f"{where}: a file was deleted while it was being read") from fault
+        lines = str(fault).splitlines()
+        raise DamagedCheckpoint(
+            message(
+                f"{where}/{index.name} is not the index of this checkpoint ({lines[0] if lines else fault}), although "
+                "it has the digest in the manifest",
+                hints=["Baton did not write it: take another checkpoint, or another home"],
+            )
+        ) from fault

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.checkpoint.committer import Committer, land
+from tasks.foundation.checkpoint.save import AsyncSaves, wait_for_save
 from tasks.foundation.contracts.log_entry import Commit, Entry
 from tasks.foundation.errors import AcceleratorLost, NonFinite, StaleWriter
 from tasks.foundation.machine.hosts import OneHost
@@ -65,11 +65,11 @@ def saving(commit: Callable[..., Entry]) -> Callable[[Host], Any]:
     """Each host saves step 7 and waits for it; only the chief has a save."""
 
     def work(host: Host) -> Any:
-        committer = Committer()
+        saves = AsyncSaves()
         if host.is_chief:
-            committer.begin(lambda: ref(7))
-            committer.commit(commit)
-        return land(committer, host)
+            saves.begin(lambda: ref(7))
+            saves.commit(commit)
+        return wait_for_save(saves, host)
 
     return work
 
@@ -91,8 +91,8 @@ def test_every_host_learns_the_number_of_the_entry() -> None:
 
 
 def test_nothing_in_flight_is_no_entry() -> None:
-    assert Group(2).run(lambda host: land(Committer(), host)) == [None, None]
-    assert land(None, OneHost()) is None
+    assert Group(2).run(lambda host: wait_for_save(AsyncSaves(), host)) == [None, None]
+    assert wait_for_save(None, OneHost()) is None
 
 
 def test_every_host_rewinds_from_weights_that_are_not_finite() -> None:
