@@ -18,8 +18,8 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from tasks.evaluate.evaluator import use_averages
 from tasks.evaluate.export_target import atomic_target, require_free_target
-from tasks.evaluate.loop import use_averages
 from tasks.foundation.checkpoint.restore import restore_checkpoint
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.identity import difference_words, differences

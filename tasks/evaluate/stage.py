@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tasks.evaluate.confusion import Confusion, Counts, labels_of
-from tasks.evaluate.loop import Evaluator, Metrics
+from tasks.evaluate.evaluator import Confusion, Counts, Evaluator, Metrics, labels_of
 from tasks.foundation.checkpoint.restore import restore_warm_state
 from tasks.foundation.checkpoint.save import wait_for_save
 from tasks.foundation.contracts.checkpoint import CheckpointRef

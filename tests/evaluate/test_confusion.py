@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.evaluate.confusion import MOST_CLASSES, Confusion, Counts, labels_of
-from tasks.evaluate.loop import Evaluator
+from tasks.evaluate.evaluator import MOST_CLASSES, Confusion, Counts, Evaluator, labels_of
 from tasks.evaluate.report.page import write_report
 from tasks.foundation.contracts.home_files import ConfusionMatrix, confusion_path
 from tasks.foundation.errors import RunLogError, StorageError

@@ -177,7 +177,7 @@ def test_model_that_callbacks_changed_is_not_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_failed_evaluation_drops_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tasks.evaluate.loop
+    import tasks.evaluate.evaluator
 
     lab, spec = Lab(tmp_path), spec_of("plain")
     tip = lab.train_and_commit(spec, 5).tip
@@ -187,7 +187,7 @@ def test_failed_evaluation_drops_the_state(tmp_path: Path, monkeypatch: pytest.M
     lab.train(spec, lab.begin(spec).tip, 5)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
         fail = StepFailed("fails while the averages are in use")
-        patch.setattr(tasks.evaluate.loop, "take_metrics", lambda *_: (_ for _ in ()).throw(fail))
+        patch.setattr(tasks.evaluate.evaluator, "take_metrics", lambda *_: (_ for _ in ()).throw(fail))
         with pytest.raises(StepFailed):
             lab.evaluate(spec, tip)
     assert PROCESS_STATE.kept is None

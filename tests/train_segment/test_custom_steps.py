@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.evaluate.loop import Evaluator, Metrics
+from tasks.evaluate.evaluator import Evaluator, Metrics
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.batch_checks import batch_dependent_parts
