@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from flows.opened_run import Run, RunHome
 from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointRef
-from tasks.foundation.contracts.dataset import DatasetManifest, ShardRecord
+from tasks.foundation.contracts.dataset import PREPARE_AGAIN, DatasetManifest, ShardRecord, checked_manifest
 from tasks.foundation.contracts.home_files import SAVED_CODE, is_saved_code, saved_code_path
 from tasks.foundation.contracts.identity import VALIDATION
 from tasks.foundation.contracts.log_entry import Change, Entry, EvaluationOnTest, Head, Origin
 from tasks.foundation.contracts.long_list import LongList
-from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest, locate_shard
 from tasks.foundation.errors import (
     DamagedCheckpoint,
     DamagedDataset,
@@ -29,6 +28,7 @@ from tasks.foundation.runlog.entry_blocks import false_blocks
 from tasks.foundation.runlog.entry_paths import entry_number, entry_path
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.base import FileStat, Storage
+from tasks.foundation.storage.opening import locate_shard
 from tasks.foundation.storage.transfers import damage_of, parallel_map
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.prepare_data.sources.files import names_file
@@ -261,14 +261,14 @@ def _verify_dataset(
         findings.damages.append(Damage(path, f"{uri} is missing; `baton run` prepares the dataset again"))
         return
     except (FileTooLarge, PathRefused) as fault:
-        findings.damages.append(Damage(path, f"{fault}; {REMEDY}"))
+        findings.damages.append(Damage(path, f"{fault}; {PREPARE_AGAIN}"))
         return
     except DamagedDataset as fault:
         findings.damages.append(Damage(path, str(fault)))
         return
     findings.bytes += len(data)
     if digest is not None and manifest.content_digest != digest:
-        text = f"{uri} has content {manifest.content_digest}, but the log has {digest}; {REMEDY}"
+        text = f"{uri} has content {manifest.content_digest}, but the log has {digest}; {PREPARE_AGAIN}"
         findings.damages.append(Damage(path, text))
         return  # it names other files than the run's; a mixture could name itself
     if manifest.mixture is not None:
@@ -308,7 +308,7 @@ def _shard_fault(run: RunHome, folder: str, shard: ShardRecord) -> str | None:
     storage, name = locate_shard(run.root.at(folder), shard)
     expected = FileStat(size=shard.size, crc32c=shard.crc32c)
     fault = _file_fault(storage, name, expected, begin=shard.begin, part=shard.is_external)
-    remedy = "restore the original file" if shard.is_external else REMEDY
+    remedy = "restore the original file" if shard.is_external else PREPARE_AGAIN
     return None if fault is None else f"{fault}; {remedy}"
 
 

@@ -25,9 +25,12 @@ ALLOWED = {
         *("contracts", "errors", "machine", "messages", "model", "runlog", "state", "storage", "telemetry"),
     },
     "state": {
-        *("contracts", "dataset", "errors", "machine", "messages", "model", "storage", "transforms", "user_code"),
+        *("contracts", "dataset", "errors", "machine", "messages", "model", "storage", "user_code"),
     },
-    "transforms": {"contracts", "dataset", "errors", "messages", "model", "user_code", "user_errors"},
+    "dataset": {"contracts", "errors", "machine", "messages", "model", "storage", "user_code", "user_errors"},
+    "model": {
+        *("contracts", "errors", "machine", "messages", "seeding", "storage", "telemetry", "user_code", "user_errors"),
+    },
     "seeding": set(),
     "user_errors": {"messages"},
     "child_imports": {"seeding", "storage"},

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.doctor.run_file_checks import Finding, Target, examples_per_replica
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, ShardRecord, content_digest
 from tasks.foundation.contracts.run_file import RunFile
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import dataset_folder, manifest_path, plain_datasets, read_manifest
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.errors import SourceError
@@ -269,7 +268,7 @@ def check_input(run: RunFile, target: Target, sample: DataSample, step_seconds: 
         sample: read repeatedly for about two seconds.
         step_seconds: assumed duration of one step; None if unknown.
     """
-    from tasks.foundation.dataset.shard_verification import original_read_errors
+    from tasks.foundation.dataset.shards import original_read_errors
 
     replicas = max(1, target.replicas // target.hosts)
     per_replica = examples_per_replica(run, target)
@@ -309,8 +308,8 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
         sample: the sample to read.
         per_replica: number of examples in the batch.
     """
-    from tasks.foundation.dataset.class_weight import apply_class_weight
-    from tasks.foundation.dataset.shard_verification import original_read_errors
+    from tasks.foundation.dataset.model_inputs import apply_class_weight
+    from tasks.foundation.dataset.shards import original_read_errors
 
     with original_read_errors():
         batch = next(iter(_batches(run, sample, per_replica=per_replica, replicas=1)))
@@ -318,8 +317,8 @@ def first_batch(run: RunFile, sample: DataSample, *, per_replica: int) -> tuple[
 
 
 def _batches(run: RunFile, sample: DataSample, *, per_replica: int, replicas: int) -> "tf.data.Dataset":
-    from tasks.foundation.dataset.reader import training_dataset
-    from tasks.foundation.transforms.model_inputs import model_inputs
+    from tasks.foundation.dataset.model_inputs import model_inputs
+    from tasks.foundation.dataset.read import training_dataset
 
     inputs = model_inputs(run.spec, sample.manifest.features, run.folder)
     return training_dataset(

@@ -19,7 +19,7 @@ from flows.doctor.model_checks import BuiltModel, count_of, is_parameter, layer_
 from flows.doctor.run_file_checks import Finding, Target
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.train_step import flat_xla_function
+from tasks.foundation.model.step import flat_xla_function
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.telemetry.formatting import duration_words, size_words
 

@@ -27,27 +27,26 @@ from tasks.foundation.contracts.identity import require_same_identity
 from tasks.foundation.contracts.placement import AcceleratorSpec
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import with_examples
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.messages import counted
 from tasks.foundation.model.build import require_test_step
-from tasks.foundation.model.callbacks import large_state_words
 from tasks.foundation.model.keras_steps import tracing_hints
 from tasks.foundation.model.randomness import require_exact_draws, saved_or_drawn
-from tasks.foundation.model.train_step import (
+from tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
     require_xla_step,
     run_train_step,
     trace_train_step,
 )
+from tasks.foundation.model.user_callbacks import large_state_words
 from tasks.foundation.model.variables import Leaf, layers_of, stateful_layers_warning
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.telemetry.events import Silent
 from tasks.foundation.telemetry.formatting import duration_words, number_words, size_words
-from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
 from tasks.init_or_restore.model_requirements import (
     build_state_from_examples,
     extremes_of,

@@ -19,15 +19,14 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tasks.foundation.contracts.data_spec import SetName
-from tasks.foundation.dataset.shard_verification import original_read_errors
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import ModelError
 from tasks.foundation.model.hidden_state import require_no_hidden_state
-from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides
-from tasks.foundation.model.loss_scaling import SCALED_LOSSES
+from tasks.foundation.model.keras_steps import SCALED_LOSSES, called_like_fit, not_converted, overrides
 from tasks.foundation.model.metrics import ReturnedMetrics, take_metrics
 from tasks.foundation.model.randomness import StepDraws, exact_draws
-from tasks.foundation.model.sum_order import fix_sum_order
-from tasks.foundation.model.train_step import op_errors_as_model_error
+from tasks.foundation.model.step import op_errors_as_model_error
+from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import Leaf, handle_ids
 from tasks.foundation.state.train_state import require_space_to_trace
 from tasks.foundation.state.warm_state import HeldValues

@@ -28,15 +28,15 @@ from tasks.foundation.contracts.placement import AcceleratorSpec, per_replica_ba
 from tasks.foundation.contracts.run_file import RunFile
 from tasks.foundation.contracts.run_spec import with_examples
 from tasks.foundation.dataset.manifest import read_manifest, zero_examples
+from tasks.foundation.dataset.model_inputs import model_inputs
 from tasks.foundation.errors import InvalidInput, ModelError
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.machine.processes import HASH_SEED, hash_seed
 from tasks.foundation.messages import listed, message
 from tasks.foundation.model.build import lengths_asked_for
-from tasks.foundation.model.identity import model_identity
+from tasks.foundation.model.model_identity import model_identity
 from tasks.foundation.state.train_state import build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.transforms.model_inputs import model_inputs
 from tasks.foundation.user_code import keep_keras_config, load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, user_error
 

@@ -26,9 +26,9 @@ from tasks.foundation.dataset.manifest import zero_examples
 from tasks.foundation.errors import FileAlreadyThere, StorageError
 from tasks.foundation.machine.devices import Accelerator, acquire
 from tasks.foundation.machine.threads import run_in_work_thread
-from tasks.foundation.model.isolated_build import preserved_random_states
+from tasks.foundation.model.build import preserved_random_states
 from tasks.foundation.model.metrics import Results, require_metric, trace_returned_metrics
-from tasks.foundation.model.train_step import invalid_input_as_step_failed
+from tasks.foundation.model.step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import evaluation_on_test_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place

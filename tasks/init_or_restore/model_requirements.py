@@ -25,7 +25,6 @@ from keras import tree
 from tasks.foundation.contracts.data_spec import SetName
 from tasks.foundation.contracts.dataset import DatasetRef, ExtremeValue, Feature, Reading
 from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.evaluation_sets import place_of_set
 from tasks.foundation.dataset.features import (
     Shapes,
@@ -36,6 +35,7 @@ from tasks.foundation.dataset.features import (
     zeros,
 )
 from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, zero_examples
+from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.errors import BatonError, ModelError, SourceError
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.messages import message
@@ -45,20 +45,20 @@ from tasks.foundation.model.build import (
     compute_loss,
     create_variables,
     has_fixed_batch_size,
+    preserved_global_state,
     require_test_step,
 )
-from tasks.foundation.model.callbacks import (
+from tasks.foundation.model.keras_steps import overrides
+from tasks.foundation.model.metrics import Results, read_results, require_metric, trace_returned_metrics
+from tasks.foundation.model.randomness import StepDraws, exact_draws
+from tasks.foundation.model.step import require_train_step
+from tasks.foundation.model.user_callbacks import (
     StartedCallbacks,
     callback_state,
     require_learning_rate,
     require_monitors,
     start_callbacks,
 )
-from tasks.foundation.model.isolated_build import preserved_global_state
-from tasks.foundation.model.keras_steps import overrides
-from tasks.foundation.model.metrics import Results, read_results, require_metric, trace_returned_metrics
-from tasks.foundation.model.randomness import StepDraws, exact_draws
-from tasks.foundation.model.train_step import require_train_step
 from tasks.foundation.model.variables import leaves_of
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.state.warm_state import HeldValues, WarmState

@@ -24,20 +24,17 @@ from tasks.foundation.contracts.identity import (
 )
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import TRAIN_EXAMPLES, RunSpec, needs_examples, with_examples
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
+from tasks.foundation.dataset.model_inputs import apply_class_weight, model_inputs
 from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.messages import masked_values
-from tasks.foundation.model.build import asks_for_unknown_length, recorded_arguments
-from tasks.foundation.model.callbacks import StartedCallbacks, callbacks_identity
-from tasks.foundation.model.identity import model_identity, plain_values
-from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.model.build import asks_for_unknown_length, preserved_global_state, recorded_arguments
+from tasks.foundation.model.model_identity import model_identity, plain_values, transform_contents, transforms_identity
+from tasks.foundation.model.user_callbacks import StartedCallbacks, callbacks_identity
 from tasks.foundation.state.digest import signature_digest
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import WarmState
 from tasks.foundation.telemetry.events import Sink
-from tasks.foundation.transforms.identity import transform_contents, transforms_identity
-from tasks.foundation.transforms.model_inputs import model_inputs
 from tasks.init_or_restore.model_requirements import (
     build_state_from_examples,
     require_best,

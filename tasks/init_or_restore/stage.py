@@ -16,14 +16,14 @@ from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from tasks.foundation.dataset.model_inputs import apply_class_weight
 from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
 from tasks.foundation.model.code_digest import save_code
-from tasks.foundation.model.model_summary import summarize
+from tasks.foundation.model.model_identity import summarize
 from tasks.foundation.model.variables import stateful_layers_warning
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head

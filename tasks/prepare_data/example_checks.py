@@ -296,7 +296,7 @@ def features_of_first_example(spec: RunSpec, code_folder: Path) -> tuple[Feature
         SourceError: the source is missing or empty, or its first example is invalid.
         RunFileError: the source or an option cannot be used.
     """
-    from tasks.foundation.model.isolated_build import preserved_global_state
+    from tasks.foundation.model.build import preserved_global_state
 
     data = spec.data
     with preserved_global_state():

@@ -1,8 +1,7 @@
 """Records that stay in their original files: counted, indexed and checked, but not copied."""
 
-from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, HeldOut, ShardRecord, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import Part, positions_of_part
 from tasks.foundation.telemetry.events import Preparing, Sink
 from tasks.prepare_data.example_checks import Checker

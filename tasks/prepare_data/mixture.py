@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tasks.foundation.contracts.data_spec import MixedSource, Mixture, SourceSpec, integer_weights
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
 from tasks.foundation.errors import FileAlreadyThere, SourceError
 from tasks.foundation.messages import message

@@ -13,10 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from tasks.foundation.contracts.data_spec import DataSpec, SetName, SetRef
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
 from tasks.foundation.errors import (
     DamagedDataset,

@@ -19,7 +19,7 @@ from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow
 from tasks.foundation.contracts.run_spec import RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import BlowUp, RunLogError
-from tasks.foundation.model.callbacks import (
+from tasks.foundation.model.user_callbacks import (
     LARGE_STATE_BYTES,
     StartedCallbacks,
     call_hook,

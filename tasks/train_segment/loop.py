@@ -18,24 +18,21 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import StopReason
-from tasks.foundation.dataset.class_weight import map_class_weight
-from tasks.foundation.dataset.decoded_examples import decoded_bytes, fits_into_memory
-from tasks.foundation.dataset.reader import training_dataset
+from tasks.foundation.dataset.model_inputs import ModelInputs, map_class_weight
+from tasks.foundation.dataset.read import decoded_bytes, fits_into_memory, training_dataset
 from tasks.foundation.machine.devices import Accelerator
 from tasks.foundation.machine.hosts import Hosts
 from tasks.foundation.machine.stops import first_reason, number_of
 from tasks.foundation.messages import listed
-from tasks.foundation.model.keras_steps import not_converted
-from tasks.foundation.model.loss_scaling import summed_gradients_words
+from tasks.foundation.model.keras_steps import not_converted, summed_gradients_words
 from tasks.foundation.model.metrics import MOST_VALUES, read_results
 from tasks.foundation.model.randomness import CLOCK, StepDraws, nodes_of, stateful_operations
-from tasks.foundation.model.train_step import compile_words, run_train_step
+from tasks.foundation.model.step import compile_words, run_train_step
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.state.warm_state import Recipe
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
 from tasks.foundation.telemetry.formatting import size_words
-from tasks.foundation.transforms.model_inputs import ModelInputs
 
 NOT_FOUND = -1
 

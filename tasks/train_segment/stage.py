@@ -11,7 +11,7 @@ from tasks.foundation.errors import BlowUp
 from tasks.foundation.machine.devices import acquire
 from tasks.foundation.machine.stops import Stops, agreed_stop
 from tasks.foundation.machine.threads import run_uninterrupted
-from tasks.foundation.model.train_step import invalid_input_as_step_failed
+from tasks.foundation.model.step import invalid_input_as_step_failed
 from tasks.foundation.runlog.history import recent_rows
 from tasks.foundation.stage import Place
 from tasks.foundation.state.warm_state import Recipe

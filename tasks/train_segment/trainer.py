@@ -17,24 +17,24 @@ from tasks.foundation.checkpoint.snapshot import snapshot_bytes
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.contracts.log_entry import Evaluation, MetricRow, TracedStep, WorkerStats
 from tasks.foundation.contracts.placement import per_replica_batch_size
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import zero_examples
-from tasks.foundation.dataset.shard_verification import original_read_errors
+from tasks.foundation.dataset.model_inputs import apply_class_weight
+from tasks.foundation.dataset.shards import original_read_errors
+from tasks.foundation.dataset.transforms import transform_errors
 from tasks.foundation.errors import NonFinite
 from tasks.foundation.machine.devices import Accelerator, align_function_numbers
-from tasks.foundation.model.gradient_accumulation import outputs_keras_mask
-from tasks.foundation.model.keras_steps import tracing_hints
-from tasks.foundation.model.loss_scaling import SCALED_LOSSES
+from tasks.foundation.model.keras_steps import SCALED_LOSSES, tracing_hints
 from tasks.foundation.model.metrics import learning_rate_of, returns_own_values, take_metrics
 from tasks.foundation.model.randomness import StepDraws, saved_or_drawn, stateful_operations
-from tasks.foundation.model.sum_order import fix_sum_order
-from tasks.foundation.model.train_step import (
+from tasks.foundation.model.step import (
     build_train_step,
     op_errors_as_model_error,
+    outputs_keras_mask,
     trace_train_step,
     uses_xla,
     xla_step,
 )
+from tasks.foundation.model.sums import fix_sum_order
 from tasks.foundation.model.variables import describe_placement
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.state.train_state import TrainState
@@ -42,7 +42,6 @@ from tasks.foundation.state.warm_state import PROCESS_STATE, HeldValues, Recipe,
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Silent, Sink, StatefulOperations
 from tasks.foundation.telemetry.ledger import measured
-from tasks.foundation.transforms.user_transform import transform_errors
 from tasks.train_segment.callbacks import Callbacks, LossWatch, callbacks_of
 from tasks.train_segment.fingerprint import compare_with_log, traced_step
 from tasks.train_segment.loop import NOT_FOUND, make_loop, nondeterminism_warnings, step_notes, training_batches

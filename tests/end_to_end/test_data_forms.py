@@ -200,7 +200,7 @@ def losses_of_fit(lab: Lab, of: Any) -> list[float]:
     """The losses of plain `keras.Model.fit` on the batches that the run trained on, from the same weights."""
     import keras
 
-    from tasks.foundation.dataset.reader import training_dataset
+    from tasks.foundation.dataset.read import training_dataset
     from tests.support.lab import built
 
     model = built(lab, of).model

@@ -10,7 +10,7 @@ from tasks.foundation import user_code as module
 from tasks.foundation.contracts.log_entry import KerasConfig
 from tasks.foundation.errors import InvalidInput, ModelError
 from tasks.foundation.model import build
-from tasks.foundation.model.isolated_build import preserved_random_states
+from tasks.foundation.model.build import preserved_random_states
 from tasks.foundation.user_code import keep_keras_config, keras_config, require_keras_file, set_keras_config
 from tests.support.lab import built, lab_of, spec_of
 

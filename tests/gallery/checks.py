@@ -207,9 +207,9 @@ def fit_losses(
     import tensorflow as tf
 
     from tasks.foundation.dataset.manifest import load_manifest
-    from tasks.foundation.dataset.reader import training_dataset
+    from tasks.foundation.dataset.model_inputs import model_inputs
+    from tasks.foundation.dataset.read import training_dataset
     from tasks.foundation.model.variables import leaves_of
-    from tasks.foundation.transforms.model_inputs import model_inputs
 
     dataset = lab.prepare(spec)
     batches = training_dataset(

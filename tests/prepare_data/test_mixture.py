@@ -11,7 +11,7 @@ from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
 from tasks.foundation.dataset.manifest import load_manifest
-from tasks.foundation.dataset.reader import training_dataset
+from tasks.foundation.dataset.read import training_dataset
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.foundation.stage import Place
 from tasks.prepare_data.stage import prepare_data

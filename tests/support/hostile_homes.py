@@ -10,10 +10,9 @@ from typing import Any
 
 from tasks.foundation.checkpoint.verify import manifest_digest
 from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
 from tasks.foundation.contracts.identity import digest_of, part_in_run_file
 from tasks.foundation.contracts.log_entry import Change, Finish, SegmentResult
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.runlog.stage_results import write_answer

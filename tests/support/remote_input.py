@@ -35,8 +35,8 @@ def read(address: str, root: str, reference: str) -> dict[str, Any]:
     import tensorflow as tf
 
     from tasks.foundation.contracts.dataset import DatasetRef
-    from tasks.foundation.dataset import reader
-    from tasks.foundation.dataset.worker_plans import WorkerFiles
+    from tasks.foundation.dataset import read as reader
+    from tasks.foundation.dataset.read import WorkerFiles
     from tasks.foundation.errors import AcceleratorError
     from tasks.foundation.storage.local import LocalStorage
 

@@ -9,7 +9,7 @@ import sys
 from flows import opened_run
 from flows.process.exit import exits_with
 from flows.without_prefect import main
-from tasks.foundation.model import train_step
+from tasks.foundation.model import step
 from tasks.foundation.state import train_state
 
 _BROKEN, _REPORT = "--without-seed-state", "--report"
@@ -19,7 +19,7 @@ def leave_out_seed_state() -> None:
     """Leave the seeds out of the state tree."""
     complete = train_state.leaves_of
     train_state.leaves_of = lambda *given: tuple(leaf for leaf in complete(*given) if not leaf.seed)
-    train_step.untracked_variables = lambda _function, _leaves: ()
+    step.untracked_variables = lambda _function, _leaves: ()
 
 
 def leave_out_report() -> None:

@@ -21,7 +21,7 @@ from tasks.foundation.contracts.stage_calls import InitOrRestoreCall, PrepareDat
 from tasks.foundation.errors import BatonError, IdentityChanged, NoProgress, StepFailed
 from tasks.foundation.machine.devices import acquire
 from tasks.foundation.model import build as built_model
-from tasks.foundation.model.callbacks import callback_state, large_state_words, restore_callback_state
+from tasks.foundation.model.user_callbacks import callback_state, large_state_words, restore_callback_state
 from tasks.foundation.runlog.history import history_of
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.stage import Place

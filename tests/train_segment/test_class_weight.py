@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from tasks.foundation.dataset.class_weight import apply_class_weight
-from tasks.foundation.dataset.reader import training_dataset
+from tasks.foundation.dataset.model_inputs import apply_class_weight
+from tasks.foundation.dataset.read import training_dataset
 from tasks.foundation.errors import RunFileError
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, built, lab_of, spec_of

@@ -121,7 +121,7 @@ def lab(tmp_path: Path) -> Lab:
 
 def batches(lab: Lab, spec: RunSpec, count: int) -> list[Any]:
     """The first x batches of a run, from the reader."""
-    from tasks.foundation.dataset.reader import training_dataset
+    from tasks.foundation.dataset.read import training_dataset
 
     dataset = training_dataset(
         lab.storage,

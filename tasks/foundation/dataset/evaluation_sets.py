@@ -1,6 +1,6 @@
 """Reads the set that a model is evaluated on, held-out examples or an own set, each example exactly once.
 
-Training reads without end, see `reader.py`; both read the same shards and decode them with the same functions.
+Training reads without end, see `read.py`; both read the same shards and decode them with the same functions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,8 @@ import tensorflow as tf
 from tasks.foundation.contracts.data_spec import SetName, SetRef
 from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
 from tasks.foundation.dataset.manifest import Part, load_manifest, plain_datasets
-from tasks.foundation.dataset.shard_verification import VerifiedShards
-from tasks.foundation.dataset.shards import Plan, finished, parsed, part_of, records_in, windows_of
-from tasks.foundation.dataset.transformed_batches import SeededFunction, transformed_validation
+from tasks.foundation.dataset.model_inputs import SeededFunction, transformed_validation
+from tasks.foundation.dataset.shards import Plan, VerifiedShards, finished, parsed, part_of, records_in, windows_of
 from tasks.foundation.storage.base import Storage
 
 

@@ -10,8 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.foundation.contracts.data_spec import MixedSource
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
-from tasks.foundation.dataset.content_digest import REMEDY, checked_manifest
+from tasks.foundation.contracts.dataset import (
+    PREPARE_AGAIN,
+    DatasetManifest,
+    DatasetRef,
+    Feature,
+    HeldOut,
+    ShardRecord,
+    checked_manifest,
+)
 from tasks.foundation.dataset.features import Array, unflatten, zeros
 from tasks.foundation.dataset.order import hashes, unit_interval
 from tasks.foundation.errors import DamagedDataset, FileMissing, FileTooLarge
@@ -89,7 +96,7 @@ def read_manifest(storage: Storage, folder: str) -> DatasetManifest:
     except FileMissing as fault:
         raise DamagedDataset(f"{where} is missing: the dataset was not prepared, or was deleted; run again") from fault
     except FileTooLarge as fault:
-        raise DamagedDataset(f"{fault}; {REMEDY}") from fault
+        raise DamagedDataset(f"{fault}; {PREPARE_AGAIN}") from fault
     manifest = checked_manifest(data, where=where)
     _KNOWN.remember(storage, folder, manifest)
     return manifest

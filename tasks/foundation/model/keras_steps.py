@@ -1,14 +1,23 @@
-"""Calls train and test steps as Keras does, and finds the user's own line behind an operation of a traced one."""
+"""Calls train and test steps as Keras does, scales their losses, and finds the user's line behind an operation.
+
+Keras sums the replicas' gradients. Its own losses divide by the number of replicas before, so the sum is the mean over
+the global batch. Its own `train_step` multiplies again what it logs. One of the user's logs half of the loss on two
+replicas: here it is logged undivided. A loss that such a step computes itself is not divided, and its gradients are the
+number of replicas times the mean.
+"""
 
 import linecache
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import keras
 import tensorflow as tf
 from keras import tree
+from keras.src.losses import loss
 
 from tasks.foundation.errors import ModelError
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, function_error
@@ -107,3 +116,118 @@ def _shown(file: str, number: int) -> str:
 
 def _is_user_module(name: str) -> bool:
     return name.startswith(USER_PACKAGE_PREFIX)
+
+
+_SCALE, _UNSCALE = "scale_loss_for_distribution", "unscale_loss_for_distribution"
+
+
+class ScaledLosses:
+    """The losses that Keras divided by the number of replicas while steps were traced.
+
+    Several threads may trace at once: TensorFlow traces each replica in one of its own.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._users = 0
+        self._lock = threading.Lock()
+        self._undivided: dict[Any, Any] = {}  # by reference of a tensor
+        self._originals: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record losses within the block; outermost, the count begins at 0."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self.count = 0
+                self._replace(loss, _SCALE, self._scale)
+                self._replace(loss, _UNSCALE, self._unscale)
+                self._replace(keras.metrics.Mean, "update_state", self._update)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    while self._originals:
+                        setattr(*self._originals.pop())
+                    self._undivided.clear()
+
+    def undivided(self, tensor: Any) -> Any:
+        """Return a tensor as it would be if the losses that it is computed from were not divided."""
+        known = self._undivided
+        if not known or not tf.is_symbolic_tensor(tensor):
+            return tensor
+        waiting = [tensor]
+        while waiting:
+            each = waiting[-1]
+            missing = [] if each.ref() in known else [given for given in each.op.inputs if given.ref() not in known]
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if each.ref() not in known:
+                known.update(self._again(each.op))
+        return known[tensor.ref()]
+
+    def _again(self, op: Any) -> dict[Any, Any]:
+        """The outputs of an operation with undivided inputs, by reference of its outputs."""
+        inputs = [self._undivided[given.ref()] for given in op.inputs]
+        changed = any(one is not other for one, other in zip(inputs, op.inputs, strict=True))
+        if changed and not op.op_def.is_stateful:
+            attributes = {key: op.node_def.attr[key] for key in op.node_def.attr if not key.startswith("_")}
+            dtypes = [output.dtype for output in op.outputs]
+            op_again = op.graph.create_op(op.type, inputs, dtypes, attrs=attributes, op_def=op.op_def)
+            return {old.ref(): new for old, new in zip(op.outputs, op_again.outputs, strict=True)}
+        return {output.ref(): output for output in op.outputs}
+
+    def _replace(self, holder: Any, name: str, work: Callable[..., Any]) -> None:
+        original = getattr(holder, name)
+        self._originals.append((holder, name, original))
+        setattr(holder, name, not_converted(lambda *arguments, **settings: work(original, *arguments, **settings)))
+
+    def _scale(self, original: Callable[..., Any], value: Any) -> Any:
+        self.count += 1
+        divided = original(value)
+        if divided is not value and tf.is_symbolic_tensor(divided):
+            self._undivided[divided.ref()] = tf.convert_to_tensor(value)
+        return divided
+
+    def _unscale(self, original: Callable[..., Any], value: Any) -> Any:
+        multiplied = original(value)
+        if multiplied is not value and tf.is_symbolic_tensor(multiplied):
+            self._undivided[multiplied.ref()] = multiplied
+        return multiplied
+
+    def _update(self, original: Callable[..., Any], metric: Any, values: Any, *arguments: Any, **settings: Any) -> Any:
+        return original(metric, self.undivided(values), *arguments, **settings)
+
+
+SCALED_LOSSES = ScaledLosses()  # one for the process, like the functions that it replaces
+
+
+def undivided(tensor: Any) -> Any:
+    """Return a tensor of a step that is being traced as `ScaledLosses.undivided` does."""
+    return SCALED_LOSSES.undivided(tensor)
+
+
+def summed_gradients_words(model: keras.Model, divided: int, *, reference: str, replicas: int) -> str:
+    """What to tell the user of a step whose gradients are summed where Keras's own would average; "" if they are not.
+
+    Args:
+        model: its train step was traced.
+        divided: number of losses that Keras divided meanwhile.
+        reference: the function's name in the run file.
+        replicas: number of replicas that took part.
+    """
+    own = next((name for name in ("train_step", "compute_loss") if overrides(model, name)), None)
+    if replicas == 1 or divided or own is None:
+        return ""
+    logged = f", and Keras's train_step logs {replicas} times the loss" if own == "compute_loss" else ""
+    return (
+        f"{reference}: {own} computes its loss itself, and the gradients of the {replicas} replicas are summed, "
+        f"as in Keras's fit: they are {replicas} times the mean that Keras's own step gives{logged}. To get the mean, "
+        "divide the loss by tf.distribute.get_strategy().num_replicas_in_sync, or use a loss of keras.losses, which "
+        "does so"
+    )

@@ -23,8 +23,7 @@ from tasks.foundation.contracts.run_spec import KeepBest
 from tasks.foundation.errors import BatonError, ModelError
 from tasks.foundation.machine.devices import DEVICE_LOST_ERRORS, Accelerator
 from tasks.foundation.messages import listed
-from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints
-from tasks.foundation.model.loss_scaling import undivided
+from tasks.foundation.model.keras_steps import called_like_fit, not_converted, overrides, tracing_hints, undivided
 from tasks.foundation.model.randomness import StepDraws, exact_draws
 from tasks.foundation.model.variables import handle_ids
 from tasks.foundation.user_errors import user_error

@@ -19,16 +19,18 @@ from tasks.foundation.contracts.dataset import DatasetRef, Feature
 from tasks.foundation.contracts.log_entry import Evaluation
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.dataset.class_weight import apply_class_weight
 from tasks.foundation.dataset.manifest import load_manifest, zero_examples
+from tasks.foundation.dataset.model_inputs import ModelInputs, apply_class_weight, model_inputs
 from tasks.foundation.machine.devices import Accelerator
-from tasks.foundation.model.identity import PythonAttributes, require_recorded_contents
-from tasks.foundation.model.isolated_build import RandomStates, preserved_global_state
+from tasks.foundation.model.build import RandomStates, preserved_global_state
+from tasks.foundation.model.model_identity import (
+    PythonAttributes,
+    require_recorded_contents,
+    require_recorded_transform_contents,
+)
 from tasks.foundation.model.variables import Leaf
 from tasks.foundation.state.train_state import TrainState, build_train_state
 from tasks.foundation.storage.base import Storage
-from tasks.foundation.transforms.identity import require_recorded_transform_contents
-from tasks.foundation.transforms.model_inputs import ModelInputs, model_inputs
 from tasks.foundation.user_code import switch_off_debug_modes
 
 T = TypeVar("T")

@@ -1,9 +1,10 @@
-"""Opens the store at an address."""
+"""Opens the store at an address, and that of a shard."""
 
 import os
 import re
 from pathlib import Path
 
+from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.errors import InvalidInput
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
@@ -60,6 +61,19 @@ def open_home(address: str, *, relative_to: Path) -> tuple[Storage, Storage]:
         named = home.root
     root = LocalStorage(named.parent.resolve())
     return root, LocalStorage(root.root / named.name)
+
+
+def locate_shard(storage: Storage, record: ShardRecord) -> tuple[Storage, str]:
+    """Return the store of a shard, and its path there.
+
+    Args:
+        storage: store rooted at the dataset's folder.
+        record: one shard of the dataset.
+    """
+    if not record.is_external:
+        return storage, record.path
+    folder, _, name = record.path.rpartition("/")
+    return open_storage(folder or "/", relative_to=Path("/"), guarded=False), name
 
 
 def _cloud(address: str, rest: str, *, guarded: bool) -> Storage:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tasks.foundation.errors import ModelError, WeightsError
-from tasks.foundation.model.isolated_build import preserved_global_state
+from tasks.foundation.model.build import preserved_global_state
 from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import user_error

@@ -212,7 +212,7 @@ def _states(owner: object) -> tuple[Any, ...]:
     """
     from keras.src.backend.common import global_state  # no public call gets Keras's global seed generator
 
-    from tasks.foundation.model.isolated_build import RandomStates
+    from tasks.foundation.model.build import RandomStates
 
     now = RandomStates.now()
     holders = [module for name, module in list(sys.modules.items()) if name.startswith(USER_PACKAGE_PREFIX)]

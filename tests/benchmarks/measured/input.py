@@ -21,7 +21,7 @@ from tasks.foundation.contracts.run_file import load_run_file  # noqa: E402
 from tasks.foundation.contracts.stage_calls import PrepareDataCall  # noqa: E402
 from tasks.foundation.dataset.features import unflatten  # noqa: E402
 from tasks.foundation.dataset.manifest import load_manifest  # noqa: E402
-from tasks.foundation.dataset.reader import training_dataset  # noqa: E402
+from tasks.foundation.dataset.read import training_dataset  # noqa: E402
 from tasks.foundation.dataset.shards import parse  # noqa: E402
 from tasks.foundation.stage import Place  # noqa: E402
 from tasks.foundation.storage.local import LocalStorage  # noqa: E402

@@ -18,7 +18,7 @@ from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.dataset import DatasetRef
 from tasks.foundation.contracts.log_entry import SegmentResult
 from tasks.foundation.dataset.manifest import read_manifest as read_dataset_manifest
-from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.shards import VerifiedShards
 from tasks.foundation.errors import BatonError, FileMissing
 from tasks.foundation.runlog.entry_paths import entry_path
 from tasks.foundation.runlog.log import RunLog

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import pytest
 
 from flows.commands.main import main
+from tasks.foundation.contracts.dataset import content_digest
 from tasks.foundation.contracts.home_files import SAVED_CODE, saved_code_path
 from tasks.foundation.contracts.log_entry import EvaluationOnTest
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import read_manifest
 from tasks.foundation.runlog.commits import quarantine
 from tasks.foundation.storage.local import LocalStorage

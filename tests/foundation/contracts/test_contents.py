@@ -11,7 +11,7 @@ from flows.api import Run
 from tasks.foundation.contracts.identity import content_differences, record_of_items
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
 from tasks.foundation.errors import IdentityChanged, InvalidInput
-from tasks.foundation.model.identity import _record
+from tasks.foundation.model.model_identity import _record
 from tests.support.lab import Lab, lab_of, spec_of
 
 MODEL = """

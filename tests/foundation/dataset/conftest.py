@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
 from tasks.foundation.dataset import cache
-from tasks.foundation.dataset.content_digest import content_digest
 from tasks.foundation.dataset.manifest import manifest_path
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tasks.foundation.contracts.dataset import ShardRecord
 from tasks.foundation.dataset import cache as shared_cache
-from tasks.foundation.dataset import shard_verification
+from tasks.foundation.dataset import shards as shard_verification
 from tasks.foundation.dataset.cache import FileRange, ShardCache
-from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.shards import VerifiedShards
 from tasks.foundation.errors import StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import (

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
-from tasks.foundation.dataset import decoded_examples, reader
-from tasks.foundation.dataset.content_digest import content_digest
-from tasks.foundation.dataset.decoded_examples import decode_examples, decoded_bytes, fits_into_memory
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord, content_digest
+from tasks.foundation.dataset import read as decoded_examples
+from tasks.foundation.dataset import read as reader
 from tasks.foundation.dataset.manifest import manifest_path
+from tasks.foundation.dataset.read import decode_examples, decoded_bytes, fits_into_memory
 from tasks.foundation.dataset.shards import encode
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage

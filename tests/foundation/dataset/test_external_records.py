@@ -12,12 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, HeldOut, ShardRecord
-from tasks.foundation.dataset import reader
-from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.contracts.dataset import (
+    DatasetManifest,
+    DatasetRef,
+    Feature,
+    HeldOut,
+    ShardRecord,
+    content_digest,
+)
+from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
 from tasks.foundation.dataset.manifest import held_out_mask, manifest_path, positions_of_part, read_manifest, zero_batch
-from tasks.foundation.dataset.shard_verification import original_read_errors
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage
@@ -143,7 +149,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prepared
 
 def training(prepared: Any, **changed: Any) -> Any:
     settings_ = {"seed": 0, "global_batch_size": 4, "window_shards": 2, "first_batch": 0, **changed}
-    return reader.training_dataset(prepared.storage, prepared.ref, **settings_)
+    return read.training_dataset(prepared.storage, prepared.ref, **settings_)
 
 
 def rule_for(fraction: float, seed: int, total: int) -> HeldOut | None:

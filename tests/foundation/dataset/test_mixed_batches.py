@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.data_spec import Exhausted, MixedSource, Mixture
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
-from tasks.foundation.dataset.content_digest import content_digest
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, content_digest
 from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
 from tasks.foundation.dataset.manifest import (
     dataset_folder,

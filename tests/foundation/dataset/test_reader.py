@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset import order, reader
+from tasks.foundation.dataset import order
+from tasks.foundation.dataset import read as reader
 from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
-from tasks.foundation.dataset.shard_verification import original_read_errors
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import AcceleratorError, DamagedDataset, StorageError
 from tasks.foundation.storage.memory import MemoryStorage
 from tests.support.far_storage import PATIENCE, FailOnce, FarStorage, bytes_below, wait_for_threads

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.foundation.contracts.dataset import ShardRecord
-from tasks.foundation.dataset.shard_verification import VerifiedShards, _fetch
+from tasks.foundation.dataset.shards import VerifiedShards, _fetch
 from tasks.foundation.errors import DamagedDataset, StorageError
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.storage.memory import MemoryStorage

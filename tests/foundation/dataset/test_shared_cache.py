@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.dataset import cache
-from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.shards import VerifiedShards
 from tasks.foundation.errors import InvalidInput, StorageError
 from tests.support.far_storage import PATIENCE, FarStorage, put_shards
 
@@ -47,7 +47,7 @@ def test_missing_temporary_folder_is_reported(far: FarStorage, monkeypatch: pyte
 PROGRAM = """
 import sys, time
 from tests.support.far_storage import FarStorage, Gate, put_shards
-from tasks.foundation.dataset.shard_verification import VerifiedShards
+from tasks.foundation.dataset.shards import VerifiedShards
 from tasks.foundation.storage.memory import MemoryStorage
 far = FarStorage(MemoryStorage("ending"))
 records = put_shards(far, [10, 10])

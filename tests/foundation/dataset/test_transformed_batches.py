@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.foundation.dataset import reader
+from tasks.foundation.dataset import read
 from tasks.foundation.dataset.evaluation_sets import validation_dataset, validation_remainder
+from tasks.foundation.dataset.model_inputs import Parts, TrainingFunctions, example_seeds
 from tasks.foundation.dataset.order import hashes
-from tasks.foundation.dataset.transformed_batches import Parts, TrainingFunctions, example_seeds
 
 BATCH = 48
 
@@ -37,7 +37,7 @@ def global_batches(prepared: Any, first: int, count: int, *, hosts: int = 1, rep
     settings = {"seed": 3, "global_batch_size": BATCH, "window_shards": 2, "functions": BOTH, **changed}
     of_hosts = []
     for host in range(hosts):
-        dataset = reader.training_dataset(
+        dataset = read.training_dataset(
             prepared.storage,
             prepared.ref,
             first_batch=first,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.foundation.dataset import reader
-from tasks.foundation.dataset.worker_plans import WorkerFiles
+from tasks.foundation.dataset import read
+from tasks.foundation.dataset.read import WorkerFiles
 from tasks.foundation.errors import AcceleratorError
 from tests.foundation.dataset.conftest import make_numbered
 from tests.foundation.dataset.test_mixed_batches import Mixed, mixed
@@ -29,7 +29,7 @@ FEW = settings(max_examples=8, derandomize=True)
 
 
 def batches(prepared: Any, count: int, **changed: Any) -> list[Any]:
-    dataset = reader.training_dataset(prepared.storage, prepared.ref, **changed)
+    dataset = read.training_dataset(prepared.storage, prepared.ref, **changed)
     return [np.concatenate([x, y[:, None]], axis=1) for x, y in dataset.take(count).as_numpy_iterator()]
 
 
@@ -99,7 +99,7 @@ def test_input_that_another_host_cannot_read_is_refused(
     prepared = numbered([9])
     files = {"root": "/nowhere", "batches": 1, **changed.pop("worker", {})}
     with pytest.raises(AcceleratorError, match=words):
-        reader.training_dataset(
+        read.training_dataset(
             prepared.storage,
             prepared.ref,
             seed=0,
@@ -118,7 +118,7 @@ def test_server_with_other_files_reads_the_same_bits(tmp_path: Path) -> None:
     storage, host = tmp_path / "storage", tmp_path / "host"
     expected = [
         [values.tobytes().hex() for values in batch]
-        for batch in reader.training_dataset(prepared.storage, prepared.ref, **COMMON).take(BATCHES).as_numpy_iterator()
+        for batch in read.training_dataset(prepared.storage, prepared.ref, **COMMON).take(BATCHES).as_numpy_iterator()
     ]
     shutil.copytree(storage, host / DISK)
     for shard in storage.rglob("*.tfrecord"):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.errors import ModelError
-from tasks.foundation.model.train_step import build_train_step, run_train_step
+from tasks.foundation.model.step import build_train_step, run_train_step
 from tasks.foundation.seeding import keras_seeds_from
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import load_function

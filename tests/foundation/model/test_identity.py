@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.identity import differences
-from tasks.foundation.model.identity import model_identity
+from tasks.foundation.model.model_identity import model_identity
 from tests.support.lab import Lab, built, in_fresh_process, lab_of, spec_of
 
 MODEL = '''

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.foundation.contracts.log_entry import SegmentResult
-from tasks.foundation.model.sum_order import fix_sum_order, unordered_sums
+from tasks.foundation.model.sums import fix_sum_order, unordered_sums
 from tasks.train_segment.stage import forget_trainer
 from tests.support.lab import Lab, lab_of, restored, spec_of
 

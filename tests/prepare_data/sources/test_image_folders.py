@@ -135,7 +135,7 @@ def test_images_in_a_store_are_the_same_examples(workshop: Any, remote: MemorySt
 
 
 def test_folders_become_batches(workshop: Any) -> None:
-    from tasks.foundation.dataset import reader
+    from tasks.foundation.dataset import read as reader
 
     write(workshop, pets())
     ref = workshop.prepare("images", PETS, validation_fraction=0, shard_examples=3)

@@ -239,13 +239,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_images_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset import reader
+    from tasks.foundation.dataset import read
 
     for index in range(12):
         png = tf.io.encode_png(np.full((9, 9, 3), 10 * index, np.uint8)).numpy()
         bucket.write(f"pets/{'cat' if index < 5 else 'dog'}/{index:02d}.png", png)
     ref = workshop.prepare("images", {"path": "gs://bucket/pets", "size": [4, 4]}, classes=2, shard_examples=5)
-    dataset = reader.training_dataset(
+    dataset = read.training_dataset(
         workshop.storage, ref, seed=0, global_batch_size=ref.train_examples, window_shards=2, first_batch=0
     )
     x, y = next(dataset.as_numpy_iterator())
@@ -259,7 +259,7 @@ def test_images_in_cloud_storage(workshop: Any, bucket: Any) -> None:
 def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     import tensorflow as tf
 
-    from tasks.foundation.dataset import reader
+    from tasks.foundation.dataset import read
     from tasks.foundation.dataset.evaluation_sets import validation_dataset
 
     for part in range(3):
@@ -272,7 +272,7 @@ def test_records_in_cloud_storage(workshop: Any, bucket: Any) -> None:
     options = {"path": "gs://bucket/data/*.tfrecord", "features": {"n": {"dtype": "int64"}}, "x": "n", "y": "n"}
     ref = workshop.prepare("tfrecord", options, shard_examples=4)
     assert load_manifest(workshop.storage, ref).train[0].path == "gs://bucket/data/part-0.tfrecord"
-    dataset = reader.training_dataset(
+    dataset = read.training_dataset(
         workshop.storage, ref, seed=0, global_batch_size=ref.train_examples, window_shards=3, first_batch=0
     )
     trained = [int(number) for number in next(dataset.as_numpy_iterator())[1]]

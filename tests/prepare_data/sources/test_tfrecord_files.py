@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.foundation.dataset.manifest import load_manifest, manifest_path
-from tasks.foundation.dataset.shard_verification import original_read_errors
+from tasks.foundation.dataset.shards import original_read_errors
 from tasks.foundation.errors import DamagedDataset, SourceError
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.prepare_data.sources.tfrecord_files import read_records
@@ -20,7 +20,7 @@ from tests.support.tfrecords import PLAIN, file_of, png, record
 
 def read(workshop: Any, ref: Any, **changed: Any) -> tuple[list[Any], list[Any]]:
     """Return all examples of one training epoch, and of validation, as the reader gives them."""
-    from tasks.foundation.dataset import reader
+    from tasks.foundation.dataset import read as reader
     from tasks.foundation.dataset.evaluation_sets import validation_dataset
 
     settings = {"seed": 0, "global_batch_size": 1, "window_shards": 3, "first_batch": 0, **changed}

@@ -3,34 +3,274 @@
 Python only makes the plan, one element per window: which shards, in which order, and how many examples to skip.
 TensorFlow reads, permutes, batches and parses. Iterate inside `original_read_errors` to get Baton's errors. What is
 held out is read by `evaluation_sets.py`.
+
+With `data.cache: memory` the decoded training examples are in host memory, and reading becomes a lookup by row. Rows
+are numbered by dataset, shard and record, so the order, a seek and the bits are those of reading the records.
+
+In a slice of several TPU hosts one process drives all of them, and each host has a TensorFlow server. A graph that runs
+there can neither call Python nor read the client's disk. So for such a host (`WorkerFiles`) the plans are made
+beforehand, for a range of batches, and are constants of the graph. The batches are the same. Such a host verifies no
+shards, because their checksums are compared in Python; TensorFlow compares each record with the checksum that TFRecord
+files have.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef
+from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, ShardRecord
 from tasks.foundation.contracts.run_spec import EpochLength
 from tasks.foundation.dataset import order
-from tasks.foundation.dataset.decoded_examples import DecodedExamples, decode_examples, row_numbers
-from tasks.foundation.dataset.features import unflatten
-from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, ref_of_source
+from tasks.foundation.dataset.features import STRING, Array, unflatten, zeros
+from tasks.foundation.dataset.manifest import load_manifest, plain_datasets, positions_of_part, ref_of_source
 from tasks.foundation.dataset.mixing import Mixing, source_seed
-from tasks.foundation.dataset.shard_verification import VerifiedShards
-from tasks.foundation.dataset.shards import Plan, finished, has_images, parse, parsed, part_of, records_in, windows_of
-from tasks.foundation.dataset.transformed_batches import Decoding, Layout, TrainingFunctions, transformed_training
-from tasks.foundation.dataset.worker_plans import (
-    PlannedRecords,
-    WorkerFiles,
-    labels_with,
-    planned_windows,
-    windows_with,
+from tasks.foundation.dataset.model_inputs import Decoding, Layout, TrainingFunctions, transformed_training
+from tasks.foundation.dataset.order import Window
+from tasks.foundation.dataset.shards import (
+    Plan,
+    VerifiedShards,
+    finished,
+    has_images,
+    original_read_errors,
+    parse,
+    parsed,
+    part_of,
+    records_in,
+    windows_of,
 )
 from tasks.foundation.errors import AcceleratorError
+from tasks.foundation.machine.processes import available_bytes
 from tasks.foundation.storage.base import Storage
+
+Labels = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFiles:
+    """What a host reads that runs no Python of Baton.
+
+    Attributes:
+        root: the storage root as that host finds it: a folder there, or gs://bucket/prefix.
+        batches: how many global batches are planned, at least 1; the dataset ends at this number or a few later.
+    """
+
+    root: str
+    batches: int
+
+    def __post_init__(self) -> None:
+        if self.batches < 1:
+            raise AcceleratorError(f"batches={self.batches} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRecords:
+    """How many records of a stream are planned, and where their host finds the storage root."""
+
+    root: str
+    records: int
+
+
+def windows_with(windows: Iterable[Window], records: int) -> list[Window]:
+    """Return the first windows, at least one, until they have `records` examples."""
+    found: list[Window] = []
+    for window in windows:
+        found.append(window)
+        records -= window.end - window.skip
+        if records <= 0:
+            break
+    return found
+
+
+def planned_windows(folder: str, manifest: DatasetManifest, windows: Sequence[Window]) -> Any:
+    """Return a dataset of plans as `record_batches.windows_of` does, without Python.
+
+    Args:
+        folder: the dataset's folder as the host finds it.
+        manifest: its manifest.
+        windows: what to read, at least one window.
+
+    Raises:
+        AcceleratorError: the dataset reads files where they were before.
+    """
+    shards = [[manifest.train[shard] for shard in window.shards] for window in windows]
+    if any(shard.is_external for each in shards for shard in each):
+        raise AcceleratorError(
+            f"{manifest.source}: its examples are parts of files outside the storage root, which another host cannot "
+            "read by itself; set data.options.copy: true"
+        )
+    parts = [part_of(manifest, each, "train") for each in shards]
+    plans = (
+        tf.ragged.constant([[f"{folder}/{shard.path}" for shard in each] for each in shards], tf.string),
+        tf.constant([count for count, _ in parts], tf.int64),
+        tf.RaggedTensor.from_row_lengths(
+            np.concatenate([positions for _, positions in parts]), [len(positions) for _, positions in parts]
+        ),
+        tf.constant([window.seed for window in windows], tf.int64),
+        tf.constant([(window.skip, window.end) for window in windows], tf.int64),
+    )
+    return tf.data.Dataset.from_tensor_slices(plans)
+
+
+def labels_with(labels: Iterator[Labels], records: int) -> Labels:
+    """Return the labels of a mixture, until `records` examples are kept: indices of sources, and which are kept."""
+    sources: list[npt.NDArray[np.int64]] = []
+    kept: list[npt.NDArray[np.bool_]] = []
+    for found, of_found in labels:
+        sources.append(found)
+        kept.append(of_found)
+        records -= int(of_found.sum())
+        if records <= 0:
+            break
+    return np.concatenate(sources), np.concatenate(kept)
+
+
+_DECODE_TOGETHER = 256
+# Of the memory that is free now: the rest is for batches, snapshots and what is copied meanwhile.
+_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedExamples:
+    """All training examples of a dataset.
+
+    Attributes:
+        tensors: by feature, [rows, ...], in the memory of the host.
+        first_rows: number of the first row of each dataset that a mixture names; (0,) for others.
+    """
+
+    tensors: dict[str, Any]
+    first_rows: tuple[int, ...]
+
+    def take(self, rows: Any) -> dict[str, Any]:
+        """Return the features of some rows, int64 [n], as tensors [n, ...]."""
+        return {name: tf.gather(values, rows) for name, values in self.tensors.items()}
+
+
+class _Held:
+    """The examples of the dataset that this process has decoded last; its segments use them again."""
+
+    def __init__(self) -> None:
+        self.of: tuple[str, str] | None = None
+        self.examples: DecodedExamples | None = None
+
+
+_HELD = _Held()
+
+
+def decoded_bytes(storage: Storage, ref: DatasetRef) -> int:
+    """Return how much memory the decoded training examples take, in bytes.
+
+    Args:
+        storage: the storage root.
+        ref: the prepared dataset.
+    """
+    manifest = load_manifest(storage, ref)
+    of_example = sum(math.prod(each.shape) * _item_bytes(each) for each in manifest.features)
+    of_text = sum(shard.size for _, plain in plain_datasets(storage, manifest, ref.folder) for shard in plain.train)
+    has_text = any(each.dtype == STRING for each in manifest.features)
+    return of_example * _rows_of(storage, ref) + has_text * of_text
+
+
+def fits_into_memory(storage: Storage, ref: DatasetRef) -> bool:
+    """Whether the decoded training examples fit into the memory that is free now, with as much to spare."""
+    if _HELD.of == _key(storage, ref):
+        return True
+    available = available_bytes()
+    return available is None or decoded_bytes(storage, ref) <= _SHARE * available
+
+
+def decode_examples(storage: Storage, ref: DatasetRef) -> DecodedExamples:
+    """Read and decode all training examples, unless this process holds them already.
+
+    Args:
+        storage: the storage root.
+        ref: the prepared dataset.
+
+    Raises:
+        DamagedDataset: the manifest belongs to another dataset, or a shard differs from its manifest.
+        StorageError: the store failed.
+    """
+    if _HELD.of == _key(storage, ref) and _HELD.examples is not None:
+        return _HELD.examples
+    _HELD.of = _HELD.examples = None  # frees the memory of the dataset before
+    manifest = load_manifest(storage, ref)
+    rows = _rows_of(storage, ref)
+    values = {each.name: zeros((rows, *each.shape), each.dtype) for each in manifest.features}
+    first_rows, row = [], 0
+    for folder, plain in plain_datasets(storage, manifest, ref.folder):
+        first_rows.append(row)
+        for decoded in _decoded(storage.at(folder), plain):
+            count = len(next(iter(decoded.values())))
+            for name, array in decoded.items():
+                values[name][row : row + count] = array
+            row += count
+    with tf.device("/CPU:0"):
+        tensors = {name: tf.constant(values.pop(name)) for name in list(values)}
+    examples = DecodedExamples(tensors, tuple(first_rows))
+    _HELD.of, _HELD.examples = _key(storage, ref), examples
+    return examples
+
+
+def row_numbers(manifest: DatasetManifest, first_row: int) -> list[npt.NDArray[np.int64]]:
+    """Return the rows of the training examples of each shard, in order.
+
+    Args:
+        manifest: of a dataset with shards.
+        first_row: number of its first row.
+    """
+    counts = [shard.examples for shard in manifest.train]
+    ends = first_row + np.cumsum(counts, dtype=np.int64)
+    return [np.arange(end - count, end, dtype=np.int64) for count, end in zip(counts, ends, strict=True)]
+
+
+def _decoded(at: Storage, manifest: DatasetManifest) -> Iterator[dict[str, Array]]:
+    """Yield the training examples of a dataset, some at a time, in the order of shards and records."""
+
+    def batch(records: Any) -> dict[str, Any]:
+        if any(feature.encoding == "image" for feature in manifest.features):
+            # One record at a time in parallel calls, because decoding an image is slow.
+            one = parse(tf.reshape(records, [1]), manifest.features)
+            return {name: value[0] for name, value in one.items()}
+        return parse(records, manifest.features)
+
+    has_images = any(feature.encoding == "image" for feature in manifest.features)
+    work = tf.autograph.experimental.do_not_convert(batch)
+    plans = (([shard], shard) for shard in manifest.train)
+    with VerifiedShards(at) as shards, original_read_errors():
+        for paths, _, shard in shards.read_ahead(plans):
+            records = _of_training(records_in(paths), manifest, shard)
+            if has_images:
+                decoded = records.map(work, num_parallel_calls=tf.data.AUTOTUNE).batch(_DECODE_TOGETHER)
+            else:
+                decoded = records.batch(_DECODE_TOGETHER).map(work, num_parallel_calls=tf.data.AUTOTUNE)
+            yield from decoded.as_numpy_iterator()
+
+
+def _of_training(records: Any, manifest: DatasetManifest, shard: ShardRecord) -> Any:
+    if manifest.held_out is None:
+        return records
+    chosen = np.zeros(shard.records_held, np.bool_)
+    chosen[positions_of_part("train", manifest.held_out, [shard])] = True
+    pairs = tf.data.Dataset.zip(records, tf.data.Dataset.from_tensor_slices(chosen))
+    return pairs.filter(lambda _, keep: keep).map(lambda record, _: record)
+
+
+def _rows_of(storage: Storage, ref: DatasetRef) -> int:
+    manifest = load_manifest(storage, ref)
+    return sum(plain.train_examples for _, plain in plain_datasets(storage, manifest, ref.folder))
+
+
+def _item_bytes(feature: Feature) -> int:
+    return 8 if feature.dtype == STRING else np.dtype(feature.dtype).itemsize
+
+
+def _key(storage: Storage, ref: DatasetRef) -> tuple[str, str]:
+    return f"{storage.uri}/{ref.folder}", ref.content_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +479,7 @@ def training_dataset(
         functions: transforms of the examples and batches; None: examples as they were prepared.
         in_memory: whether all examples are decoded into memory first. The batches are the same.
         worker: the dataset is for a host that runs no Python of Baton, and ends after its batches, which are the same;
-            see `worker_plans.py`. Only this process reads manifests.
+            see `read.py`. Only this process reads manifests.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor

@@ -1,18 +1,28 @@
-"""Applies transforms to examples and batches within the reader's pipeline; see reader.py for what comes before.
+"""What a model sees of the prepared examples: transforms in the pipeline, the features after them, class weights.
 
 Transforms run in parallel, in the order of the data. Each gets a seed, a pure function of (purpose, run's seed,
 position), which is computed inside the pipeline; so the result does not depend on threads, cuts, hosts or replicas. The
 position of a training example is its place in the stream of all epochs (order.py). The epoch and the example's index
 within it follow from the position, so each epoch gives an example another seed.
+
+`train.class_weight` weights the loss of each training example by its class, as Keras's `fit` does.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+
+from tasks.foundation.contracts.dataset import Feature
+from tasks.foundation.contracts.run_spec import RunSpec
+from tasks.foundation.dataset.transforms import load_transform
+from tasks.foundation.errors import ModelError, RunFileError
+from tasks.foundation.messages import message
+from tasks.foundation.model.build import preserved_global_state
 
 Purpose = Literal["transform", "batch_transform", "validation_transform"]
 
@@ -23,7 +33,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 def example_seeds(purpose: Purpose, seed: int, begin: Any, count: int) -> Any:
     """Return the seeds of the positions [begin, begin + count).
 
-    The words are those of `hashing.hashes`; here they are computed in a graph, for positions that only it knows.
+    The words are those of `order.hashes`; here they are computed in a graph, for positions that only it knows.
 
     Args:
         purpose: seeds for different purposes are independent.
@@ -43,7 +53,7 @@ def example_seeds(purpose: Purpose, seed: int, begin: Any, count: int) -> Any:
 
 
 def _mix(words: Any) -> Any:
-    """`hashing.mix`, on tensors."""
+    """`order.mix`, on tensors."""
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
         words = _folded(words, shift) * _word(multiplier)
     return _folded(words, 31)
@@ -202,3 +212,128 @@ def _mapped(dataset: Any, function: Callable[..., Any]) -> Any:
 def _unconverted(function: Callable[..., Any]) -> Any:
     """The function is plain Python; AutoGraph cannot convert it correctly."""
     return tf.autograph.experimental.do_not_convert(function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInputs:
+    """What the model trains and is evaluated on.
+
+    Attributes:
+        train: features of the training batches.
+        validation: features of the validation examples.
+        training_functions: transforms of the training data; None if there are none.
+        validation_function: transform of the validation examples; None if there is none.
+    """
+
+    train: tuple[Feature, ...]
+    validation: tuple[Feature, ...]
+    training_functions: "TrainingFunctions | None" = None
+    validation_function: "SeededFunction | None" = None
+
+
+def model_inputs(spec: RunSpec, features: Sequence[Feature], code_folder: Path) -> ModelInputs:
+    """Load and trace the transforms of the run file.
+
+    Args:
+        spec: the run file.
+        features: of the prepared examples.
+        code_folder: the run file's folder.
+
+    Raises:
+        ModelError: a transform cannot be used, or training and validation examples have different inputs.
+    """
+    data, seed = spec.data, spec.train.seed
+    prepared = tuple(features)
+    if data.transform is data.batch_transform is data.validation_transform is None:
+        return ModelInputs(train=prepared, validation=prepared)
+
+    example = load_transform("data.transform", data.transform, code_folder, seed=seed)
+    batch = load_transform("data.batch_transform", data.batch_transform, code_folder, seed=seed)
+    of_validation = load_transform("data.validation_transform", data.validation_transform, code_folder, seed=seed)
+    with preserved_global_state():  # tracing gives names to layers that are not built yet
+        train = prepared if example is None else example.features(prepared)
+        if batch is not None:
+            train = batch.features(train, batch=spec.train.global_batch_size)
+        validation = prepared if of_validation is None else of_validation.features(prepared)
+    if data.has_validation:
+        _require_same_inputs(train, validation)
+    functions = TrainingFunctions(example=example, batch=batch) if example or batch else None
+    return ModelInputs(
+        train=train, validation=validation, training_functions=functions, validation_function=of_validation
+    )
+
+
+def _require_same_inputs(train: Sequence[Feature], validation: Sequence[Feature]) -> None:
+    """A model would accept bytes where it was trained on floats, and be evaluated on something else."""
+    seen, evaluated = _inputs(train), _inputs(validation)
+    if seen != evaluated:
+        raise ModelError(
+            message(
+                "validation examples have other inputs than training examples after their transforms",
+                details=[f"training: {seen}", f"validation: {evaluated}"],
+                hints=["set data.validation_transform to a function that returns x with the training shape and dtype"],
+            )
+        )
+
+
+def _inputs(features: Sequence[Feature]) -> str:
+    inputs = [each for each in features if each.name == "x" or each.name.startswith(("x/", "x["))]
+    return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in inputs)
+
+
+_KEY = "train.class_weight"
+_ONE_HOT_RANK = 2
+
+
+def apply_class_weight(batch: Sequence[Any], weights: Mapping[int, float] | None) -> tuple[Any, ...]:
+    """Add sample weights to a training batch.
+
+    Args:
+        batch: (x,), (x, y) or (x, y, sample_weight) of NumPy arrays or tensors, [batch, ...].
+        weights: weight of the loss by class; a class that is not listed has weight 1. None leaves the batch as it is.
+
+    Returns:
+        (x, y, sample_weight) with float32 [batch] weights.
+
+    Raises:
+        RunFileError: y is missing or has several parts, or the batch already has sample weights.
+    """
+    if weights is None:
+        return tuple(batch)
+    if len(batch) > 2:  # noqa: PLR2004 - x and y
+        raise RunFileError(f"{_KEY}: the examples already have a sample_weight; remove one of the two")
+    y = batch[1] if len(batch) > 1 else None
+    if not hasattr(y, "shape"):
+        found = "have no y" if y is None else f"have a y of several parts ({_names(y)})"
+        raise RunFileError(f"{_KEY} needs a model with a single output; the examples {found}. Remove {_KEY}")
+    return (batch[0], y, _weights_of(tf.convert_to_tensor(y), weights))
+
+
+def _names(y: Any) -> str:
+    return ", ".join(map(str, y)) if isinstance(y, dict) else f"{len(y)}"
+
+
+def map_class_weight(dataset: Any, weights: Mapping[int, float] | None) -> Any:
+    """Apply `apply_class_weight` to each batch of a `tf.data.Dataset`; the order stays."""
+    if weights is None:
+        return dataset
+    # The function is plain Python; AutoGraph cannot convert it correctly.
+    work = tf.autograph.experimental.do_not_convert(lambda *batch: apply_class_weight(batch, weights))
+    return dataset.map(work, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _weights_of(y: Any, weights: Mapping[int, float]) -> Any:
+    """Return float32 [batch]. `y` has shape [batch] or [batch, 1] (labels), or [batch, classes] (one-hot)."""
+    if y.shape.rank > _ONE_HOT_RANK:
+        raise RunFileError(f"{_KEY} needs one label per example; y has shape {list(y.shape)}. Remove {_KEY}")
+    one_hot = y.shape.rank == _ONE_HOT_RANK and y.shape[-1] != 1
+    if one_hot and max(weights, default=0) >= y.shape[-1]:
+        raise RunFileError(
+            f"{_KEY} names class {max(weights)}, but y has shape {list(y.shape)}, which is read as one-hot labels of "
+            f"{y.shape[-1]} classes; remove that class"
+        )
+    labels = tf.argmax(y, axis=-1) if one_hot else tf.reshape(y, [-1])
+    labels = tf.cast(tf.round(labels), tf.int64)
+    is_class = tf.equal(labels[:, tf.newaxis], tf.constant(list(weights), tf.int64))
+    of_class = tf.reduce_sum(tf.where(is_class, tf.constant(list(weights.values()), tf.float32), 0.0), axis=-1)
+    return tf.where(tf.reduce_any(is_class, axis=-1), of_class, 1.0)

@@ -12,7 +12,7 @@ values have the same bits in any order, and stay as they are.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from tensorflow.python.eager import context  # no public call replaces a traced function
+from tensorflow.python.eager import context
 
 _ADDS = frozenset({"Add", "AddN", "AddV2"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})

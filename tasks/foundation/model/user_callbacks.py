@@ -33,8 +33,8 @@ from tasks.foundation.contracts.identity import CALLBACKS, LOG_EVERY, CallbackRe
 from tasks.foundation.contracts.run_spec import KeepBest, RunSpec, callbacks_act_at_evaluations, epochs_of_callbacks
 from tasks.foundation.errors import ModelError
 from tasks.foundation.messages import message
+from tasks.foundation.model.build import RandomStates
 from tasks.foundation.model.code_digest import digests_of_user_code
-from tasks.foundation.model.isolated_build import RandomStates
 from tasks.foundation.model.metrics import Results, unsettable_rate
 from tasks.foundation.telemetry.formatting import size_words
 from tasks.foundation.user_code import load_function

@@ -1,42 +1,51 @@
-"""The part of a run's identity that its model determines: its configuration, and what it keeps beside its variables.
+"""The part of a run's identity that its model and its transforms determine, and the summary of the model.
+
+It has their configuration and code, and what they keep beside their variables.
 
 Vocabularies, tables and arrays of layers, and what its code reads, are in no checkpoint. A process that resumes the
 run, evaluates or exports it builds the model anew, from files that may have grown since, or from a set that has another
 order. So the identity has a record of each (contracts/identity.py), and another content is refused by the name of its
-layer. What follows from variables is left out: layers make it again after each restore (`finalize_layers`). What a
-trace of the steps depends on besides variables, the Python attributes of the model, is compared too.
+layer or transform. What follows from variables is left out: layers make it again after each restore
+(`finalize_layers`). What a trace of the steps depends on besides variables, the Python attributes of the model, is
+compared too.
 """
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import tree
 
+from tasks.foundation.contracts.home_files import LayerSummary, ModelSummary
 from tasks.foundation.contracts.identity import (
     CONTENTS,
+    TRANSFORM_CONTENTS,
     block_length,
     difference_words,
     differences,
     record_of_floats,
     record_of_items,
 )
-from tasks.foundation.contracts.run_spec import ModelSpec
+from tasks.foundation.contracts.run_spec import ModelSpec, RunSpec
 from tasks.foundation.errors import IdentityChanged
 from tasks.foundation.messages import masked_values, message
 from tasks.foundation.model.build import has_fixed_batch_size, without_batch_sizes
-from tasks.foundation.model.code_digest import UserCode, module_digest, user_code
+from tasks.foundation.model.code_digest import UserCode, digests_of_user_code, module_digest, user_code
 from tasks.foundation.model.hidden_state import NOT_FILLED, sorted_table
 from tasks.foundation.model.variables import has_finalized_state, layers_of, named_layers, other_optimizers
 from tasks.foundation.storage.local_files import temporary_folder
+from tasks.foundation.user_code import load_function
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX
 
 # Values of `add_loss` while the model was built, and what TensorFlow tracks: attributes once more.
@@ -451,3 +460,172 @@ def _comparable(value: Any, depth: int) -> Any:
     if depth and isinstance(value, dict):
         return [(_comparable(key, 0), _comparable(item, depth - 1)) for key, item in value.items()]
     return _Identity(value)
+
+
+def summarize(model: keras.Model) -> ModelSummary:
+    """Return the layers of a built model and the numbers of its parameters.
+
+    Unlike `model.summary()`, it asks no layer to compute a shape, which could run the user's Python code.
+    """
+    return ModelSummary(
+        layers=tuple(
+            LayerSummary(
+                name=layer.name,
+                kind=type(layer).__name__,
+                output_shape=_output_shape(layer),
+                parameters=_numbers_in(layer.weights),
+            )
+            for layer in model.layers
+        ),
+        trainable=_numbers_in(model.trainable_weights),
+        frozen=_numbers_in(model.non_trainable_weights),
+        optimizer=_numbers_in(model.optimizer.variables),
+    )
+
+
+def _numbers_in(variables: Iterable[Any]) -> int:
+    return sum(math.prod(variable.shape) for variable in {id(each): each for each in variables}.values())
+
+
+def _output_shape(layer: keras.Layer) -> str | None:
+    """The shape of what the layer computes in a functional or sequential model; None for layers of other models."""
+    try:
+        output = layer.output
+    except (AttributeError, ValueError):  # it was never called on a symbolic tensor
+        return None
+    shapes = [str(tuple(tensor.shape)) for tensor in tree.flatten(output)]
+    return ", ".join(shapes)
+
+
+# Chosen by the process, and of no effect: names count up, and seeds are replaced.
+_OF_NO_EFFECT = {"name", "seed"}
+
+
+def transforms_identity(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
+    """Return the identity keys of the transforms as JSON values: code, and the layers and arrays that it uses.
+
+    Raises:
+        ModelError: a function cannot be loaded.
+    """
+    named = spec.data.transform_of_key
+    return {key: _of_function(reference, spec, code_folder) for key, reference in named.items()}
+
+
+def transform_contents(spec: RunSpec, code_folder: Path) -> dict[str, Any]:
+    """Return a record of the vocabularies, tables and arrays that transforms use, by name.
+
+    Raises:
+        ModelError: a function cannot be loaded.
+    """
+    found: dict[str, Any] = {}
+    for key, reference in spec.data.transform_of_key.items():
+        if reference is not None:
+            function = load_function(reference, code_folder, seed=spec.train.seed)
+            contents = contents_of_function(function, reference)
+            found |= {f"{key.partition('.')[2]}.{name}": record for name, record in contents.items()}
+    return found
+
+
+def require_recorded_transform_contents(
+    identity: Mapping[str, Any], spec: RunSpec, code_folder: Path, *, home: str
+) -> None:
+    """Refuse transforms that use other vocabularies, tables or arrays than those of the run.
+
+    Args:
+        identity: the run's, from its log; one of an earlier version has no contents.
+        spec: the run file. What it leaves out of the run's transforms, or adds to them, is not compared.
+        code_folder: the run file's folder.
+        home: of the run, for the message.
+
+    Raises:
+        IdentityChanged: names the contents and the first differences.
+    """
+    recorded = identity.get(TRANSFORM_CONTENTS)
+    if not isinstance(recorded, Mapping) or not recorded:
+        return
+
+    now = transform_contents(spec, code_folder)
+    both = recorded.keys() & now.keys()
+    require_same_contents(
+        {name: recorded[name] for name in both},
+        {name: now[name] for name in both},
+        key=TRANSFORM_CONTENTS,
+        what=f"the transforms use other contents than those that {home} was trained with",
+    )
+
+
+def _of_function(reference: str | None, spec: RunSpec, code_folder: Path) -> dict[str, Any] | None:
+    if reference is None:
+        return None
+
+    function = load_function(reference, code_folder, seed=spec.train.seed)
+    found: dict[str, Any] = {
+        "function": reference.partition(":")[2],
+        # A partial function or a tf.function is no plain function; then its whole file counts.
+        "code": digests_of_user_code(function, reference) or module_digest(reference, code_folder),
+    }
+    values = dict(sorted(_values(function, set())))
+    return found | {"values": values} if values else found
+
+
+def _values(function: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield the layers, arrays and tables of the user's modules that a function uses, as (name, digest)."""
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    used = {name: cell.cell_contents for name, cell in cells if _is_set(cell)}
+    names = _names(function.__code__)
+    used |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for module in [value for value in used.values() if _is_users(value)]:
+        used |= {
+            f"{module.__name__.rpartition('.')[2]}.{name}": vars(module)[name] for name in names & set(vars(module))
+        }
+    for name, value in sorted(used.items()):
+        if isinstance(value, FunctionType):
+            if value.__module__.startswith(USER_PACKAGE_PREFIX):
+                yield from _values(value, seen)
+        elif (text := _text_identity(value)) is not None:
+            yield name, hashlib.sha256(text).hexdigest()[:16]
+
+
+def _is_users(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value.__name__.startswith(USER_PACKAGE_PREFIX)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not assigned yet
+        return False
+
+
+def _text_identity(value: Any) -> bytes | None:
+    """Return the bytes that determine a value; None if it has none that are the same in every process."""
+    import keras
+    import numpy as np
+
+    if isinstance(value, keras.Layer):
+        return json.dumps(_config(keras.saving.serialize_keras_object(value)), sort_keys=True, default=str).encode()
+    if hasattr(value, "__array__") and not isinstance(value, type):
+        array = np.asarray(value)
+        return None if array.dtype == object else f"{array.dtype} {array.shape} ".encode() + array.tobytes()
+    if isinstance(value, dict | list):
+        try:
+            return json.dumps(value, sort_keys=True).encode()
+        except (TypeError, ValueError):
+            return None
+    return None
+
+
+def _config(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _config(below) for key, below in value.items() if key not in _OF_NO_EFFECT}
+    if isinstance(value, list | tuple):
+        return [_config(item) for item in value]
+    return value

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.foundation.contracts.run_spec import RunSpec
-from tasks.foundation.transforms.identity import transforms_identity
+from tasks.foundation.model.model_identity import transforms_identity
 
 CODE = """import functools
 

@@ -1,1 +1,0 @@
-"""The user's transforms: functions of the run file that change examples and batches in the input pipeline."""
