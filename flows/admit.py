@@ -114,7 +114,7 @@ def require_packages_and_source(run: Run) -> None:
 
 def _require_sources(data: DataSpec, folder: Path) -> None:
     """Check `data.source` or each source of a mixture, and the own sets."""
-    from tasks.prepare_data.dataset_name import errors_of_set, errors_of_source
+    from tasks.prepare_data.mixture import errors_of_set, errors_of_source
 
     if not data.sources:
         _require_source(data, folder)
@@ -130,7 +130,7 @@ def _require_source(data: DataSpec, folder: Path) -> None:
     if ":" in data.source:
         require_imports(data.source, folder)
     else:
-        from tasks.prepare_data.sources.opening import require_source  # verbs that only read need no source
+        from tasks.prepare_data.sources.registry import require_source  # verbs that only read need no source
 
         require_source(data, folder)
 

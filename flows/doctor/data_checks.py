@@ -18,12 +18,11 @@ from tasks.foundation.messages import counted
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.storage.local import LocalStorage
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.dataset_name import dataset_digest, errors_of_source
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.mixture import mixture_manifest, spec_of_source
-from tasks.prepare_data.sources.base import InPlace, Source
-from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.splits import part_sizes
+from tasks.prepare_data.mixture import dataset_digest, errors_of_source, mixture_manifest, spec_of_source
+from tasks.prepare_data.sources.registry import open_source
+from tasks.prepare_data.sources.source import InPlace, Source
+from tasks.prepare_data.split import part_sizes
 from tasks.prepare_data.stage import first_features, require_features_of_training
 from tasks.prepare_data.writing import BlockWriter, ShardUploads
 

@@ -1,10 +1,14 @@
-"""The stage init-or-restore: begins a run at step 0, or finds the committed checkpoint that it continues from."""
+"""The stage init-or-restore: begins a run at step 0, or finds the committed checkpoint that it continues from.
+
+A run file and environment that differ from the run's log are refused, or logged as one accepted change.
+"""
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tasks.foundation.checkpoint.fork import refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
@@ -12,7 +16,8 @@ from tasks.foundation.checkpoint.save import commit_staged
 from tasks.foundation.checkpoint.write import stage_checkpoint
 from tasks.foundation.contracts.checkpoint import WeightsReport
 from tasks.foundation.contracts.dataset import DatasetManifest
-from tasks.foundation.contracts.log_entry import Body, Commit, Environment, Head, Origin
+from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
+from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
 from tasks.foundation.contracts.placement import per_replica_batch_size
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import InitOrRestoreCall
@@ -22,16 +27,17 @@ from tasks.foundation.dataset.order import oversized_batch_warning
 from tasks.foundation.machine.devices import Accelerator, acquire, thread_override_warning
 from tasks.foundation.machine.hosts import is_chief
 from tasks.foundation.machine.processes import hash_seed
+from tasks.foundation.model.batch_checks import batch_dependent_parts, describe_dependence
 from tasks.foundation.model.code_digest import save_code
 from tasks.foundation.model.model_identity import summarize
 from tasks.foundation.model.variables import stateful_layers_warning
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.runlog.multi_host import broadcast_head, require_broadcast_head
 from tasks.foundation.stage import Place
+from tasks.foundation.state.train_state import TrainState, carry, is_same_tree
 from tasks.foundation.state.warm_state import PROCESS_STATE, WarmState, warm_state_of
 from tasks.foundation.storage.base import Storage
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.init_or_restore.changes import accepted_changes, record_changes
 from tasks.init_or_restore.model_requirements import (
     extremes_of,
     require_best,
@@ -41,7 +47,119 @@ from tasks.init_or_restore.model_requirements import (
 )
 from tasks.init_or_restore.new_run import build_new_run, callback_record, run_identity, user_code_identity
 
-_NOT_DETERMINISTIC = (
+_DETERMINISTIC = (
+    "from here on TensorFlow uses deterministic operations only (train.deterministic: true; set it to false to "
+    "continue as before)"
+)
+_NOT_DETERMINISTIC = "from here on TensorFlow may use non-deterministic operations (train.deterministic: false)"
+# Adam divides by 1 - beta**iterations to correct for averages that begin at 0; late in a run it no longer does.
+_LARGER_UPDATES = (
+    "; the first updates with fresh velocities are larger than usual, because the iterations go on: a lower learning "
+    "rate for a while helps"
+)
+
+
+def accepted_changes(
+    log: RunLog, head: Head, *, identity: dict[str, Any], state: TrainState, accept: Sequence[str]
+) -> tuple[Difference, ...]:
+    """Return the accepted differences between a run file and its log; for the arguments see `record_changes`.
+
+    Raises:
+        IdentityChanged: a key differs and was not accepted.
+        StateMismatch: an accepted change has other weights than the tip.
+    """
+    if accept and head.tip is not None and differences(head.identity, identity):
+        _carried(log, head.tip, state)
+    return require_same_identity(head.identity, identity, home=log.home.uri, accept=accept)
+
+
+def record_changes(
+    log: RunLog,
+    head: Head,
+    accepted: Sequence[Difference],
+    *,
+    identity: dict[str, Any],
+    environment: Environment,
+    state: TrainState,
+    save_code: Callable[[], dict[str, str]],
+    accept: Sequence[str],
+    attempt: str,
+    telemetry: Sink,
+) -> Head:
+    """Append one entry with accepted identity changes and any environment changes; nothing if there are none.
+
+    Args:
+        log: the run's log.
+        head: the log's head.
+        accepted: of `accepted_changes`.
+        identity: identity of the run file.
+        environment: environment of this process.
+        state: the state that the run file builds.
+        save_code: saves the run file and its code in the home, and returns what the identity records of it; called only
+            for an accepted difference.
+        accept: identity keys that may differ.
+        attempt: id of this attempt.
+        telemetry: receives a note for each change.
+
+    Returns:
+        The head; identity and environment agree with it.
+
+    Raises:
+        IdentityChanged: another process has logged another identity meanwhile.
+    """
+    if not accepted and head.environment == environment:
+        return head
+    carried = None if head.tip is None or not accepted else _carried(log, head.tip, state)
+    if accepted:
+        step = 0 if head.tip is None else head.tip.step
+        identity = identity | save_code()
+        telemetry.emit(Note(text=f"from step {step} on, as accepted: {difference_words(accepted)}"))
+        if carried is not None:
+            larger = step > 0 and any(path.endswith("_velocity") for path in carried.fresh)
+            words = f"variables of the checkpoint {carried.words} (each in baton log --json)"
+            telemetry.emit(Note(text=f"{words}{_LARGER_UPDATES if larger else ''}"))
+    if head.environment != environment:
+        telemetry.emit(Note(text=_environment_words(head.environment, environment, state), warning=True))
+
+    def decide(newest: Head | None) -> Body | None:
+        if newest is None:
+            return None
+        # Compare with the newest entry: another process may have logged the same, or accepted another change.
+        found = require_same_identity(newest.identity, identity, home=log.home.uri, accept=accept)
+        if not found and newest.environment == environment:
+            return None
+        keys = tuple(dict.fromkeys(each.of for each in found))
+        if not keys:
+            return Change(environment=environment)
+        return Change(environment=environment, identity=identity, accepted=keys, variables=carried)
+
+    entry = log.append(decide, attempt=attempt)
+    return log.require_head() if entry is None else entry.head
+
+
+def _carried(log: RunLog, tip: CheckpointRef, state: TrainState) -> CarriedState | None:
+    """What becomes of the tip's variables; None if the model has the same."""
+    manifest = read_manifest(log.home, tip)
+    if is_same_tree(manifest, state.tree):
+        return None
+    return carry(manifest, state.tree, where=f"{log.home.uri}/{tip.path}", home=log.home.uri)
+
+
+def _environment_words(before: Environment, now: Environment, state: TrainState) -> str:
+    """Describe changes of devices, threads, versions, processor or variables, which can change the bits."""
+    changes = {key: f"{key}: {old} -> {new}" for key, (old, new) in before.changes_to(now).items()}
+    if now.deterministic != before.deterministic:
+        changes["deterministic"] = _DETERMINISTIC if now.deterministic else _NOT_DETERMINISTIC
+    changed = "; ".join(changes.values())
+    words = f"the environment changed, so the bits may differ from an uninterrupted run: {changed}"
+    if before.replicas == now.replicas:
+        return words
+    return f"{words}. {before.replicas} replicas became {now.replicas}: " + describe_dependence(
+        batch_dependent_parts(state.model)
+    )
+
+
+_ALLOWED_TO_DIFFER = (
     "train.deterministic is false: operations that are not deterministic are allowed, so two runs of this file may "
     "differ in their bits"
 )
@@ -182,7 +300,7 @@ def _warn(telemetry: Sink, *warnings: str | None) -> None:
 def _note_environment(accelerator: Accelerator, telemetry: Sink) -> None:
     """Report what can change the bits of training. Called after the user's code is imported, which may set threads."""
     if not accelerator.environment.deterministic:
-        telemetry.emit(Note(text=_NOT_DETERMINISTIC))
+        telemetry.emit(Note(text=_ALLOWED_TO_DIFFER))
     if words := thread_override_warning(accelerator):
         telemetry.emit(Note(text=words, warning=True))
 

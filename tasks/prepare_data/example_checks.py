@@ -32,8 +32,8 @@ from tasks.foundation.dataset.features import (
 from tasks.foundation.errors import BatonError, SourceError
 from tasks.foundation.messages import message
 from tasks.prepare_data.sequences import Packing, Padding
-from tasks.prepare_data.sources.base import Row
-from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.sources.registry import open_source
+from tasks.prepare_data.sources.source import Row
 
 _AT_EACH_END = 2
 # Larger ones are images and the like, whose values index nothing.

@@ -1,7 +1,8 @@
-"""Splits a source into training and validation: by a seeded hash of each example's index, by groups, or by time.
+"""Splits a source into training and validation, as the run file says: by a seeded hash, by groups, or by time.
 
-Records with equal values of the group's feature are held out together. By time, the last records are held out, in the
-order in which the source gives them.
+By default a seeded hash of each index decides. With `data.split_by` records with equal values of the group's feature
+are held out together. With `data.split: last` the last records are held out, in the order in which the source gives
+them.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from typing import IO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.contracts.dataset import HeldOut
 from tasks.foundation.dataset.manifest import held_out_values
 from tasks.foundation.dataset.order import unit_interval
@@ -63,7 +65,7 @@ def split(items: Iterable[T], *, fraction: float, seed: int) -> Iterator[tuple[b
     yield not part, kept[1]
 
 
-def part_sizes(length: int, *, fraction: float, seed: int) -> tuple[int, int]:
+def sizes_of_split(length: int, *, fraction: float, seed: int) -> tuple[int, int]:
     """Return the sizes of training and validation for `length` items, at least 2 if fraction > 0; see `split`."""
     if fraction == 0:
         return length, 0
@@ -297,3 +299,46 @@ class _Queue:
                 raise OSError(f"a temporary file ends {size - len(parts)} bytes early")
             parts += part
         return bytes(parts)
+
+
+def split_records(data: DataSpec, records: Iterable[bytes], *, seed: int) -> Iterator[tuple[bool, bytes]]:
+    """Yield (held out, record) for each record. With at least two records and a fraction above 0, both parts get one.
+
+    Args:
+        data: the run file's `data`.
+        records: in source order, as `shards.encode` returns them.
+        seed: the run's seed.
+
+    Raises:
+        SourceError: there is a single record or group, which cannot be split, or no feature `data.split_by`.
+        StorageError: the temporary folder has too little space.
+    """
+    fraction = data.validation_fraction
+    if data.split_by is not None:
+        return split_by_group(records, feature=data.split_by, fraction=fraction, seed=seed)
+    if data.split == "last":
+        return split_last(records, fraction=fraction)
+    return split(records, fraction=fraction, seed=seed)
+
+
+def part_sizes(data: DataSpec, length: int | None, *, seed: int) -> tuple[int, int] | None:
+    """Return the sizes of training and validation; None if they are not known before the source is read.
+
+    Args:
+        data: the run file's `data`.
+        length: number of records of the source; None if it is not known.
+        seed: the run's seed.
+    """
+    if length is None or data.split_by is not None or data.pack is not None:
+        return None
+    if data.split == "last":
+        held_out = last_of(length, fraction=data.validation_fraction)
+        return length - held_out, held_out
+    return sizes_of_split(length, fraction=data.validation_fraction, seed=seed)
+
+
+def settings_of_split(data: DataSpec) -> dict[str, str]:
+    """Return what names a dataset besides the fraction; nothing for the default, so that its name stays the same."""
+    if data.split_by is not None:
+        return {"split_by": data.split_by}
+    return {} if data.split == "random" else {"split": data.split}

@@ -1,8 +1,8 @@
 """Prepares a dataset: source -> shards -> manifest, in a folder named by content and settings.
 
-Prepares the own validation and test sets of a run file: each is a dataset of its own, of which nothing is held out.
-
-So a changed test set leaves the training data and the run as they are, and runs that name the same set share it.
+Own validation and test sets of a run file are datasets of their own, of which nothing is held out. So a changed test
+set leaves the training data and the run as they are, and runs that name the same set share it. Records that stay in
+their original files are counted, indexed and checked, but not copied.
 """
 
 import dataclasses
@@ -13,10 +13,25 @@ from itertools import chain, islice
 from pathlib import Path
 
 from tasks.foundation.contracts.data_spec import DataSpec, SetName, SetRef
-from tasks.foundation.contracts.dataset import DatasetManifest, DatasetRef, Feature, Reading, content_digest
+from tasks.foundation.contracts.dataset import (
+    DatasetManifest,
+    DatasetRef,
+    Feature,
+    HeldOut,
+    Reading,
+    ShardRecord,
+    content_digest,
+)
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.contracts.stage_calls import PrepareDataCall
-from tasks.foundation.dataset.manifest import dataset_folder, load_manifest, manifest_path, read_manifest
+from tasks.foundation.dataset.manifest import (
+    Part,
+    dataset_folder,
+    load_manifest,
+    manifest_path,
+    positions_of_part,
+    read_manifest,
+)
 from tasks.foundation.errors import (
     DamagedDataset,
     DamagedInTransit,
@@ -33,7 +48,6 @@ from tasks.foundation.storage.base import Storage, discard
 from tasks.foundation.storage.transfers import PROCESS_DEADLINE, parallel_map
 from tasks.foundation.telemetry.events import Note, Preparing, Sink
 from tasks.foundation.user_code import keep_keras_config
-from tasks.prepare_data.dataset_name import dataset_digest, errors_of_set
 from tasks.prepare_data.example_checks import (
     Checker,
     FeatureCheck,
@@ -44,12 +58,11 @@ from tasks.prepare_data.example_checks import (
     words_of,
 )
 from tasks.prepare_data.example_checks import check_features as check_first_example
-from tasks.prepare_data.in_place import index_in_place
-from tasks.prepare_data.mixture import prepare_training_data
-from tasks.prepare_data.sources.base import Source
+from tasks.prepare_data.mixture import dataset_digest, errors_of_set, prepare_training_data
 from tasks.prepare_data.sources.files import names_file
-from tasks.prepare_data.sources.opening import open_source
-from tasks.prepare_data.splits import part_sizes, split_records
+from tasks.prepare_data.sources.registry import open_source
+from tasks.prepare_data.sources.source import InPlace, Source
+from tasks.prepare_data.split import held_out_rule, part_sizes, split_records
 from tasks.prepare_data.writing import (
     BlockWriter,
     PartWriter,
@@ -60,6 +73,76 @@ from tasks.prepare_data.writing import (
     scratch_bytes,
     scratch_file,
 )
+
+_REPORT_EVERY_EXAMPLES = 10_000
+
+
+def index_in_place(
+    spec: RunSpec, source: Source, in_place: InPlace, *, digest: str, checker: Checker, telemetry: Sink
+) -> DatasetManifest:
+    """Return the manifest of a dataset whose shards are ranges of the source's files; reads all of them.
+
+    A range may hold training and validation examples. It is listed for each part that it has examples of; the
+    manifest's held-out rule decides which these are.
+
+    Args:
+        spec: the run file.
+        source: the source, whose records stay in place.
+        in_place: its features and ranges.
+        digest: the dataset's name.
+        checker: checks every example.
+        telemetry: receives progress events.
+
+    Raises:
+        SourceError: the source has no example, an invalid one, or a single one that cannot be split.
+    """
+    count = 0
+
+    def check(where: str, example: object) -> None:
+        nonlocal count
+        checker.check(where, example)
+        count += 1
+        if count % _REPORT_EVERY_EXAMPLES == 0:
+            telemetry.emit(Preparing(examples=count))
+
+    shards: list[ShardRecord] = []
+    first = 0
+    for found in in_place.ranges(check, spec.data.shard_examples):
+        shards.append(
+            ShardRecord(
+                path=found.path,
+                begin=found.begin,
+                size=found.size,
+                crc32c=found.crc32c,
+                first=first,
+                records=found.records,
+                examples=found.records,
+            )
+        )
+        first += found.records
+    telemetry.emit(Preparing(examples=count))
+    held_out = held_out_rule(first, fraction=spec.data.validation_fraction, seed=spec.train.seed)
+    train = _of_part("train", held_out, shards)
+    validation = _of_part("validation", held_out, shards)
+    return DatasetManifest(
+        digest=digest,
+        content_digest=content_digest(in_place.features, train, validation, held_out),
+        source=spec.data.source,
+        origin=dict(source.origin),
+        features=in_place.features,
+        train=train,
+        validation=validation,
+        held_out=held_out,
+        extremes=checker.extremes,
+    )
+
+
+def _of_part(part: Part, held_out: HeldOut | None, shards: list[ShardRecord]) -> tuple[ShardRecord, ...]:
+    if held_out is None:
+        return tuple(shards) if part == "train" else ()
+    counted = ((shard, len(positions_of_part(part, held_out, [shard]))) for shard in shards)
+    return tuple(shard.model_copy(update={"examples": count}) for shard, count in counted if count)
+
 
 Prepare = Callable[[RunSpec, Place], DatasetRef]
 
@@ -172,7 +255,6 @@ def _with_sets(dataset: DatasetRef, sets: Mapping[SetName, SetRef]) -> DatasetRe
 
 _PARTS = ("train", "validation")
 _SHARD_BYTES = 32 << 20
-_REPORT_EVERY_EXAMPLES = 10_000
 
 
 def prepare_data(call: PrepareDataCall, place: Place) -> DatasetRef:

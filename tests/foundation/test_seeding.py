@@ -14,8 +14,8 @@ from keras.src.random import seed_generator
 
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.user_code import USER_PACKAGE_PREFIX, load_function
-from tasks.init_or_restore.weights.function import call_weights_function
-from tasks.prepare_data.sources.opening import open_source
+from tasks.init_or_restore.weights.loading import call_weights_function
+from tasks.prepare_data.sources.registry import open_source
 
 MODULE = """
 import random

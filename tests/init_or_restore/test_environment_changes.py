@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from tasks.foundation.contracts.log_entry import Environment, KerasConfig
-from tasks.init_or_restore.changes import _environment_words
+from tasks.init_or_restore.stage import _environment_words
 
 
 def on(replicas: int, intra: int = 1) -> Environment:

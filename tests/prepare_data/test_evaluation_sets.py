@@ -8,7 +8,7 @@ import pytest
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.dataset.evaluation_sets import set_batches, set_remainder
 from tasks.foundation.errors import RunFileError, SourceError
-from tasks.prepare_data.splits import settings_of_split
+from tasks.prepare_data.split import settings_of_split
 from tests.prepare_data.conftest import Workshop
 
 CODE = """

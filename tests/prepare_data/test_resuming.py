@@ -25,8 +25,8 @@ from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.transfers import checksum_file
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data import writing
-from tasks.prepare_data.dataset_name import dataset_digest
-from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.mixture import dataset_digest
+from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.writing import BlockWriter, ShardUploads
 from tests.prepare_data.conftest import make_spec
 from tests.support.far_storage import PATIENCE, FarStorage

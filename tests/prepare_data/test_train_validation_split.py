@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tasks.foundation.dataset.manifest import held_out_mask
 from tasks.foundation.dataset.order import hashes
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.split import held_out_rule, part_sizes, split
+from tasks.prepare_data.split import held_out_rule, sizes_of_split, split
 from tasks.prepare_data.writing import permuted_positions
 
 
@@ -19,7 +19,7 @@ def test_every_item_goes_to_one_part_of_the_expected_size(length: int, fraction:
     dealt = list(split(range(length), fraction=fraction, seed=seed))
     assert sorted(item for _, item in dealt) == list(range(length))
     held_out = sum(held_out_mask for held_out_mask, _ in dealt)
-    assert part_sizes(length, fraction=fraction, seed=seed) == (length - held_out, held_out)
+    assert sizes_of_split(length, fraction=fraction, seed=seed) == (length - held_out, held_out)
     assert (held_out > 0) == (fraction > 0)
     assert held_out < length
 

@@ -1,4 +1,7 @@
-"""Loads initial weights into a new model and reports on every variable: reads and matches all, then assigns."""
+"""Loads initial weights into a new model and reports on every variable: reads and matches all, then assigns.
+
+A source is a file, a checkpoint, or a user's function (`weights.py:load`) that returns arrays by variable path.
+"""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,17 +13,18 @@ import numpy as np
 
 from tasks.foundation.contracts.checkpoint import SourceReport, WeightsReport
 from tasks.foundation.contracts.run_spec import InitSpec, WeightsSource
-from tasks.foundation.errors import FileMissing, StorageError, WeightsError
+from tasks.foundation.errors import FileMissing, ModelError, StorageError, WeightsError
 from tasks.foundation.messages import abridged, counted, message
+from tasks.foundation.model.build import preserved_global_state
 from tasks.foundation.model.variables import Leaf, named_layers, own_variables
+from tasks.foundation.seeding import seed_as_after_import
 from tasks.foundation.state.digest import digest_of
 from tasks.foundation.state.train_state import TrainState
 from tasks.foundation.storage.base import require_inside
 from tasks.foundation.storage.local_files import temporary_folder
 from tasks.foundation.telemetry.events import Note, Sink
-from tasks.init_or_restore.weights.checkpoints import read_checkpoint, read_run_weights
-from tasks.init_or_restore.weights.function import call_weights_function
-from tasks.init_or_restore.weights.hdf5 import LoadByPosition, read_hdf5
+from tasks.foundation.user_code import load_function
+from tasks.foundation.user_errors import user_error
 from tasks.init_or_restore.weights.location import KIND_NAMES, WeightsLocation, locate_weights
 from tasks.init_or_restore.weights.matching import (
     Array,
@@ -28,8 +32,45 @@ from tasks.init_or_restore.weights.matching import (
     SourceContents,
     SourceVariable,
     TargetVariable,
+    as_array,
     match,
 )
+from tasks.init_or_restore.weights.weight_files import LoadByPosition, read_checkpoint, read_hdf5, read_run_weights
+
+
+def call_weights_function(reference: str, code_folder: Path, *, seed: int = 0) -> SourceContents:
+    """Call the user's function, without arguments.
+
+    Args:
+        reference: `weights.py:load` or `package.module:load`.
+        code_folder: the run file's folder.
+        seed: `train.seed`; random numbers that module and function draw derive from it.
+
+    Raises:
+        WeightsError: there is no such function, it raises, or does not return a mapping from names to arrays.
+    """
+    where = f"init.weights: {reference}"
+    remedy = "return a dict of arrays by variable path, such as {'dense/kernel': …}"
+    try:
+        function = load_function(reference, code_folder, seed=seed, key="init.weights")
+    except ModelError as fault:
+        raise WeightsError(str(fault)) from fault
+    try:
+        with preserved_global_state():
+            seed_as_after_import(reference.partition(":")[0], code_folder, seed)
+            values = function()
+    except (Exception, SystemExit) as fault:
+        raise WeightsError(user_error(f"{where} raised", fault)) from fault
+    if not isinstance(values, Mapping):
+        raise WeightsError(f"{where} returned {type(values).__name__}; {remedy}")
+    found = []
+    for name, value in values.items():
+        array = as_array(value)
+        if not isinstance(name, str) or array.dtype.kind in "OSU":
+            raise WeightsError(f"{where} returned {name!r}: {type(value).__name__}; {remedy}")
+        found.append(SourceVariable((name,), array))
+    return SourceContents(variables=tuple(found), ignored=0, place=reference)
+
 
 _SHOWN = 4
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tasks.foundation.errors import SourceError
-from tasks.prepare_data.sources.base import LocatedExample, Options, Source, parse_options
+from tasks.prepare_data.sources.source import LocatedExample, Options, Source, parse_options
 
 _EXAMPLES = 1797
 _BRIGHTEST = 16

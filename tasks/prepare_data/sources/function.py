@@ -14,9 +14,9 @@ from tasks.foundation.model.code_digest import module_digest
 from tasks.foundation.seeding import numpy_entropy_from, random_source, seed_as_after_import
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_code import in_user_folder, load_function
-from tasks.prepare_data.sources.base import LocatedExample, Source, suggestion
 from tasks.prepare_data.sources.read_once import DrawWatch
 from tasks.prepare_data.sources.returned_forms import WARN_AT_EXAMPLES, Reader, call_user, endless_warning
+from tasks.prepare_data.sources.source import LocatedExample, Source, suggestion
 
 
 def function(

@@ -22,7 +22,7 @@ import numpy as np
 
 from tasks.foundation.messages import counted
 from tasks.foundation.user_errors import USER_PACKAGE_PREFIX, UserFrame, is_user_file
-from tasks.prepare_data.sources.base import LocatedExample, Row
+from tasks.prepare_data.sources.source import LocatedExample, Row
 
 TRANSFORM = "what is random belongs into data.transform: augment(example, *, seed)"
 _SAME = f"so every epoch has the same; {TRANSFORM}"

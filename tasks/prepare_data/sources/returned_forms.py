@@ -23,17 +23,20 @@ from tasks.foundation.errors import SourceError
 from tasks.foundation.messages import counted, message
 from tasks.foundation.telemetry.events import Note
 from tasks.foundation.user_errors import user_error
-from tasks.prepare_data.sources.base import LocatedExample
-from tasks.prepare_data.sources.batch_streams import (
+from tasks.prepare_data.sources.columns import (
+    columns_of,
     dataset_is_batched,
+    describe_parts,
     describe_spec,
     examples_of_batches,
+    floatx,
     is_py_dataset,
+    is_table,
     is_tf_dataset,
     number_of_batches,
 )
-from tasks.prepare_data.sources.columns import columns_of, describe_parts, floatx, is_table
 from tasks.prepare_data.sources.read_once import TRANSFORM, DrawWatch, SecondPass, draws_of_dataset
+from tasks.prepare_data.sources.source import LocatedExample
 
 T = TypeVar("T")
 # Entered while the user's code runs.

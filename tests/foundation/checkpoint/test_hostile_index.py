@@ -12,7 +12,7 @@ from tasks.foundation.checkpoint.write import write_snapshot
 from tasks.foundation.contracts.checkpoint import CheckpointRef
 from tasks.foundation.errors import DamagedCheckpoint
 from tasks.foundation.storage.local import LocalStorage
-from tasks.init_or_restore.weights import checkpoints
+from tasks.init_or_restore.weights import weight_files
 
 HARMS = {
     "empty": lambda _: b"",
@@ -48,7 +48,7 @@ def test_every_reader_names_the_index(harm: str, state: Any, staging_home: Local
     verify_checkpoint(staging_home, ref)
     for read in (
         lambda: restore_checkpoint(state, staging_home, ref),
-        lambda: checkpoints._read(staging_home, tmp_path / "here", ref),
+        lambda: weight_files._read(staging_home, tmp_path / "here", ref),
     ):
         with pytest.raises(DamagedCheckpoint, match=r"ckpt\.index is not the index of this checkpoint") as found:
             read()

@@ -11,9 +11,9 @@ import pytest
 from tasks.foundation.contracts.run_spec import WeightsSource
 from tasks.foundation.errors import PathRefused, WeightsError
 from tasks.foundation.storage.opening import open_storage
-from tasks.init_or_restore.weights.hdf5 import read_hdf5, require_self_contained
 from tasks.init_or_restore.weights.loading import _local_files, _read
 from tasks.init_or_restore.weights.location import locate_weights
+from tasks.init_or_restore.weights.weight_files import read_hdf5, require_self_contained
 
 SECRET = b"a secret of this machine " * 64
 

@@ -9,7 +9,7 @@ from tasks.foundation.contracts.log_entry import Rewind
 from tasks.foundation.errors import WeightsError
 from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.local import LocalStorage
-from tasks.init_or_restore.weights.checkpoints import read_run_weights
+from tasks.init_or_restore.weights.weight_files import read_run_weights
 from tests.support.lab import Lab, restored
 from tests.support.weights_lab import (
     SOURCE,

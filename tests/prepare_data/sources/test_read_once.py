@@ -8,7 +8,7 @@ import pytest
 from tasks.foundation.contracts.data_spec import DataSpec
 from tasks.foundation.errors import SourceError
 from tasks.foundation.telemetry.events import Note
-from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 
 HEAD = """

@@ -13,7 +13,7 @@ from tasks.foundation.dataset.features import unflatten
 from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import RunFileError, SourceError
 from tasks.prepare_data.example_checks import Checker
-from tasks.prepare_data.sources.opening import open_source
+from tasks.prepare_data.sources.registry import open_source
 from tests.prepare_data.conftest import Workshop
 
 LOAD = "data.py:load"

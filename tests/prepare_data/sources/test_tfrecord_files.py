@@ -177,7 +177,7 @@ def test_file_changed_while_reading_is_refused(
 ) -> None:
     made = files(10, 5)
     workshop.emit = lambda _: workshop.write("records/part-0", made["part-1"])
-    monkeypatch.setattr("tasks.prepare_data.in_place._REPORT_EVERY_EXAMPLES", 12)
+    monkeypatch.setattr("tasks.prepare_data.stage._REPORT_EVERY_EXAMPLES", 12)
     with pytest.raises(SourceError, match=r"part-0: changed while it was being read"):
         workshop.prepare("tfrecord", PLAIN)
     assert workshop.files() == {}
