@@ -129,14 +129,13 @@ def weights_lab(folder: Path) -> Lab:
     model.export(folder / "exported", verbose=False)
     tf.train.Checkpoint(model).write(str(folder / "bare" / "ckpt"))
     tf.train.Checkpoint(step=tf.Variable(7), net=model, opt=model.optimizer).save(str(folder / "graph" / "ckpt"))
-    names = [f"model/{path}" for path in values] + ["global_step", "model/head/bias/Adam"]
-    tensors = [*values.values(), np.int64(3), np.zeros(3)]
+    names = [f"model/{path}" for path in values]
     (folder / "named").mkdir()
     tf.raw_ops.SaveV2(
         prefix=str(folder / "named" / "model.ckpt-3"),
         tensor_names=names,
         shape_and_slices=[""] * len(names),
-        tensors=tensors,
+        tensors=list(values.values()),
     )
     np.savez(folder / "weights.npz", **values)
     (folder / "weights.py").write_text(WEIGHTS)

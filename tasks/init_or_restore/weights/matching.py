@@ -55,7 +55,7 @@ class SourceContents:
 def with_unique_names(found: Sequence[SourceVariable]) -> tuple[SourceVariable, ...]:
     """Remove names that several variables share, and merge copies of one variable.
 
-    A SavedModel stores its variables under two keys, and names of TensorFlow 1 may repeat.
+    A SavedModel stores its variables under two keys, and variables that a user names may share a name.
     """
     of_name: dict[str, list[int]] = {}
     for index, held in enumerate(found):

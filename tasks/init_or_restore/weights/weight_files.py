@@ -57,11 +57,6 @@ _NO_WEIGHTS = {
     "save_counter",
 }
 _RANDOM = re.compile(r"(^|/)(seed_generator_state|StateVar)$")
-# Variables of TensorFlow 1 optimizers, in checkpoints without a graph.
-_OF_OPTIMIZERS = re.compile(
-    r"(^|/)(global_step|save_counter|beta[12]_power|(Adam|Momentum|RMSProp|Adagrad|Adadelta|Ftrl|LAMB|AdamWeightDecay)"
-    r"(Optimizer)?(_\d+)?|adam_[mv])$"
-)
 
 
 def read_checkpoint(prefix: str, *, uri: str) -> SourceContents:
@@ -72,23 +67,22 @@ def read_checkpoint(prefix: str, *, uri: str) -> SourceContents:
         uri: the address in the run file.
 
     Raises:
-        WeightsError: files are missing, or cannot be read.
+        WeightsError: files are missing, cannot be read, or are of TensorFlow 1.
     """
     try:
         reader = tf.train.load_checkpoint(prefix)
-        keys = sorted(reader.get_variable_to_shape_map())
-        if _GRAPH in keys:
-            found, ignored = _of_graph(reader)
-        else:
-            weights = [key for key in keys if not _OF_OPTIMIZERS.search(key)]
-            found = [SourceVariable((key,), as_array(reader.get_tensor(key))) for key in weights]
-            ignored = len(keys) - len(weights)
+        found, ignored = _of_graph(reader) if reader.has_tensor(_GRAPH) else ([], 0)
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as fault:
         lines = str(fault).splitlines()
         raise WeightsError(
             f"init.weights: {uri} cannot be read as a TensorFlow checkpoint ({lines[0] if lines else fault}); check "
             "that all its files are present: .index, and every .data-… file"
         ) from fault
+    if not reader.has_tensor(_GRAPH):
+        raise WeightsError(
+            f"init.weights: {uri} has no object graph, as a checkpoint of TensorFlow 1; read it in a function such as "
+            "weights.py:load, which returns arrays by the paths of variables"
+        )
     return SourceContents(variables=with_unique_names(found), ignored=ignored, place=uri)
 
 

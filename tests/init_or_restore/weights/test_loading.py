@@ -60,20 +60,10 @@ def test_entries_that_are_not_weights_are_counted_only(lab: Lab) -> None:
     assert same(before, others_of(state))
 
 
-def test_tensorflow_1_names_match_by_rename_or_last_parts(lab: Lab) -> None:
-    kept = dict(np.load(lab.code / "weights.npz"))
-    state, report = load(lab, {"source": "named/model.ckpt-3", "rename": {"": "model"}})
-    assert same(values_of(state), kept)
-    assert report.sources[0].loaded["head/bias"] == "model/head/bias"
-    assert (report.sources[0].ignored, report.sources[0].remarks) == (2, ())
-    recorder = EventRecorder()
-    state, report = load(lab, "named", recorder=recorder)
-    assert same(values_of(state), kept)
-    assert len(recorder.warnings) == 1
-    assert (
-        f"named: by the last parts of their names: {next(iter(kept))} from model/{next(iter(kept))}"
-        in recorder.warnings[0]
-    )
+def test_a_checkpoint_of_tensorflow_1_is_refused(lab: Lab) -> None:
+    message = refusal(lab, "named")
+    assert "named/model.ckpt-3 has no object graph, as a checkpoint of TensorFlow 1" in message
+    assert "weights.py:load" in message
 
 
 @pytest.mark.parametrize("form", ["kept.keras", "exported", "graph/ckpt-1", "weights.py:load"])
