@@ -22,7 +22,7 @@ from tasks.foundation.messages import message
 from tasks.foundation.stage import Place
 from tasks.foundation.storage.base import Storage
 from tasks.prepare_data.example_checks import features_of_first_example, kinds_of, words_of
-from tasks.prepare_data.sources.columns import FLOATX, floatx
+from tasks.prepare_data.sources.columns import floatx
 from tasks.prepare_data.sources.source import Source
 from tasks.prepare_data.split import settings_of_split
 
@@ -30,20 +30,18 @@ from tasks.prepare_data.split import settings_of_split
 _FORMAT = 2
 
 
-def dataset_digest(spec: RunSpec, source: Source, *, arrays_as_given: bool = False) -> str:
+def dataset_digest(spec: RunSpec, source: Source) -> str:
     """Return the dataset's name: sha256 over the source's content and all settings that matter, 24 hex digits.
 
     Args:
         spec: the run file.
         source: the opened source.
-        arrays_as_given: name it as it was named when arrays were kept as a function or file gave them, and not made
-            what `fit` makes of them.
     """
     decides: dict[str, Any] = {
         "format": _FORMAT,
         "source": spec.data.source,
         "content": source.content,
-        "settings": {key: value for key, value in source.settings.items() if key != FLOATX or not arrays_as_given},
+        "settings": dict(source.settings),
         "version": spec.data.version,
         "validation_fraction": spec.data.validation_fraction,
         # These settings change no byte, but the run's checks must have passed.
@@ -53,7 +51,7 @@ def dataset_digest(spec: RunSpec, source: Source, *, arrays_as_given: bool = Fal
         "seed": spec.train.seed,
         **settings_of_split(spec.data),
     }
-    if ":" in spec.data.source and not arrays_as_given:
+    if ":" in spec.data.source:
         decides["arrays"] = f"as in fit, {floatx()}"
     # Newer settings; without them, the name stays the same.
     if not spec.data.shuffle:

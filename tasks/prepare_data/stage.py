@@ -308,13 +308,11 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
     source = open_source(spec.data, code_folder, spec.train.seed, note=note)
     digest = dataset_digest(spec, source)
     folder = dataset_folder(digest)
-    begun_with = _earlier_folder(spec, source, folder, place)
-    for known in (folder,) if begun_with is None else (begun_with, folder):
-        if (prepared := _existing(storage, known, spec.data, code_folder)) is not None:
-            if place.log.head_seen() is None:
-                for text in prepared.warnings:
-                    telemetry.emit(Note(text=text, warning=True))
-            return _ref(known, prepared, already_prepared=True)
+    if (prepared := _existing(storage, folder, spec.data, code_folder)) is not None:
+        if place.log.head_seen() is None:
+            for text in prepared.warnings:
+                telemetry.emit(Note(text=text, warning=True))
+        return _ref(folder, prepared, already_prepared=True)
     if storage.transfers == 1:  # only now is it known that this folder is written to; one probe tells all of a bucket
         storage.at(folder).probe()
     if ":" in spec.data.source and place.log.head() is not None:
@@ -330,22 +328,6 @@ def _prepare_once(spec: RunSpec, place: Place, *, check_features: FeatureCheck |
         # The corrected input has another digest, so nothing would use or delete this folder.
         _delete_unfinished(storage, folder)
         raise
-
-
-def _earlier_folder(spec: RunSpec, source: Source, folder: str, place: Place) -> str | None:
-    """Return the folder of the dataset with arrays as they were given, if the run began with it: it goes on with it.
-
-    The log names the folders of training examples and of the own validation set. Others, of a mixture or the test set,
-    are those of the begun run if the dataset has not been prepared anew.
-    """
-    earlier = dataset_folder(dataset_digest(spec, source, arrays_as_given=True))
-    head = place.log.head_seen()
-    if head is None or earlier == folder:
-        return None
-    named = {head.identity.get(key) for key in ("data.folder", "data.validation_folder")}
-    if earlier in named:
-        return earlier
-    return None if folder in named or place.root.exists(manifest_path(folder)) else earlier
 
 
 def _write_confirmed(

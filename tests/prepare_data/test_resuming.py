@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,18 +16,13 @@ import numpy as np
 import pytest
 
 from tasks.foundation.contracts.dataset import DatasetRef
-from tasks.foundation.contracts.log_entry import Environment, Origin
-from tasks.foundation.dataset.manifest import dataset_folder, load_manifest
+from tasks.foundation.dataset.manifest import load_manifest
 from tasks.foundation.errors import SourceError, StorageError
-from tasks.foundation.runlog.log import RunLog
 from tasks.foundation.storage.memory import MemoryStorage
 from tasks.foundation.storage.transfers import checksum_file
 from tasks.foundation.telemetry.events import Note
 from tasks.prepare_data import writing
-from tasks.prepare_data.mixture import dataset_digest
-from tasks.prepare_data.sources.registry import open_source
 from tasks.prepare_data.writing import BlockWriter, ShardUploads
-from tests.prepare_data.conftest import make_spec
 from tests.support.far_storage import PATIENCE, FarStorage
 
 COUNTING = """
@@ -102,7 +96,7 @@ def uploads(*stores: FarStorage) -> Counter[str]:
 FIRST_RELEASE: dict[str, tuple[dict[str, Any], str, str]] = {
     "data.py:load": (
         LAYOUT,
-        "datasets/eac8ed7bc51bcb383b4cc5ff",
+        "datasets/f314ab7dfa6cd5f6b5a49c65",
         "111c2ff6faf3ea482713ecde0566fd47ee7ab6d2fc167341e5c4ade864b848e7",
     ),
     "digits": (
@@ -113,38 +107,14 @@ FIRST_RELEASE: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-# Functions' datasets have other names since their arrays became those of `fit`.
-RENAMED = {"datasets/eac8ed7bc51bcb383b4cc5ff": "datasets/f314ab7dfa6cd5f6b5a49c65"}
-
-
 @pytest.mark.parametrize("source", FIRST_RELEASE)
 def test_dataset_names_and_content_are_pinned(workshop: Any, far: FarStorage, source: str) -> None:
     """Existing datasets are found again, and runs that started with them continue."""
     layout, folder, content = FIRST_RELEASE[source]
     ref = workshop.prepare(source, **layout)
     assert ref.content_digest == content
-    assert ref.folder == RENAMED.get(folder, folder)
+    assert ref.folder == folder
     assert uploads(far).total() == len(list(far.inner.files(ref.folder))) - 1
-
-
-@pytest.mark.parametrize("prepared_anew", [False, True])
-def test_run_goes_on_with_the_dataset_of_its_earlier_name(
-    workshop: Any, far: FarStorage, *, prepared_anew: bool
-) -> None:
-    """A run that began when arrays stayed as they were given keeps its examples; a new run gets those of `fit`."""
-    workshop.write("data.py", "import numpy as np\ndef load():\n    return np.arange(60.0), np.arange(60)\n")
-    now = workshop.prepare("data.py:load", **LAYOUT)
-    spec = make_spec("data.py:load", **LAYOUT)
-    earlier = dataset_folder(dataset_digest(spec, open_source(spec.data, workshop.code), arrays_as_given=True))
-    for path in list(far.inner.files(now.folder)):
-        far.inner.create(path.replace(now.folder, earlier), far.inner.read(path))
-    if not prepared_anew:
-        far.inner.delete(now.folder)
-    environment = Environment(accelerator="cpu", replicas=1, intra_op_threads=1, inter_op_threads=1, versions={})
-    identity = {"data.folder": earlier}
-    log = RunLog(far.at("test"))
-    log.append(lambda _: Origin(identity=identity, environment=environment), attempt=uuid.uuid4().hex)
-    assert workshop.prepare("data.py:load", **LAYOUT).folder == earlier
 
 
 @pytest.mark.parametrize("transfers", [1, 3])

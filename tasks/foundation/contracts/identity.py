@@ -290,7 +290,7 @@ class CallbackRecord(Contract):
 
 
 def recorded_callbacks(identity: Mapping[str, Any]) -> CallbackRecord:
-    """Return what a run's identity has of its callbacks; logs of earlier versions have nothing."""
+    """Return what a run's identity has of its callbacks."""
     return CallbackRecord.model_validate_json(json.dumps(identity.get(CALLBACK_RECORD, {})), extra="ignore")
 
 
@@ -479,12 +479,6 @@ _IN_RUN_FILE = (
     "init.freeze",
 )
 
-# Shapes that layers were built with. Their first dimension is the batch, which depends on the number of replicas. The
-# identity has null there; logs of earlier versions have the size.
-_BUILD_SHAPE = re.compile(
-    r"^model\.config\..*(\bbuild_config\.(input_shape|shapes_dict)\b|\b(batch|build_input)_shape$)"
-)
-
 _ABSENT = "absent"
 _SHOWN = 6
 _VALUE_CHARACTERS = 60
@@ -516,24 +510,17 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Di
     for key in IDENTITY:
         if key in {CONTENTS, TRANSFORM_CONTENTS}:
             if isinstance(recorded.get(key), Mapping) and isinstance(now.get(key), Mapping):
-                changed = content_differences(masked_values(recorded[key]), masked_values(now[key]))
+                changed = content_differences(recorded[key], masked_values(now[key]))
                 found += [Difference(f"{key}.{name}", "another content", words, key, words) for name, words in changed]
             continue
-        # Without secrets: they are not recorded.
-        before = dict(leaves(key, masked_values(recorded[key]))) if key in recorded else {}
+        before = dict(leaves(key, recorded[key])) if key in recorded else {}
+        # Without secrets, which are not recorded.
         after = dict(leaves(key, masked_values(now[key]))) if key in now else {}
         for leaf in dict.fromkeys([*before, *after]):
             old, new = before.get(leaf, _ABSENT), after.get(leaf, _ABSENT)
-            if old != new and not _differs_in_batch_size(leaf, old, new):
+            if old != new:
                 found.append(Difference(leaf, old, new, key))
     return tuple(found)
-
-
-def _differs_in_batch_size(leaf: str, recorded: Any, now: Any) -> bool:
-    """Return whether two build shapes differ only in the batch size, which is no longer recorded."""
-    if not (isinstance(recorded, list) and isinstance(now, list) and recorded and now):
-        return False
-    return now[0] is None and recorded[1:] == now[1:] and _BUILD_SHAPE.search(leaf) is not None
 
 
 def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
@@ -560,7 +547,7 @@ def identity_in_run_file(spec: RunSpec) -> dict[str, Any]:
 def part_in_run_file(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return of a recorded identity what follows from the run file that it is from.
 
-    What is not set leaves no trace, so that logs from before there were transforms and mixtures have the same digest.
+    What is not set leaves no trace.
     """
     part = {key: identity[key] for key in _IN_RUN_FILE if key in identity}
     part |= {MIXTURE: identity[MIXTURE]} if identity.get(MIXTURE) is not None else {}

@@ -114,7 +114,7 @@ def pack(call: StageCall, context: RemoteContext) -> str:
 
     It is stored in Prefect. So it says nothing of trackers, whose addresses often have passwords: no stage needs them.
     """
-    values = call.model_dump(mode="json", by_alias=True)
+    values = call.model_dump(mode="json")
     for holder in (values, values.get("request")):
         if isinstance(holder, dict) and isinstance(holder.get("spec"), dict):
             holder["spec"].pop("tracking", None)

@@ -100,7 +100,3 @@ def test_call_names_the_set_and_where_it_is(run: FakeRun) -> None:
     back, _ = unpack(EvaluateCall, pack(call, CONTEXT))
     assert back == call
     assert (back.on, back.dataset.examples_of("test")) == ("test", 3)
-    sent = json.loads(pack(call, CONTEXT))
-    del sent["on"], sent["dataset"]["validation"], sent["dataset"]["test"]  # a call of the version before
-    older, _ = unpack(EvaluateCall, json.dumps(sent))
-    assert (older.on, older.dataset) == ("validation", DATASET)
