@@ -72,8 +72,8 @@ IMPORTS = imports_below("flows", "tasks")
 
 
 # What was reached on the way to a house that one head can hold; both numbers only fall.
-MOST_MODULES = 277
-MOST_LINES = 57_385
+MOST_MODULES = 257
+MOST_LINES = 57_190
 
 
 def test_the_house_does_not_grow() -> None:

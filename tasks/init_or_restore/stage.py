@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tasks.foundation.checkpoint.fork import refuse_unfinished_fork
 from tasks.foundation.checkpoint.retention import quarantine_damaged_tips
 from tasks.foundation.checkpoint.save import commit_staged
+from tasks.foundation.checkpoint.verify import read_manifest
 from tasks.foundation.checkpoint.write import stage_checkpoint
-from tasks.foundation.contracts.checkpoint import WeightsReport
+from tasks.foundation.contracts.checkpoint import CarriedState, CheckpointRef, WeightsReport
 from tasks.foundation.contracts.dataset import DatasetManifest
 from tasks.foundation.contracts.identity import Difference, difference_words, differences, require_same_identity
 from tasks.foundation.contracts.log_entry import Body, Change, Commit, Environment, Head, Origin
@@ -60,7 +60,7 @@ _LARGER_UPDATES = (
 
 
 def accepted_changes(
-    log: RunLog, head: Head, *, identity: dict[str, Any], state: TrainState, accept: Sequence[str]
+    log: RunLog, head: Head, *, identity: dict[str, object], state: TrainState, accept: Sequence[str]
 ) -> tuple[Difference, ...]:
     """Return the accepted differences between a run file and its log; for the arguments see `record_changes`.
 
@@ -78,7 +78,7 @@ def record_changes(
     head: Head,
     accepted: Sequence[Difference],
     *,
-    identity: dict[str, Any],
+    identity: dict[str, object],
     environment: Environment,
     state: TrainState,
     save_code: Callable[[], dict[str, str]],
@@ -203,25 +203,11 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     accelerator = acquire(spec.accelerator, head.environment if head else None, deterministic=spec.train.deterministic)
     head = broadcast_head(log, head, accelerator)
     manifest = load_manifest(place.root, dataset)
-    weights = None
     PROCESS_STATE.forget()  # before another one is built
     if head is None or head.tip is None:
-        new = build_new_run(
-            spec,
-            manifest.features,
-            reading=manifest.reading,
-            code_folder=code_folder,
-            accelerator=accelerator,
-            telemetry=telemetry,
-        )
-        warm, of_model, weights = new.warm, new.identity, new.loaded
-        require_evaluations(spec, warm, dataset, place.root)
-        _warn(
-            telemetry,
-            oversized_batch_warning(dataset.train_examples, spec.train.global_batch_size),
-            stateful_layers_warning(warm.state.model, shuffle=spec.data.shuffle),
-        )
+        warm, of_model, weights = _build_new(call, manifest, accelerator, place)
     else:
+        weights = None
         warm, of_model = _build_state(spec, manifest, code_folder=code_folder, accelerator=accelerator, accept=accept)
     _require_extremes(call, head, warm, place)
     _note_environment(accelerator, telemetry)
@@ -258,6 +244,27 @@ def init_or_restore(call: InitOrRestoreCall, place: Place) -> Head:
     if spec.stages.train_segment.deployment is None or spec.stages.evaluate.deployment is None:
         PROCESS_STATE.keep(warm)  # another stage of this process uses it
     return head
+
+
+def _build_new(
+    call: InitOrRestoreCall, manifest: DatasetManifest, accelerator: Accelerator, place: Place
+) -> tuple[WarmState, dict[str, object], WeightsReport | None]:
+    """The state of a new run, the model's identity, and what was loaded into it."""
+    new = build_new_run(
+        call.spec,
+        manifest.features,
+        reading=manifest.reading,
+        code_folder=place.code_folder,
+        accelerator=accelerator,
+        telemetry=place.telemetry,
+    )
+    require_evaluations(call.spec, new.warm, call.dataset, place.root)
+    _warn(
+        place.telemetry,
+        oversized_batch_warning(call.dataset.train_examples, call.spec.train.global_batch_size),
+        stateful_layers_warning(new.warm.state.model, shuffle=call.spec.data.shuffle),
+    )
+    return new.warm, new.identity, new.loaded
 
 
 def _build_state(

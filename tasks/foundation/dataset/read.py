@@ -478,8 +478,7 @@ def training_dataset(
         shuffle: whether each epoch has another order; False: that of the source.
         functions: transforms of the examples and batches; None: examples as they were prepared.
         in_memory: whether all examples are decoded into memory first. The batches are the same.
-        worker: the dataset is for a host that runs no Python of Baton, and ends after its batches, which are the same;
-            see `read.py`. Only this process reads manifests.
+        worker: the dataset is for a host that runs no Python of Baton, and ends after its batches, which are the same.
 
     Returns:
         A deterministic tf.data.Dataset of (x,), (x, y) or (x, y, sample_weight), each tensor
@@ -493,58 +492,60 @@ def training_dataset(
     """
     _check_division(global_batch_size, host=host, hosts=hosts, local_replicas=local_replicas)
     manifest = load_manifest(storage, ref)
+    if in_memory and worker is not None:
+        raise AcceleratorError("data.cache: memory: the memory of this process is not that of another host; remove it")
     epoch = EpochLength(
         train_examples=manifest.train_examples, global_batch_size=global_batch_size, drop_remainder=drop_remainder
     )
-
+    first = first_batch * global_batch_size
     start = StreamStart(
-        seed=seed,
-        window_shards=window_shards,
-        first_example=first_batch * global_batch_size,
-        epoch_examples=epoch.examples,
-        shuffle=shuffle,
+        seed=seed, window_shards=window_shards, first_example=first, epoch_examples=epoch.examples, shuffle=shuffle
     )
-    per_host = global_batch_size // hosts
     # Parse several batches at once: for small ones, starting the operations would take most of the time.
-    if in_memory and worker is not None:
-        raise AcceleratorError("data.cache: memory: the memory of this process is not that of another host; remove it")
     decoded = decode_examples(storage, ref) if in_memory else None
     together = _GATHER_EXAMPLES if decoded else _examples_to_parse(storage, ref, manifest, window_shards)
     batches = max(1, together // global_batch_size)
 
-    def slices_of_host(records: Any) -> Any:
-        return tf.reshape(
-            tf.reshape(records, [batches, hosts, per_host])[:, host],
-            [batches * per_host],
-        )
-
-    chunk = batches * global_batch_size
-    planned = None
+    chunk, planned = batches * global_batch_size, None
     if worker is not None:  # whole chunks, so that the last planned batch is not lost with the remainder
         planned = PlannedRecords(root=worker.root, records=-(-worker.batches // batches) * chunk)
     dataset = training_records(storage, ref, manifest, start, chunk=chunk, decoded=decoded, planned=planned)
-    if functions is not None:
-        layout = Layout(
-            first_example=first_batch * global_batch_size,
-            chunk_batches=batches,
-            global_batch_size=global_batch_size,
-            host=host,
-            hosts=hosts,
-            local_replicas=local_replicas,
-        )
-        if decoded is None:
-            decoding = Decoding(
-                batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
-            )
-        else:
-            decoding = Decoding(batch=lambda rows: unflatten(decoded.take(rows)), one_by_one=False)
-        return finished(transformed_training(dataset, functions, decoding, layout, seed=seed))
+    layout = Layout(
+        first_example=first,
+        chunk_batches=batches,
+        global_batch_size=global_batch_size,
+        host=host,
+        hosts=hosts,
+        local_replicas=local_replicas,
+    )
+    if functions is None:
+        return finished(_untransformed(dataset, manifest, decoded, layout))
+    decoding = _decoding(manifest, decoded)
+    return finished(transformed_training(dataset, functions, decoding, layout, seed=seed))
+
+
+def _untransformed(dataset: Any, manifest: DatasetManifest, decoded: DecodedExamples | None, layout: Layout) -> Any:
+    """The per-replica batches of a host, from chunks of records or of rows in memory."""
+    batches, per_host = layout.chunk_batches, layout.global_batch_size // layout.hosts
+
+    def slices_of_host(records: Any) -> Any:
+        return tf.reshape(tf.reshape(records, [batches, layout.hosts, per_host])[:, layout.host], [batches * per_host])
+
     if decoded is None:
         dataset = parsed(dataset.map(slices_of_host), manifest, batches * per_host)
     else:
         take = tf.autograph.experimental.do_not_convert(lambda rows: unflatten(decoded.take(slices_of_host(rows))))
         dataset = dataset.map(take, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return finished(dataset.rebatch(per_host // local_replicas, drop_remainder=True))
+    return dataset.rebatch(per_host // layout.local_replicas, drop_remainder=True)
+
+
+def _decoding(manifest: DatasetManifest, decoded: DecodedExamples | None) -> Decoding:
+    """How transforms get examples from records, or from rows in memory."""
+    if decoded is None:
+        return Decoding(
+            batch=lambda records: unflatten(parse(records, manifest.features)), one_by_one=has_images(manifest)
+        )
+    return Decoding(batch=lambda rows: unflatten(decoded.take(rows)), one_by_one=False)
 
 
 def _check_division(batch: int, *, host: int, hosts: int, local_replicas: int) -> None:

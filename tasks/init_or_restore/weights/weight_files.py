@@ -28,8 +28,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tasks.foundation.checkpoint.bundle import PREFIX
-from tasks.foundation.checkpoint.bundle_errors import bundle_errors
+from tasks.foundation.checkpoint.files import PREFIX, bundle_errors
 from tasks.foundation.checkpoint.selection import read_selected
 from tasks.foundation.checkpoint.verify import fetch, read_manifest
 from tasks.foundation.contracts.checkpoint import CheckpointManifest, CheckpointRef, replica_key
