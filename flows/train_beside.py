@@ -1,6 +1,6 @@
 """A run that the command trains in its main thread, beside the flow run that Prefect records.
 
-A run that is continued does not wait for Prefect, and imports it only when the first steps are trained.
+It does not wait for Prefect, which is imported when the first steps are trained.
 """
 
 import functools
@@ -19,20 +19,16 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-def waits_for_flow_run(admitted: Admitted) -> bool:
-    """Whether a run waits for its flow run: a new run writes, and stages elsewhere are children of the flow run."""
-    return admitted.head is None or bool(admitted.run.spec.stages.remote())
-
-
 def flow_run_of_command(
-    admitted: Admitted, parameters: Mapping[str, object], *, wait_for_server: Callable[[], None]
+    admitted: Admitted, parameters: Mapping[str, object], *, connect: Callable[[], None], notes: Sink
 ) -> FlowRunBeside[RelayResult]:
-    """The flow run of a run that the command has opened and admitted; it begins when the server responds.
+    """The flow run of a run that the command has opened and admitted.
 
     Args:
         admitted: the run.
         parameters: those of `train_run`, which are shown on Prefect's page and not read again.
-        wait_for_server: returns when the server responds.
+        connect: returns when Prefect's server responds.
+        notes: is told what Prefect does not record.
     """
 
     def engine(body: "Callable[[], State[RelayResult]]") -> None:
@@ -53,7 +49,8 @@ def flow_run_of_command(
         with tags(*tags_of(spec)):
             flow(name=train_run.name, flow_run_name=name, validate_parameters=True)(work)(**parameters)
 
-    return FlowRunBeside(wait_for_server, engine)
+    # Stages in other processes are children of the flow run.
+    return FlowRunBeside(connect, engine, notes=notes, required=bool(admitted.run.spec.stages.remote()))
 
 
 def train_beside(
@@ -64,9 +61,6 @@ def train_beside(
     on_result: Callable[[RelayResult], None],
 ) -> None:
     """Train a run that the command has opened and admitted, beside the flow run that Prefect records.
-
-    A new run first waits for the flow run, so nothing is written if Prefect cannot be used. So does a run with stages
-    in other processes, which are its children.
 
     Args:
         admitted: the run.
@@ -81,12 +75,12 @@ def train_beside(
     def last_state(result: RelayResult) -> "State[RelayResult]":
         from flows.train_run import final_state
 
-        return final_state(result, admitted.run.spec, sinks)
+        return final_state(result, admitted.run.spec)
 
     def end(result: RelayResult) -> None:
         """Let Prefect record the last state while the last artifacts are made."""
         on_result(result)
-        flow_run.wait()
+        flow_run.wait_at_end()
         logger.flush()
         flow_run.end(lambda: last_state(result))
 
@@ -96,7 +90,7 @@ def train_beside(
             context=flow_run.context,
         )  # fmt: skip
 
-    if waits_for_flow_run(admitted):
+    if flow_run.required:
         flow_run.context().run(train)
     else:
         train()

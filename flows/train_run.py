@@ -138,18 +138,18 @@ def train_run(
         return Completed(name="Stopped", message=str(fault).splitlines()[0], data=str(fault))
     except BatonError as fault:
         return failed(fault)
-    return final_state(result, run.spec, logger)
+    if not prefect_responds():
+        # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
+        logger.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
+    return final_state(result, run.spec)
 
 
-def final_state(result: RelayResult, spec: RunSpec, telemetry: Sink) -> State[RelayResult]:
+def final_state(result: RelayResult, spec: RunSpec) -> State[RelayResult]:
     """The flow run's last state, whose message says where the run stands.
 
     Raises:
         MachineIsGoing: the machine is about to go.
     """
-    if not prefect_responds():
-        # The engine tries to record the last state, and then a failure to do so, each for a minute by its settings.
-        telemetry.emit(Note(text="Prefect is not responding; retrying for up to two minutes", warning=True))
     if result.exit_reason in MACHINE_GOES:
         raise MachineIsGoing(result.exit_reason)
     prefix = "validation_"

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,6 @@ from flows.commands.output import command_line, say_json
 from flows.facts import RunFacts
 from flows.launching.devices import import_stages, read_tip_ahead
 from flows.opened_run import Goal, Run, override_to_continue
-from flows.process.exit import skip_prefect_shutdown
 from flows.process.fast_imports import fast_imports
 from flows.process.standard_streams import has_temporary_home
 from flows.process.stop_signals import Terminated, stop_reason
@@ -97,48 +96,28 @@ def run(
 def _train(admitted: Admitted, parameters: Mapping[str, object], console: Console) -> RelayResult | None:
     """Train beside the flow run that Prefect records. Its embedded server starts while TensorFlow is imported.
 
-    A run that waits for its flow run imports Prefect first. Any other imports it when the first steps are trained.
-
     Returns:
         What the command reached; None if a signal came before the run had a checkpoint.
     """
     from flows.prefect_compat.prefect_startup import PrefectStart, set_quiet_defaults
-    from flows.train_beside import flow_run_of_command, train_beside, waits_for_flow_run
+    from flows.train_beside import flow_run_of_command, train_beside
 
     run, reached = admitted.run, list[RelayResult]()
     try:
         set_quiet_defaults()
         start = PrefectStart()
         read_tip_ahead(run.spec, run.home, admitted.head)
-        waits = waits_for_flow_run(admitted)
-        flow_run = flow_run_of_command(admitted, parameters, wait_for_server=start.wait if waits else start.respond)
-        with ExitStack() as stack:
-            with fast_imports():
-                console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
-                if has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
-                    console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
-                if waits:
-                    start.connect()
-                    import flows.train_run  # noqa: F401 - imports Prefect
-
-                    stack.enter_context(flow_run).begin()
-                else:
-                    start.check_beside()
-                import_stages(run.spec)
-            if not waits:
-                start.require_checked()
-                stack.enter_context(flow_run)
+        console.emit(Note(text=f"starting Prefect and TensorFlow; the home is {run.home.uri}"))
+        if has_temporary_home() and not {"PREFECT_HOME", "PREFECT_API_URL"} & os.environ.keys():
+            console.emit(Note(text=_TEMPORARY_RECORDS, warning=True))
+        with fast_imports():
+            import_stages(run.spec)
+        with flow_run_of_command(admitted, parameters, connect=start.connect, notes=console) as flow_run:
             train_beside(admitted, flow_run, console=console, on_result=reached.append)
     except (Terminated, KeyboardInterrupt) as fault:
         # Prefect has already recorded the flow run as crashed.
         reason = stop_reason(fault)
         return result_of_interrupted(run, admitted.goal, reason, since=admitted.head, telemetry=console)
-    except Exception as fault:
-        if not reached:
-            raise
-        # Prefect's API may be unreachable, or may have ended with this process. The checkpoints are committed anyway.
-        console.emit(Note(text=f"Prefect did not record the result: {fault}", warning=True))
-        skip_prefect_shutdown()
     return reached[-1]
 
 

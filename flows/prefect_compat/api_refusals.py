@@ -10,7 +10,7 @@ from tasks.foundation.messages import masked
 
 _SERVER_FAULT: Final = 500
 _TEMPORARY: Final = frozenset({408, 429})  # timeout, too many requests
-_REFUSED: Final = frozenset({401, 403})
+CREDENTIALS: Final = frozenset({401, 403})
 
 
 def require_temporary(fault: Exception) -> None:
@@ -23,7 +23,7 @@ def require_temporary(fault: Exception) -> None:
     if not isinstance(fault, PrefectHTTPStatusError):
         return
     code = fault.response.status_code
-    if code in _REFUSED:
+    if code in CREDENTIALS:
         url = masked(str(PREFECT_API_URL.value()))
         raise InvalidInput(
             f"PREFECT_API_URL = {url}: Prefect's API refuses the credentials (HTTP {code}). Set "

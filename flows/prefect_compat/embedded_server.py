@@ -52,7 +52,6 @@ _UNUSED: Final = (
 )
 # The line of a traceback that says what went wrong; SQLAlchemy's has more lines after it.
 _FAULT: Final = re.compile(r"[\w.]+(Error|Exception): ")
-_MIGRATE: Final = ("PREFECT_SERVER_DATABASE_MIGRATE_ON_START", "PREFECT_API_DATABASE_MIGRATE_ON_START")
 
 
 @dataclass(slots=True, eq=False)
@@ -70,12 +69,11 @@ class EmbeddedServer:
     log: IO[bytes] | None
 
     @classmethod
-    def start(cls, environment: Mapping[str, str] = os.environ, *, migrated: bool = False) -> "EmbeddedServer":
+    def start(cls, environment: Mapping[str, str] = os.environ) -> "EmbeddedServer":
         """Start the server; it does not respond yet.
 
         Args:
             environment: variables of its process.
-            migrated: whether its database is known to have all migrations; otherwise the server loads all of them.
 
         Raises:
             PrefectUnavailable: no port is free, or the process cannot be started.
@@ -88,7 +86,7 @@ class EmbeddedServer:
                 listener.set_inheritable(True)
                 process = start_child(
                     [sys.executable, "-P", os.fspath(_SCRIPT), str(listener.fileno())],
-                    env=_server_environment(environment, migrated=migrated),
+                    env=_server_environment(environment),
                     # No signal of the terminal reaches it: it must live until the flow run's last state is recorded.
                     process_group=0,
                     pass_fds=(listener.fileno(),),
@@ -196,9 +194,8 @@ def _require_loopback() -> None:
             ) from fault
 
 
-def _server_environment(environment: Mapping[str, str], *, migrated: bool = False) -> dict[str, str]:
-    names_of_unused = (*_UNUSED, _MIGRATE) if migrated else _UNUSED
-    unused = {names[0]: "false" for names in names_of_unused if not environment.keys() & set(names)}
+def _server_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    unused = {names[0]: "false" for names in _UNUSED if not environment.keys() & set(names)}
     return {**environment, **_SERVER_SETTINGS, **unused}
 
 

@@ -1,9 +1,13 @@
-"""A command's flow run, which Prefect records beside the work.
+"""A command's flow run, which Prefect records beside the work; recording is best effort.
 
-The work runs in the main thread, which alone receives signals. Another thread runs Prefect's engine: it waits for the
-server, creates the flow run, waits for the end of the work, and records how it ended. So the model is built, restored
-and traced while Prefect's server starts and answers its first requests. The thread begins when the first steps are
-trained, because it imports Prefect, and Python runs one thread at a time.
+The work runs in the main thread, which alone receives signals, and never waits for Prefect. Another thread connects
+with Prefect's server, runs Prefect's engine, which creates the flow run, waits for the end of the work, and records how
+it ended. The thread begins when the first steps are trained, because it imports Prefect, and Python runs one thread at
+a time. If there is no flow run, whatever the reason, one note says why, and the work goes on. When the work has ended,
+Prefect has a limited time to record the rest.
+
+Only stages in other processes need Prefect: they are children of the flow run, so the command waits for it, and ends
+with the reason if there is none.
 
 Relies on internals of Prefect 3.8.8: its engine also runs flows outside the main thread, and then handles no signals;
 and it logs a flow run's error with these loggers.
@@ -23,7 +27,7 @@ from flows.process.exit import skip_prefect_shutdown
 from flows.process.stop_signals import Terminated, is_clean_stop, stop_reason
 from tasks.foundation.errors import BatonError
 from tasks.foundation.messages import masked
-from tasks.foundation.telemetry.events import Event, Hung, Training
+from tasks.foundation.telemetry.events import Event, Hung, Note, Sink, Training
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -33,63 +37,69 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 # After a stop, Prefect has this long to record it: the machine may disappear.
 _STOP_SECONDS: Final = 10.0
+# So long has Prefect for each of two things when the work has ended: to create the flow run, and to record its end.
+_LAST_SECONDS: Final = 30.0
 # The flow run is not held back longer than this: a large model is built and traced for minutes.
 _LATEST_SECONDS: Final = 10.0
 
 _ENGINE_LOGGERS: Final = ("prefect.flow_runs", "prefect.engine")
 
 
-class NotRecorded(Exception):
-    """The work is done, but Prefect has not recorded it; the cause says why."""
-
-
 class FlowRunBeside(Generic[R]):
     """The flow run of the work in a block; use it as a context manager.
 
-    After a signal, the flow run ends as `Stopped`; after an error, as the engine would end it. If Prefect cannot create
-    the flow run, the block is interrupted as by SIGTERM, so that what is trained by then is committed, and Prefect's
-    error is raised in place of the stop.
+    After a signal, the flow run ends as `Stopped`; after an error, as the engine would end it.
 
     Attributes:
+        required: whether the work needs the flow run.
         logger: of the flow run; None until it has begun.
-        awaited: whether the work waits, or has waited, for the flow run to begin.
     """
 
     def __init__(
         self,
-        wait_for_server: Callable[[], None],
+        connect: Callable[[], None],
         engine: Callable[[Callable[[], "State[R]"]], object],
         *,
+        notes: Sink,
+        required: bool = False,
         latest_seconds: float = _LATEST_SECONDS,
+        last_seconds: float = _LAST_SECONDS,
     ) -> None:
         """Make no request yet.
 
         Args:
-            wait_for_server: returns when the server responds; may import Prefect.
+            connect: returns when the server responds, and raises if it cannot be used; may import Prefect.
             engine: calls the flow, whose function is the given one.
+            notes: is told what Prefect does not record.
+            required: whether the work needs the flow run. `context` raises why there is none, so no note says it.
             latest_seconds: the flow run begins after this time, unless `begin` is called before.
+            last_seconds: limit of the waits for Prefect when the work has ended.
         """
+        self.required = required
         self.logger: Log | None = None
-        self.awaited = False
-        self._wait_for_server = wait_for_server
+        self._connect = connect
         self._engine = engine
+        self._notes = notes
         self._latest_seconds = latest_seconds
+        self._last_seconds = last_seconds
         self._may_begin = threading.Event()
         self._context: contextvars.Context | None = None
+        self._connected = threading.Event()  # or it cannot be
         self._asked = False  # Prefect is being asked to create the flow run
         self._known = threading.Event()  # the flow run has begun, or never will
         self._ended = threading.Event()  # the work has ended
         self._lock = threading.Lock()
         self._outcome: Callable[[], State[R]] | None = None
         self._fault: BaseException | None = None  # of the work
-        self._unavailable: BaseException | None = None  # why the flow run could not begin
+        self._absent: BaseException | None = None  # why there is no flow run
         self._unrecorded: BaseException | None = None  # why Prefect did not record the outcome
         self._thread = threading.Thread(target=self._run, name="baton-flow-run", daemon=True)
 
     def __enter__(self) -> Self:
         try:
             self._thread.start()
-        except BaseException as fault:  # a signal, or a refusal that comes at once
+        except BaseException as fault:  # a signal
+            self._connected.set()
             self.__exit__(type(fault), fault, None)
             raise
         return self
@@ -98,21 +108,22 @@ class FlowRunBeside(Generic[R]):
         self, kind: type[BaseException] | None, fault: BaseException | None, where: TracebackType | None
     ) -> None:
         stopped = isinstance(fault, Terminated | KeyboardInterrupt)
-        if self._unavailable is not None and stopped:
-            raise self._unavailable
         with self._lock:
             if self._outcome is None:
                 self._fault = fault
             self._ended.set()
             asked = self._asked
         self.begin()
+        if not stopped:
+            self.wait_at_end()
         if asked or not stopped:  # a server that is not up yet delays no stop
-            self._thread.join(_STOP_SECONDS if stopped else None)
+            if self._absent is None:
+                self._thread.join(_STOP_SECONDS if stopped else self._last_seconds)
             if self._thread.is_alive():
                 skip_prefect_shutdown()
-        unrecorded = self._unavailable or self._unrecorded
-        if fault is None and unrecorded is not None:
-            raise NotRecorded(f"{type(unrecorded).__name__}: {unrecorded}") from unrecorded
+                self._unrecorded = self._unrecorded or TimeoutError(f"no response within {self._last_seconds:g} s")
+        if fault is None and self._absent is None and self._unrecorded is not None:
+            self._note(f"Prefect did not record the result: {_words(self._unrecorded)}")
 
     def begin(self) -> None:
         """Let Prefect create the flow run now."""
@@ -122,20 +133,21 @@ class FlowRunBeside(Generic[R]):
         """Wait until the flow run has begun, and return a copy of its context.
 
         Raises:
-            BaseException: why it could not begin.
+            BaseException: why there is no flow run.
         """
-        self.wait()
-        if self._context is None:
-            raise RuntimeError("the flow run did not begin") if self._unavailable is None else self._unavailable
-        return self._context.copy()  # only one thread at a time may be in a context
-
-    def wait(self) -> None:
-        """Wait until the flow run has begun, or it is known that it never will."""
-        if threading.current_thread() is threading.main_thread():
-            with self._lock:
-                self.awaited = True
+        if self.required:
             self.begin()
         self._known.wait()
+        if self._context is None:
+            raise RuntimeError("the flow run did not begin") if self._absent is None else self._absent
+        return self._context.copy()  # only one thread at a time may be in a context
+
+    def wait_at_end(self) -> None:
+        """The work has ended: wait until the flow run has begun, or it is known that it never will."""
+        self.begin()
+        self._connected.wait()  # which has limits of its own: a server may be starting
+        if not self._known.wait(self._last_seconds):
+            self._give_up(TimeoutError(f"no response within {self._last_seconds:g} s"))
 
     def end(self, outcome: Callable[[], "State[R]"]) -> None:
         """Say how the work ended. Prefect records it while the rest of the block runs.
@@ -159,22 +171,36 @@ class FlowRunBeside(Generic[R]):
         """The thread: everything of Prefect's engine."""
         self._may_begin.wait(self._latest_seconds)
         try:
-            if not self._stopped():
-                self._wait_for_server()
+            try:
+                if not self._stopped():
+                    self._connect()
+            finally:
+                self._connected.set()
             with self._lock:
                 if self._stopped():
                     return
                 self._asked = True
             self._engine(self._body)
-        except BaseException as fault:  # noqa: BLE001 - raised in the main thread
-            from prefect.exceptions import TerminationSignal
-
+        except BaseException as fault:  # noqa: BLE001 - a note says it, or `context` raises it
             if self._context is None:
-                self._refuse(fault)
-            elif not isinstance(fault, TerminationSignal):  # it ends the flow run of a machine that is going
+                self._give_up(fault)
+            elif not _is_termination(fault):  # it ends the flow run of a machine that is going
                 self._unrecorded = fault
         finally:
             self._known.set()
+
+    def _give_up(self, fault: BaseException) -> None:
+        """There is no flow run, and there will be none."""
+        with self._lock:
+            if self._absent is not None or self._context is not None:
+                return
+            self._absent = fault
+        if not self.required and not self._stopped():
+            self._note(f"this run is not recorded in Prefect: {_words(fault)}")
+        self._known.set()
+
+    def _note(self, text: str) -> None:
+        self._notes.emit(Note(text=text, warning=True))
 
     def _stopped(self) -> bool:
         return isinstance(self._fault, Terminated | KeyboardInterrupt)
@@ -186,7 +212,9 @@ class FlowRunBeside(Generic[R]):
 
         with suppress(MissingContextError):
             self.logger = get_run_logger()
-        self._context = contextvars.copy_context()
+        with self._lock:
+            if self._absent is None:
+                self._context = contextvars.copy_context()
         self._known.set()
         self._ended.wait()
         if self._outcome is not None:
@@ -196,22 +224,6 @@ class FlowRunBeside(Generic[R]):
         if isinstance(self._fault, BatonError):
             return failed(self._fault)
         raise _as_the_engine_knows_it(self._fault or RuntimeError("the work has no outcome"))
-
-    def _refuse(self, fault: BaseException) -> None:
-        """Keep why the flow run cannot begin, and interrupt the work."""
-        from flows.prefect_compat.api_refusals import require_temporary
-
-        try:
-            if isinstance(fault, Exception):
-                require_temporary(fault)  # creating the flow run is the first request that a wrong API key fails
-        except Exception as refused:  # noqa: BLE001 - raised in the main thread
-            fault = refused
-        with self._lock:
-            self._unavailable = fault
-            interrupts = not self.awaited and not self._ended.is_set()
-        main = threading.main_thread().ident
-        if interrupts and main is not None:
-            signal.pthread_kill(main, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +267,19 @@ def failed(fault: BatonError) -> "State[R]":
 
 def _without_known_errors(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], BatonError))
+
+
+def _words(fault: BaseException) -> str:
+    """Why something is not recorded, on one line."""
+    if isinstance(fault, BatonError):
+        return str(fault).splitlines()[0]
+    return masked(f"{type(fault).__name__}: {fault}".strip(": ").splitlines()[0])
+
+
+def _is_termination(fault: BaseException) -> bool:
+    from prefect.exceptions import TerminationSignal
+
+    return isinstance(fault, TerminationSignal)
 
 
 def _as_the_engine_knows_it(fault: BaseException) -> BaseException:

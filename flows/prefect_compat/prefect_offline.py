@@ -277,7 +277,10 @@ class PrefectTasks:
             return record.wait_for_stage()
 
         try:
-            flow_run = context()
+            try:
+                flow_run = context()
+            except BaseException:  # noqa: BLE001 - there is no flow run, which its owner reports
+                return
             self._flow_run_began = True
             from prefect import task
             from prefect.cache_policies import NO_CACHE
@@ -298,7 +301,11 @@ class PrefectTasks:
         return next((each for each in reversed(self._stages) if each.label in labels), None)
 
     def _report_slowness(self, record: _Record) -> None:
-        if not record.begun.is_set() and self._status.clock() - record.asked_at > _PATIENCE_SECONDS:
+        if (
+            self._flow_run_began
+            and not record.begun.is_set()
+            and self._status.clock() - record.asked_at > _PATIENCE_SECONDS
+        ):
             self._status.absent(record.telemetry)
 
 

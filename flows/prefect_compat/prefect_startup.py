@@ -1,28 +1,23 @@
 """Starts Prefect for a command: quiet defaults, a server that is configured, or the embedded one.
 
 A user's own settings win. `PrefectStart()` starts the embedded server before anything heavy is imported if it is
-certain that the command needs one; `connect` then imports Prefect, checks its settings and refuses what cannot be used;
-`wait` waits until the server responds. A command that does not wait for Prefect connects later; its settings and its
-server are checked in another process before (`check_beside`, `require_checked`).
+certain that the command needs one; `connect` later waits for it, or imports Prefect, reads its settings and asks the
+server that they name.
 
 Relies on `refresh_global_settings_context` of Prefect 3.8.8, which reads the environment again.
 """
 
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from flows.prefect_compat.check_prefect import REFUSED
 from flows.prefect_compat.embedded_server import SERVER_LEVEL, SILENT, TIMEOUT, EmbeddedServer
-from flows.prefect_compat.require_prefect import DATABASE_FILE, require_database, require_prefect
-from flows.process.children import start_child
-from tasks.foundation.contracts.stage_calls import ErrorReport
+from tasks.foundation.errors import PrefectUnavailable
 from tasks.foundation.machine.environment import quiet_tensorflow
 from tasks.foundation.machine.tpu import announce_tpu
+from tasks.foundation.messages import masked, message
 
 _PREFECT_DEFAULTS = {
     # Prefect's run logs go to its API; the console belongs to the command.
@@ -36,6 +31,7 @@ _PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+_ANSWER_SECONDS: Final = 20.0  # a server that needs longer counts as missing
 _LOOPBACK = "127.0.0.1,localhost"
 _API_URL: Final = "PREFECT_API_URL"
 _HOME: Final = "PREFECT_HOME"
@@ -61,85 +57,98 @@ class PrefectStart:
     """The start of Prefect in this process: with an embedded server, or with the one that is configured."""
 
     def __init__(self) -> None:
-        """Start the embedded server now if it is certain that one is needed. Prefect is not imported.
-
-        Raises:
-            PrefectUnavailable: the server's folder or its database cannot be used, or it cannot be started.
-        """
+        """Start the embedded server now if it is certain that one is needed. Prefect is not imported."""
         self._server: EmbeddedServer | None = None
-        self._check: subprocess.Popen[bytes] | None = None
-        self._home = home_of_certain_embedding(os.environ, Path.cwd())
-        if self._home is not None:
-            migrated = require_database(self._home / DATABASE_FILE, f"{_HOME} = {self._home}")
-            self._server = EmbeddedServer.start(migrated=migrated)
+        self._fault: PrefectUnavailable | None = None
+        if is_certainly_embedded(os.environ, Path.cwd()):
+            try:
+                self._server = EmbeddedServer.start()
+            except PrefectUnavailable as fault:  # raised to the one who needs it
+                self._fault = fault
 
-    def check_beside(self) -> None:
-        """Begin to check Prefect's settings and its server in another process, unless a server is embedded already."""
-        if self._home is None:
-            checkout = Path(__file__).parents[2]
-            search_path = os.pathsep.join(filter(None, (os.fspath(checkout), os.environ.get("PYTHONPATH"))))
-            self._check = start_child(
-                [sys.executable, "-P", "-m", "flows.prefect_compat.check_prefect"],
-                env={**os.environ, "PYTHONPATH": search_path},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-
-    def require_checked(self) -> None:
-        """Wait for the check.
+    def connect(self) -> None:
+        """Import Prefect and connect it with its server, which responds then.
 
         Raises:
             PrefectUnavailable: Prefect's settings or its server cannot be used.
             InvalidInput: the server refuses the credentials.
         """
-        if self._check is not None:
-            output, _ = self._check.communicate()
-            if self._check.returncode == REFUSED:
-                raise ErrorReport.model_validate_json(output).to_error()
-
-    def connect(self) -> None:
-        """Import Prefect and connect it with its server; an embedded one need not respond yet.
-
-        Raises:
-            PrefectUnavailable: Prefect's settings or its server cannot be used.
-        """
-        embedded = require_prefect(started_in=self._home)
-        if embedded is not None:
-            self._end()  # the settings say something else than expected
-        if embedded:
-            from prefect.settings import get_current_settings
-
-            settings = get_current_settings().to_environment_variables(exclude_unset=True)
-            self._server = EmbeddedServer.start({**os.environ, **settings})
-        if self._server is not None:
-            _use_server(self._server.api_url)
-
-    def wait(self) -> None:
-        """Wait until the embedded server responds, if there is one.
-
-        Raises:
-            PrefectUnavailable: it did not start.
-        """
+        if self._fault is not None:
+            raise self._fault
+        if self._server is None:
+            self._server = _server_of_settings()
         if self._server is not None:
             self._server.wait()
-
-    def respond(self) -> None:
-        """Connect, and wait until the server responds.
-
-        Raises:
-            PrefectUnavailable: Prefect's settings or its server cannot be used.
-        """
-        self.connect()
-        self.wait()
-
-    def _end(self) -> None:
-        if self._server is not None:
-            self._server.end()
-            self._server = None
+            _use_server(self._server.api_url)
 
 
-def home_of_certain_embedding(environment: Mapping[str, str], folder: Path) -> Path | None:
-    """Where Prefect would keep the database of an embedded server, if nothing is set that could change this.
+def _server_of_settings() -> EmbeddedServer | None:
+    """The embedded server that Prefect's settings ask for; None if they name a server, which responds."""
+    try:
+        from prefect.settings import get_current_settings
+
+        settings = get_current_settings()
+    except ValueError as fault:  # from pydantic or TOML: the environment, a profile or prefect.toml
+        why = next((line.strip() for line in str(fault).splitlines()[1:] if line.strip()), str(fault))
+        raise PrefectUnavailable(
+            message(
+                f"Prefect's settings cannot be read: {why}",
+                hints=["correct the environment variables PREFECT_..., PREFECT_HOME/profiles.toml or prefect.toml"],
+            )
+        ) from fault
+    if settings.api.url:
+        _require_server(settings.api.url)
+        return None
+    if not settings.server.ephemeral.enabled:
+        raise PrefectUnavailable(
+            message(
+                "PREFECT_API_URL is not set, and PREFECT_SERVER_EPHEMERAL_ENABLED = false disables the embedded server",
+                hints=["set PREFECT_API_URL to a server, or unset PREFECT_SERVER_EPHEMERAL_ENABLED"],
+            )
+        )
+    return EmbeddedServer.start({**os.environ, **settings.to_environment_variables(exclude_unset=True)})
+
+
+def _require_server(url: str) -> None:
+    """Ask a server once, without retries: any web page may answer 200, but only Prefect answers this, to a known user.
+
+    Raises:
+        PrefectUnavailable: no Prefect server responds there.
+        InvalidInput: it refuses the credentials.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    from flows.prefect_compat.api_refusals import CREDENTIALS, require_temporary
+
+    limits = {"timeout": _ANSWER_SECONDS}
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(limits, sync_client=True) as client:
+            client.read_flows(limit=1)
+    except (httpx.HTTPError, httpx.InvalidURL, PrefectHTTPStatusError, OSError, ValueError, RuntimeError) as fault:
+        why = f"{type(fault).__name__}: {fault}".splitlines()[0]
+        if isinstance(fault, PrefectHTTPStatusError):
+            code = fault.response.status_code
+            if code in CREDENTIALS:
+                require_temporary(fault)
+            why = f"HTTP {code}"
+        elif isinstance(fault, httpx.TimeoutException):
+            why = f"no response within {_ANSWER_SECONDS:g} s"
+        raise PrefectUnavailable(
+            message(
+                f"PREFECT_API_URL = {masked(url)}: no Prefect server responds there ({masked(why)})",
+                hints=[
+                    "start the server, or correct the address, as http://HOST:4200/api",
+                    "or unset PREFECT_API_URL to use the server that is embedded in the command",
+                ],
+            )
+        ) from fault
+
+
+def is_certainly_embedded(environment: Mapping[str, str], folder: Path) -> bool:
+    """Whether nothing is set that could name a server or change the embedded one; otherwise only Prefect can tell.
 
     Reading Prefect's settings takes a second of imports. Most commands have none, and a look at the places where
     settings can be is enough.
@@ -147,22 +156,21 @@ def home_of_certain_embedding(environment: Mapping[str, str], folder: Path) -> P
     Args:
         environment: variables of this process.
         folder: the working folder.
-
-    Returns:
-        PREFECT_HOME; None if only Prefect itself can tell whether a server is configured.
     """
     for name in (name for name, value in environment.items() if value):
         upper = name.upper()  # Prefect's settings ignore the case
         known = upper == _HOME or upper in _PREFECT_DEFAULTS or upper.startswith(_UNRELATED)
         if upper.startswith("PREFECT_") and not known:
-            return None
+            return False
     home = Path(environment.get(_HOME) or "~/.prefect").expanduser()
     pyproject = folder / "pyproject.toml"
-    if pyproject.is_file() and "tool.prefect" in pyproject.read_text(encoding="utf-8", errors="replace"):
-        return None
-    if any(file.exists() for file in (home / "profiles.toml", folder / "prefect.toml", folder / ".env")):
-        return None
-    return home if home.is_absolute() else None
+    try:
+        if pyproject.is_file() and "tool.prefect" in pyproject.read_text(encoding="utf-8", errors="replace"):
+            return False
+        files = (home / "profiles.toml", folder / "prefect.toml", folder / ".env")
+        return home.is_absolute() and not any(file.exists() for file in files)
+    except OSError:
+        return False
 
 
 def _use_server(api_url: str) -> None:

@@ -2,13 +2,16 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 from uuid import UUID
 
 from tasks.foundation.contracts.run_spec import RunSpec
 from tasks.foundation.messages import counted, shown, shown_lines
 from tasks.foundation.telemetry.events import Committed, Evaluated, Event, Hung, Note, Sink
 
+_MOST_WAITING: Final = 1000
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
@@ -37,7 +40,8 @@ class PrefectRunLogger:
             flow_logger = lambda: current  # noqa: E731
         self._flow_logger = flow_logger
         self._logger_of_stage = logger_of_stage
-        self._waiting: list[tuple[int, str]] = []  # what came before the flow run began
+        # What came before the flow run began, which it may never do.
+        self._waiting: deque[tuple[int, str]] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
@@ -63,7 +67,7 @@ class PrefectRunLogger:
         with self._lock:
             if logger is not None:
                 while self._waiting:
-                    logger.log(*self._waiting.pop(0))
+                    logger.log(*self._waiting.popleft())
 
     def _log(self, level: int, text: str) -> None:
         self.flush()

@@ -1,11 +1,15 @@
 """`baton run` with a real Prefect server and with the embedded one."""
 
+import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.checkout import CHECKOUT
+from tests.support.homes import head_of
 from tests.support.prefect_server import baton, environment_with, post
 from tests.support.shipped_runs import run_file, settings
 from tests.support.unknown_user import can_become_unknown, command_of_unknown_user
@@ -115,8 +120,8 @@ def test_first_run_prints_no_noise_and_repeats_nothing(tmp_path: Path) -> None:
         environment | {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "NOTED_IMPORTS": str(noted)}, *words
     )
     assert code == 0, seen[-3000:]
-    # The main thread imports Prefect before the flow run's thread starts; stages and artifacts have other threads.
-    assert set(noted.read_text().split()) == {"MainThread", "baton-flow-run"}
+    # Stages and artifacts have threads of their own, which wait for the flow run.
+    assert set(noted.read_text().split()) == {"baton-flow-run"}
     assert NOISE.findall(seen) == []
     assert "committed" in seen
     assert "examples/s" in seen
@@ -147,16 +152,74 @@ def test_refused_model_exits_2_with_one_paragraph(server: str, tmp_path: Path) -
     assert not (folder / "runs" / "mine").exists()
 
 
-def test_unusable_server_is_refused_before_a_run_goes_on(
-    train_without_prefect: Callable[..., Any], tmp_path: Path
-) -> None:
-    train_without_prefect("digits", tmp_path / "runs", "--until-step", "13")
-    before = sorted((tmp_path / "runs").rglob("*"))
+@contextmanager
+def server_without_answers() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        yield f"http://127.0.0.1:{mute.getsockname()[1]}/api"
+
+
+@contextmanager
+def server_with_faults() -> Iterator[str]:
+    """Answers 500 to every request."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(500)
+
+        do_POST = do_GET  # noqa: N815 - http.server's name
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/api"
+        server.shutdown()
+
+
+UNUSABLE: dict[str, tuple[Callable[[], AbstractContextManager[str]], str]] = {
+    "missing": (lambda: nullcontext("http://127.0.0.1:9/api"), "no Prefect server responds there (ConnectError"),
+    "hanging": (server_without_answers, "no Prefect server responds there (no response within 20 s)"),
+    "faulty": (server_with_faults, "no Prefect server responds there (HTTP 500)"),
+    "unreadable": (lambda: nullcontext("http://[bad"), "Prefect's settings cannot be read: "),
+    "no home": (lambda: nullcontext(""), "Prefect's embedded server does not start: "),
+}
+
+
+@pytest.fixture(scope="module")
+def digest(train_without_prefect: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state digest of the short digits run."""
+    return str(train_without_prefect("digits", tmp_path_factory.mktemp("straight")).result["state_digest"])
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_run_without_a_usable_prefect_costs_one_note(kind: str, digest: str, tmp_path: Path) -> None:
+    serve, why = UNUSABLE[kind]
+    with serve() as url:
+        environment = environment_with(tmp_path / "prefect", PREFECT_API_URL=url)
+        if kind == "no home":
+            environment |= {"PREFECT_HOME": os.devnull}
+        done = baton(environment, "run", str(run_file("digits")), *settings("digits", tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    (note,) = [line for line in done.stdout.splitlines() if "Prefect" in line and "starting Prefect" not in line]
+    assert "this run is not recorded in Prefect: " in note
+    assert why in note
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Done: digits-cnn is at step 60 of 60" in done.stdout
+    head = head_of(tmp_path / "runs" / "digits-cnn")
+    assert head is not None
+    assert head.tip is not None
+    assert head.tip.state_digest == digest
+
+
+def test_stages_in_other_processes_need_prefect(tmp_path: Path) -> None:
     environment = environment_with(tmp_path / "prefect", PREFECT_API_URL="http://127.0.0.1:9/api")
-    refused = baton(environment, "run", str(run_file("digits")), *settings("digits", tmp_path / "runs"))
+    words = settings("digits", tmp_path / "runs", extra=["stages.train_segment=train-segment/docker"])
+    refused = baton(environment, "run", str(run_file("digits")), *words)
     assert refused.returncode == 2
-    assert "PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server is reachable" in refused.stderr
-    assert sorted((tmp_path / "runs").rglob("*")) == before
+    assert "PREFECT_API_URL = http://127.0.0.1:9/api: no Prefect server responds there" in refused.stderr
+    assert "hint: start the server" in refused.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_commit_beside_the_training_is_a_task_run_of_its_own(server: str, tmp_path: Path) -> None:

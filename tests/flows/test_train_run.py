@@ -62,18 +62,16 @@ def test_flow_run_that_trains_is_named_after_its_target(tmp_path: Path, monkeypa
     assert train_run.flow_run_name() == "digits → epoch 3"
 
 
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("remote", [True, False])
 def test_command_trains_the_admitted_run_beside_its_flow_run(
-    is_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flow trains what the command has opened and admitted; only a new run waits for Prefect."""
+    """The flow trains what the command has opened and admitted; only one with remote stages waits for Prefect."""
     fake = run_with_code(tmp_path)
-    name = "new" if is_new else fake.name
-    run = Run.open(load_run_file(fake.run_file(), [f"run={name}"]))
+    run = Run.open(load_run_file(fake.run_file(), ["stages.evaluate=evaluate/docker"] if remote else []))
     recorder, results, relayed = EventRecorder(), [], []
     admitted = admit(run, Goal.of(run.spec, until_step=150), telemetry=recorder)
     assert isinstance(admitted, Admitted)
-    assert (admitted.head is None) == is_new
     reached = SimpleNamespace(exit_reason="until_step", metrics={}, step=150, target=400, epoch=None, stopped=False)
     server, begun = threading.Event(), threading.Event()
 
@@ -90,14 +88,14 @@ def test_command_trains_the_admitted_run_beside_its_flow_run(
     monkeypatch.setattr(module, "load_run_file", lambda *_: pytest.fail("the run file is read again"))
     monkeypatch.setattr(module, "admit", lambda *_, **__: pytest.fail("the run is admitted again"))
     monkeypatch.setattr(recorded_relay, "relay", relay)
-    monkeypatch.setattr(module, "prefect_responds", lambda: True)
-    if is_new:
+    monkeypatch.setattr(recorded_relay, "runner_for", lambda *_, **__: None)
+    if remote:
         server.set()
 
-    def wait_for_server() -> None:
+    def connect() -> None:
         server.wait()
 
-    with FlowRunBeside[Any](wait_for_server, engine) as flow_run:
+    with FlowRunBeside[Any](connect, engine, notes=recorder, required=remote) as flow_run:
         train_beside(admitted, flow_run, console=recorder, on_result=results.append)
-    assert (relayed, results) == ([(admitted, is_new)], [reached])
-    assert [(state.name, state.message) for state in states] == [("Completed", f"{name} is at step 150 of 400")]
+    assert (relayed, results) == ([(admitted, remote)], [reached])
+    assert [(state.name, state.message) for state in states] == [("Completed", f"{fake.name} is at step 150 of 400")]

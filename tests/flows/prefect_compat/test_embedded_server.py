@@ -141,13 +141,11 @@ def test_its_settings_are_those_of_prefects_own(monkeypatch: pytest.MonkeyPatch)
     assert {name for name in added if name.startswith("PREFECT__")} <= dict(expected).keys()
 
 
-@pytest.mark.parametrize("names", [*embedded_server._UNUSED, embedded_server._MIGRATE])
+@pytest.mark.parametrize("names", embedded_server._UNUSED)
 def test_the_user_can_have_what_is_left_out(names: tuple[str, str]) -> None:
-    silent = embedded_server._server_environment({}, migrated=True)
-    assert silent[names[0]] == "false"
-    assert (names[0] in embedded_server._server_environment({})) == (names != embedded_server._MIGRATE)
+    assert embedded_server._server_environment({})[names[0]] == "false"
     for name in names:
-        chosen = embedded_server._server_environment({name: "true"}, migrated=True)
+        chosen = embedded_server._server_environment({name: "true"})
         assert {key: value for key, value in chosen.items() if key in names} == {name: "true"}
 
 

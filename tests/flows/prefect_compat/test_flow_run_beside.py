@@ -1,4 +1,4 @@
-"""The work does not wait for Prefect; Prefect records how it ended, or the command learns that it cannot."""
+"""The work does not wait for Prefect; Prefect records how it ended, or one note says why it does not."""
 
 import signal
 import threading
@@ -9,11 +9,11 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
-from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside, NotRecorded
-from flows.process.stop_signals import Terminated, sigterm_raises
+from flows.prefect_compat.flow_run_beside import BeginsWithTraining, FlowRunBeside
+from flows.process.stop_signals import Terminated
 from tasks.foundation.errors import ModelError, PrefectUnavailable, StoreUnreachable
 from tasks.foundation.telemetry.events import Note, Training
-from tests.support.watching import wait_until
+from tests.support.event_recorder import EventRecorder
 
 A_LONG_TIME = 60.0
 REFUSED = PrefectUnavailable("no server")
@@ -63,12 +63,31 @@ def waits_for(event: threading.Event) -> Callable[[], None]:
     return wait
 
 
+def beside(
+    connect: Callable[[], None],
+    engine: FakeEngine,
+    *,
+    recorder: EventRecorder | None = None,
+    required: bool = False,
+    latest_seconds: float = A_LONG_TIME,
+    last_seconds: float = A_LONG_TIME,
+) -> FlowRunBeside[None]:
+    return FlowRunBeside(
+        connect, engine, notes=recorder or EventRecorder(), required=required,
+        latest_seconds=latest_seconds, last_seconds=last_seconds,
+    )  # fmt: skip
+
+
+def notes_of(recorder: EventRecorder) -> list[str]:
+    return [event.text for event in recorder.events if isinstance(event, Note)]
+
+
 def test_work_does_not_wait_for_the_server() -> None:
     server, engine = threading.Event(), FakeEngine()
-    with FlowRunBeside[None](waits_for(server), engine) as flow_run:
+    with beside(waits_for(server), engine) as flow_run:
         assert not engine.begun
         server.set()
-        flow_run.wait()
+        flow_run.wait_at_end()
         assert engine.begun
         flow_run.end(lambda: Completed(message="done"))
     assert [state.message for state in engine.states] == ["done"]
@@ -76,7 +95,7 @@ def test_work_does_not_wait_for_the_server() -> None:
 
 def test_flow_run_begins_with_the_first_steps() -> None:
     asked = threading.Event()
-    with FlowRunBeside[None](asked.set, FakeEngine(), latest_seconds=A_LONG_TIME) as flow_run:
+    with beside(asked.set, FakeEngine(), latest_seconds=A_LONG_TIME) as flow_run:
         sink = BeginsWithTraining(flow_run)
         sink.emit(Note(text="building"))
         assert not asked.is_set()
@@ -87,14 +106,14 @@ def test_flow_run_begins_with_the_first_steps() -> None:
 
 def test_flow_run_is_not_held_back_for_long() -> None:
     asked, engine = threading.Event(), FakeEngine()
-    with FlowRunBeside[None](asked.set, engine, latest_seconds=0.01) as flow_run:
+    with beside(asked.set, engine, latest_seconds=0.01) as flow_run:
         assert asked.wait(A_LONG_TIME)
         flow_run.end(Completed)
     assert [state.name for state in engine.states] == ["Completed"]
 
 
 def test_a_context_is_given_to_every_thread_that_asks() -> None:
-    with FlowRunBeside[None](respond, FakeEngine()) as flow_run:
+    with beside(respond, FakeEngine(), latest_seconds=0.0) as flow_run:
         outer = flow_run.context()
         assert outer.run(lambda: flow_run.context().run(lambda: "within")) == "within"
         flow_run.end(Completed)
@@ -102,61 +121,65 @@ def test_a_context_is_given_to_every_thread_that_asks() -> None:
 
 def wait_and_raise(flow_run: FlowRunBeside[None], fault: BaseException) -> None:
     with flow_run:
-        flow_run.wait()
+        flow_run.wait_at_end()
         raise fault
 
 
-def work_for_long(flow_run: FlowRunBeside[None], working: threading.Event, interrupted: list[bool]) -> None:
-    with flow_run:
-        try:
-            working.set()
-            # Short waits: Python handles a signal that comes just before a wait after it.
-            wait_until(lambda: False)
-        except Terminated:
-            interrupted.append(True)
-            raise
+@pytest.mark.parametrize("where", ["server", "flow run"])
+def test_work_without_a_flow_run_goes_on_and_one_note_says_why(where: str) -> None:
+    engine, recorder = FakeEngine(before=REFUSED), EventRecorder()
+    connect = refuse if where == "server" else respond
+    with beside(connect, engine, recorder=recorder, latest_seconds=0.0) as flow_run:
+        with pytest.raises(PrefectUnavailable):
+            flow_run.context()  # what records stages and artifacts ends with it
+        flow_run.wait_at_end()
+        flow_run.end(Completed)
+    assert engine.begun == (where == "flow run")
+    assert notes_of(recorder) == ["this run is not recorded in Prefect: no server"]
 
 
-def test_a_refusal_that_comes_at_once_is_raised() -> None:
-    with sigterm_raises(), pytest.raises(PrefectUnavailable, match="no server"):
-        work_for_long(FlowRunBeside(refuse, FakeEngine(), latest_seconds=0.0), threading.Event(), [])
+def test_server_that_never_answers_is_given_up_after_the_work() -> None:
+    answers, recorder = threading.Event(), EventRecorder()
+
+    def engine(_body: Callable[[], State[None]]) -> None:
+        answers.wait()
+
+    with FlowRunBeside[None](respond, engine, notes=recorder, last_seconds=0.1) as flow_run:
+        flow_run.wait_at_end()
+        flow_run.end(Completed)
+    assert notes_of(recorder) == ["this run is not recorded in Prefect: TimeoutError: no response within 0.1 s"]
+    answers.set()
 
 
-@pytest.mark.parametrize("when", ["server", "flow run"])
-def test_a_refusal_interrupts_the_work_and_is_raised(when: str) -> None:
-    engine, working, interrupted = FakeEngine(before=REFUSED), threading.Event(), list[bool]()
+def test_end_that_is_not_recorded_in_time_is_a_note() -> None:
+    answers, recorder = threading.Event(), EventRecorder()
 
-    def wait_for_server() -> None:
-        working.wait()
-        if when == "server":
-            raise REFUSED
+    def engine(body: Callable[[], State[None]]) -> None:
+        body()
+        answers.wait()
 
-    flow_run = FlowRunBeside[None](wait_for_server, engine, latest_seconds=0.0)
-    with sigterm_raises(), pytest.raises(PrefectUnavailable, match="no server"):
-        work_for_long(flow_run, working, interrupted)
-    assert interrupted == [True]
-    assert engine.begun == (when == "flow run")
+    with FlowRunBeside[None](respond, engine, notes=recorder, latest_seconds=0.0, last_seconds=0.1) as flow_run:
+        flow_run.context()
+        flow_run.end(Completed)
+    assert notes_of(recorder) == ["Prefect did not record the result: TimeoutError: no response within 0.1 s"]
+    answers.set()
 
 
-def test_work_that_waits_for_the_flow_run_is_not_interrupted() -> None:
-    def refuse_later() -> None:
-        wait_until(lambda: flow_run.awaited)
-        raise REFUSED
-
-    flow_run = FlowRunBeside[None](refuse_later, FakeEngine())
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("interrupted"))
-    try:
-        with pytest.raises(PrefectUnavailable), flow_run:
-            flow_run.context()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_work_that_needs_its_flow_run_learns_why_there_is_none() -> None:
+    recorder = EventRecorder()
+    with (
+        pytest.raises(PrefectUnavailable, match="no server"),
+        beside(refuse, FakeEngine(), recorder=recorder, required=True) as flow_run,
+    ):
+        flow_run.context()
+    assert notes_of(recorder) == []
 
 
 @pytest.mark.parametrize("when", [0.0, A_LONG_TIME])
 @pytest.mark.parametrize("stop", [Terminated, KeyboardInterrupt])
 def test_a_stop_before_the_server_responds_waits_for_nothing(stop: type[BaseException], when: float) -> None:
     server, engine = threading.Event(), FakeEngine()
-    with pytest.raises(stop), FlowRunBeside[None](waits_for(server), engine, latest_seconds=when):
+    with pytest.raises(stop), beside(waits_for(server), engine, latest_seconds=when):
         raise stop
     server.set()
     wait_for_recording()
@@ -179,7 +202,7 @@ def failed_while_stopping(stop: BaseException) -> BaseException:
 def test_error_that_nobody_expects_is_the_engines(fault: BaseException, recorded: type[BaseException]) -> None:
     engine = FakeEngine()
     with pytest.raises(type(fault)) as raised:
-        wait_and_raise(FlowRunBeside(respond, engine), fault)
+        wait_and_raise(beside(respond, engine), fault)
     assert raised.value is fault
     assert [type(each) for each in engine.faults] == [recorded]
 
@@ -187,7 +210,7 @@ def test_error_that_nobody_expects_is_the_engines(fault: BaseException, recorded
 def test_refused_flow_run_has_its_error_on_one_line() -> None:
     engine, fault = FakeEngine(), ModelError("wrong\nhint: correct it")
     with pytest.raises(ModelError):
-        wait_and_raise(FlowRunBeside(respond, engine), fault)
+        wait_and_raise(beside(respond, engine), fault)
     assert engine.faults == []
     assert [(state.is_failed(), state.message, state.data) for state in engine.states] == [
         (True, "ModelError: wrong; hint: correct it", fault)
@@ -198,18 +221,19 @@ def test_refused_flow_run_has_its_error_on_one_line() -> None:
 def test_flow_run_of_stopped_work_has_not_crashed(stop: BaseException, reason: str) -> None:
     engine = FakeEngine()
     with pytest.raises(type(stop)):
-        wait_and_raise(FlowRunBeside(respond, engine), stop)
+        wait_and_raise(beside(respond, engine), stop)
     assert [(state.name, state.is_completed()) for state in engine.states] == [("Stopped", True)]
     assert str(engine.states[0].message).startswith(f"{reason}: ")
 
 
-def test_a_result_that_prefect_does_not_record_is_reported() -> None:
-    engine = FakeEngine(after=ConnectionError("refused"))
-    with (
-        pytest.raises(NotRecorded, match="ConnectionError: refused"),
-        FlowRunBeside[None](respond, engine) as flow_run,
-    ):
+def test_a_result_that_prefect_does_not_record_is_a_note() -> None:
+    recorder = EventRecorder()
+    with beside(
+        respond, FakeEngine(after=ConnectionError("refused")), recorder=recorder, latest_seconds=0.0
+    ) as flow_run:
+        flow_run.context()
         flow_run.end(Completed)
+    assert notes_of(recorder) == ["Prefect did not record the result: ConnectionError: refused"]
 
 
 def test_a_machine_that_is_going_is_no_failure_to_record() -> None:
@@ -217,6 +241,6 @@ def test_a_machine_that_is_going_is_no_failure_to_record() -> None:
         raise TerminationSignal(signal.SIGTERM)
 
     engine = FakeEngine()
-    with FlowRunBeside[None](respond, engine) as flow_run:
+    with beside(respond, engine) as flow_run:
         flow_run.end(crash)
     assert [type(each) for each in engine.faults] == [TerminationSignal]
